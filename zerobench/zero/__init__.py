@@ -1,0 +1,81 @@
+"""The engine: ZeRO stages 1, 2 and 3 on plain nn.Modules. Depends on torch alone.
+
+    engine = zerobench.initialize(model, torch.optim.AdamW(model.parameters(), fused=True), strategy="zero2")
+    for inputs in data:
+        loss = engine(*inputs)
+        engine.backward(loss)
+        engine.step()
+
+Read layout.py and unit.py for the tensors, strategy.py for the life of a unit, then stage1.py (P_os),
+stage2.py (P_os+g) and stage3.py (P_os+g+p).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from .comm import connect
+from .segments import check_optimizer
+from .stage1 import Stage1
+from .stage2 import Stage2
+from .stage3 import Stage3
+from .strategy import Options, Strategy
+
+STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3}
+
+__all__ = ["STAGES", "Options", "Strategy", "initialize"]
+
+
+def initialize(
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    strategy: str = "zero2",
+    *,
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> Strategy:
+    """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
+
+    `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step. The
+    engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
+    `group`: by default the default process group; without one, a world of one rank.
+    `options`: the fields of `Options` (bucket_bytes, prefetch, units, broadcast_buffers, elementwise).
+
+    The model's values are rank 0's afterwards. Raises ValueError, with a sentence, for what cannot be sharded.
+    """
+    if strategy not in STAGES:
+        raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(strategy, list(STAGES))}")
+    known = [one.name for one in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"{name}: no such option{_nearest(name, known)}")
+    chosen = Options(**options)
+    _check(model, optimizer, chosen)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return STAGES[strategy](model, optimizer, connect(group, device), chosen)
+
+
+def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> None:
+    if options.bucket_bytes < 1024:
+        raise ValueError(f"bucket_bytes: {options.bucket_bytes} is too small; use at least 1024")
+    if options.prefetch < 0:
+        raise ValueError(f"prefetch: {options.prefetch} is negative; use 0 or more units")
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes float32 or float64 so far")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+    check_optimizer(optimizer, trainable, options.elementwise)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    return (f"; did you mean {near[0]}?" if near else "") + f" (valid: {', '.join(known)})"

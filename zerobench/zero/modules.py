@@ -1,0 +1,53 @@
+"""What stage 3 needs to know of modules: which are units, which tensors they return, when they recompute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+
+def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
+    without one, those of every outermost nn.Sequential."""
+    return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
+
+
+def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+    inside: set[nn.Module] = set()  # everything below an element that was found
+    found: list[tuple[str, nn.Module]] = []
+    for path, module in root.named_modules():
+        if isinstance(module, container) and module not in inside:
+            for name, child in module.named_children():
+                found.append((f"{path}.{name}" if path else name, child))
+                inside.update(child.modules())
+    return found
+
+
+def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[str, nn.Module]]:
+    """The chosen modules with their names. Raises ValueError for one that is not part of the model."""
+    names = {module: name for name, module in root.named_modules()}
+    for module in chosen:
+        if module not in names or module is root:
+            raise ValueError(f"units: {type(module).__name__} is not a submodule of the model")
+    return [(name, module) for module, name in names.items() if module in set(chosen)]
+
+
+def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output that backward will pass; looks into containers and dataclasses."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad:
+                yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for one in dataclasses.fields(leaf):
+                yield from tensors_that_require_grad(getattr(leaf, one.name))
+
+
+def inside_backward() -> bool:
+    """Whether autograd is at work: a module that runs now is being recomputed. (torch-private, tested.)"""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,56 @@
+"""Who is next: the order in which units are used, recorded in one forward and looked ahead in by the next.
+
+A *use* is a unit's module being run; its number is its place in the list. Backward passes the uses in
+reverse. Every rank must run its units in the same order; then all ranks gather and reduce in one order.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+U = TypeVar("U")
+
+
+class UnitOrder(Generic[U]):
+    """Uses since the last backward, and those of the last complete forward to look ahead in."""
+
+    def __init__(self) -> None:
+        self.uses: list[U] = []
+        self._previous: list[U] = []
+        self._start = 0  # where the present forward starts in `uses`
+
+    def begin_forward(self) -> None:
+        """A forward starts; several may come before one backward."""
+        self._start = len(self.uses)
+
+    def record(self, unit: U) -> int:
+        """Notes a use of `unit` and returns its number."""
+        self.uses.append(unit)
+        return len(self.uses) - 1
+
+    def end_backward(self) -> None:
+        """The backward is over: what was recorded is now the past to learn from."""
+        if self.uses:
+            self._previous = self.uses[self._start :]
+        self.uses, self._start = [], 0
+
+    def ahead(self, use: int, depth: int) -> list[U]:
+        """Up to `depth` units that came after this use in the last forward, if that went the same way so far."""
+        place = use - self._start
+        if self._previous[place : place + 1] != self.uses[use : use + 1]:
+            return []
+        return self._previous[place + 1 : place + 1 + depth]
+
+    def behind(self, use: int, depth: int) -> list[U]:
+        """Up to `depth` units that backward will come to after this use, nearest first."""
+        return self.uses[max(0, use - depth) : use][::-1]
+
+    def passed(self, use: int) -> list[U]:
+        """Units whose uses all lie after this one, last first: backward is done with them when it gets here."""
+        still_to_come = set(self.uses[: use + 1])
+        return [unit for unit in dict.fromkeys(reversed(self.uses[use + 1 :])) if unit not in still_to_come]
+
+    def only_use(self, unit: U) -> int | None:
+        """The number of the unit's use if it has just one."""
+        places = [number for number, used in enumerate(self.uses) if used is unit]
+        return places[0] if len(places) == 1 else None

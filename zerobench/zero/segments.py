@@ -1,0 +1,103 @@
+"""The optimizer's view of the shards: one segment (parameter ∩ shard) a parameter.
+
+One flat tensor as *the* parameter would be simpler and wrong: parameters without a gradient would decay
+and count steps, and parameter groups would lose their meaning. Segments keep both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .layout import Segment
+from .unit import Unit
+
+ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
+    optim.Adagrad, optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+)  # fmt: skip
+"""Optimizers whose update of an element depends on that element alone, so that a shard can be updated apart."""
+
+_REASONS = {
+    "LBFGS": "its line search and history mix all parameters",
+    "Adafactor": "it factors each matrix's second moment over whole rows and columns",
+    "Muon": "it orthogonalises whole matrices",
+    "SparseAdam": "it takes sparse gradients, which flat buffers do not hold",
+}
+
+
+class OptimizerSegment:
+    """A segment as the optimizer holds it: `tensor` is a view of the unit's parameter shard."""
+
+    def __init__(self, unit: Unit, segment: Segment) -> None:
+        self.unit = unit
+        self.segment = segment
+        self.tensor = nn.Parameter(unit.parameter_shard.narrow(0, segment.offset, segment.numel))
+
+    def hand_gradient(self, used: bool) -> None:
+        """Shows the optimizer its part of the reduced gradients, or None for an unused parameter."""
+        shard = self.unit.gradient_shard
+        self.tensor.grad = shard.narrow(0, self.segment.offset, self.segment.numel) if used else None
+
+
+def check_optimizer(
+    optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool
+) -> None:
+    """Refuses an optimizer that cannot be sharded. Raises ValueError with one sentence.
+
+    `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller
+    vouches for an optimizer that is not torch's.
+    """
+    kind = type(optimizer)
+    if kind not in ELEMENTWISE and not elementwise:
+        why = _REASONS.get(kind.__name__, "only torch.optim's elementwise optimizers are known to be shardable")
+        known = ", ".join(k.__name__ for k in ELEMENTWISE)
+        raise ValueError(
+            f"optimizer: {kind.__name__} cannot be sharded: {why}; use one of {known}"
+            " (or pass elementwise=True for one of your own whose update is elementwise)"
+        )
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    for parameter, name in trainable.items():
+        if parameter not in held:
+            raise ValueError(f"optimizer: it does not hold {name}, which is trainable; freeze it or add it")
+    strangers = sum(p not in trainable and p.requires_grad for p in held)
+    if strangers:
+        raise ValueError(f"optimizer: it holds {strangers} trainable tensors that are not parameters of the model")
+    for state in optimizer.state.values():
+        if state and float(state.get("step", 1)) != 0:
+            raise ValueError("optimizer: it has already taken a step; initialize() wants one that has not")
+
+
+def swap_parameters(
+    optimizer: optim.Optimizer, index: dict[nn.Parameter, int], segments: Iterable[OptimizerSegment]
+) -> None:
+    """Replaces the optimizer's parameters by this rank's segments, in place, group by group.
+
+    `index`: each trainable parameter's number. State that exists before the first step (Adagrad's) is
+    cut to the segments. Frozen parameters leave the optimizer, which would skip them anyway.
+    """
+    by_parameter: dict[int, list[OptimizerSegment]] = {}
+    for segment in segments:
+        by_parameter.setdefault(segment.segment.parameter, []).append(segment)
+    for group in optimizer.param_groups:
+        old, group["params"] = group["params"], []
+        for parameter in old:
+            state = optimizer.state.pop(parameter, None)
+            for segment in by_parameter.get(index.get(parameter, -1), []):
+                group["params"].append(segment.tensor)
+                if state:
+                    optimizer.state[segment.tensor] = _cut_state(state, parameter, segment.segment)
+
+
+def _cut_state(state: dict[str, Any], parameter: nn.Parameter, segment: Segment) -> dict[str, Any]:
+    def cut(name: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if name != "step" and value.shape == parameter.shape:
+                value = value.reshape(-1)[segment.start : segment.stop]
+            return value.clone()
+        return value
+
+    return {name: cut(name, value) for name, value in state.items()}
