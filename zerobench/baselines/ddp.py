@@ -1,0 +1,56 @@
+"""torch DistributedDataParallel behind the engine's face: 4ψ parameters + 4ψ gradients + 8ψ Adam states in fp32."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+from ..zero import labels
+
+
+class DdpEngine:
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+
+    def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self._ddp = DistributedDataParallel(module, **options)
+        # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
+        self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's forward."""
+        return self._ddp(*inputs, **named_inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates; DDP reduces the gradients as its buckets fill."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> None:
+        """One update; consumes the gradients."""
+        self.optimizer.step()
+        self.zero_grad()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Backwards inside stay on this rank."""
+        return self._ddp.no_sync()
+
+    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
+        """A copy of the module's own state."""
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+
+def _as_control(send: Any) -> Any:
+    def labelled(*arguments: Any) -> Any:
+        with labels.collective("control"):
+            return send(*arguments)
+
+    return labelled

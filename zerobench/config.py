@@ -1,0 +1,243 @@
+"""Every schema as a dataclass. The yaml files under conf/ bind to these by type; a run's config is one of them.
+
+Nothing here names code to import: a choice is a name in a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+MIB = 2**20
+
+
+@dataclass
+class Strategy:
+    """How data-parallel ranks share the model states."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Ddp(Strategy):
+    """torch DistributedDataParallel."""
+
+    name: str = "ddp"
+    bucket_bytes: int = 25 * MIB
+    gradient_as_bucket_view: bool = True
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+
+
+@dataclass
+class Zero1(Strategy):
+    """Our ZeRO-1 (P_os)."""
+
+    name: str = "zero1"
+    bucket_bytes: int = 25 * MIB
+    broadcast_buffers: bool = True
+
+
+@dataclass
+class Zero2(Zero1):
+    """Our ZeRO-2 (P_os+g)."""
+
+    name: str = "zero2"
+
+
+@dataclass
+class Zero3(Strategy):
+    """Our ZeRO-3 (P_os+g+p): a unit per transformer block."""
+
+    name: str = "zero3"
+    prefetch: int = 1
+    broadcast_buffers: bool = True
+
+
+@dataclass
+class Model:
+    """What is trained. `kind` names the builder in zerobench.models."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class Gpt(Model):
+    """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`."""
+
+    kind: str = "gpt"
+    layers: int = 6
+    hidden: int = 384
+    heads: int = 6
+    vocabulary: int | None = None
+    positions: int | None = None
+    tied: bool = True
+    checkpointing: bool = False
+
+
+@dataclass
+class Mlp(Model):
+    """Our MLP."""
+
+    kind: str = "mlp"
+    layers: int = 8
+    hidden: int = 512
+    vocabulary: int | None = None
+
+
+@dataclass
+class HuggingfaceModel(Model):
+    """A transformers architecture; its shape stands in `huggingface`."""
+
+    kind: str = "huggingface"
+
+
+@dataclass
+class Huggingface:
+    """The shape for model=huggingface. `options` go to the architecture's own config."""
+
+    architecture: str = "gpt2"
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    vocabulary: int | None = None
+    positions: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Data:
+    """Where tokens come from: `name` is text or synthetic."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Text(Data):
+    """A local text file, byte by byte (vocabulary 256); `path: null` is the English that Python carries."""
+
+    name: str = "text"
+    path: str | None = None
+
+
+@dataclass
+class Synthetic(Data):
+    """Uniform random tokens from the seed; `vocabulary: null` is the model's."""
+
+    name: str = "synthetic"
+    vocabulary: int | None = None
+
+
+@dataclass
+class Optimizer:
+    """A torch.optim optimizer; `implementation` is fused, foreach or loop."""
+
+    name: str = MISSING
+    lr: float = 3e-4
+    weight_decay: float = 0.0
+    implementation: str = "fused"
+
+
+@dataclass
+class Adam(Optimizer):
+    """torch.optim.Adam."""
+
+    name: str = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+
+@dataclass
+class AdamW(Adam):
+    """torch.optim.AdamW."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.01
+
+
+@dataclass
+class Sgd(Optimizer):
+    """torch.optim.SGD."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+
+
+@dataclass
+class Precision:
+    """What numbers the model states are kept in."""
+
+    name: str = "fp32"
+
+
+@dataclass
+class Measure:
+    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist."""
+
+    steps: int = 10
+    warmup: int = 3
+
+
+@dataclass
+class Launch:
+    """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out."""
+
+    timeout_s: float = 1800.0
+    threads: int | None = None
+
+
+@dataclass
+class Config:
+    """One cell of a sweep, as a user writes it."""
+
+    strategy: Strategy = MISSING
+    model: Model = MISSING
+    data: Data = MISSING
+    optimizer: Optimizer = MISSING
+    precision: Precision = field(default_factory=Precision)
+    measure: Measure = field(default_factory=Measure)
+    launch: Launch = field(default_factory=Launch)
+    huggingface: Huggingface = field(default_factory=Huggingface)
+    world_size: int | None = None
+    device: str = "auto"
+    backend: str = "auto"
+    seed: int = 0
+    micro_batch: int | None = None
+    batch: int | None = None
+    sequence: int = 128
+    results_dir: str = "results/runs"
+    rerun: bool = False
+
+
+SCHEMAS: dict[str, dict[str, type]] = {
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3},
+    "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
+    "data": {"text": Text, "synthetic": Synthetic},
+    "optimizer": {"adamw": AdamW, "adam": Adam, "sgd": Sgd},
+    "precision": {"fp32": Precision},
+    "measure": {"measure": Measure},
+}
+"""Group -> schema name -> dataclass. A yaml of the group names its schema in its defaults list."""
+
+
+def config_dir() -> Path:
+    """conf/: inside the package in an installed wheel, beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def store_schemas(user_models: dict[str, type]) -> None:
+    """Puts the schemas into Hydra's ConfigStore, and users' models among the choices of `model`."""
+    store = ConfigStore.instance()
+    store.store(name="config_schema", node=Config)
+    for group, schemas in SCHEMAS.items():
+        for name, schema in schemas.items():
+            store.store(group=f"schema/{group}", name=name, node=schema)
+    for name, schema in user_models.items():
+        store.store(group="model", name=name, node=schema)

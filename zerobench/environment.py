@@ -1,0 +1,84 @@
+"""One rank's surroundings: device, threads, seeds, process group, memory of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def rank_environment(
+    rank: int, world_size: int, device: str, backend: str, rendezvous: str, threads: int, timeout_s: float
+) -> Iterator[torch.device]:
+    """Joins the process group of `world_size` ranks that meet at the file `rendezvous`; leaves it at the end.
+
+    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface.
+    """
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    torch.set_num_threads(threads)
+    _keep_pages()
+    here = torch.device("cpu")
+    if device == "cuda":
+        here = torch.device("cuda", rank)
+        torch.cuda.set_device(here)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=here if device == "cuda" else None,
+    )
+    try:
+        yield here
+    finally:
+        dist.destroy_process_group()
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python's and torch's generators."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _keep_pages() -> None:
+    """Keeps malloc from giving freed pages back, so that a large buffer is not paged in afresh each step.
+
+    The environment variables for it would come too late: these processes are forked.
+    """
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return  # another libc
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(top_pad, 64 * 2**20)
+
+
+def reset_resident_peak() -> None:
+    """Makes `resident_peak_bytes` count from now on, where the system permits it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then covers the whole life of the process
+
+
+def resident_peak_bytes() -> int | None:
+    """Peak resident set since the last reset, or None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,76 @@
+"""A GPT: pre-norm blocks, causal attention by scaled_dot_product_attention, tied embeddings by default.
+
+Shapes: tokens and targets (B, S) int64; hidden (B, S, H); logits (B, S, V). The loss is the mean
+cross-entropy in nats per token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+class Block(nn.Module):
+    """Attention, then a four times wider MLP, each on the normalised residual stream."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.attention_in = nn.Linear(hidden, 3 * hidden)
+        self.attention_out = nn.Linear(hidden, hidden)
+        self.mlp_norm = nn.LayerNorm(hidden)
+        self.mlp_in = nn.Linear(hidden, 4 * hidden)
+        self.mlp_out = nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        x = x + self.attend(self.attention_norm(x))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        """Causal self-attention, (B, S, H) -> (B, S, H)."""
+        batch, sequence, hidden = x.shape
+        split = self.attention_in(x).view(batch, sequence, 3, self.heads, hidden // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))
+
+
+class GPT(nn.Module):
+    """`forward(tokens, targets)` returns the loss."""
+
+    def __init__(
+        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, tied: bool, checkpointing: bool
+    ) -> None:
+        super().__init__()
+        self.checkpointing = checkpointing
+        self.token_embedding = nn.Embedding(vocabulary, hidden)
+        self.position_embedding = nn.Embedding(positions, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        self.apply(_initialise)
+        for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
+            for projection in (block.attention_out, block.mlp_out):
+                nn.init.normal_(projection.weight, std=0.02 / (2 * layers) ** 0.5)
+        if tied:
+            self.head.weight = self.token_embedding.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of predicting `targets`, both (B, S)."""
+        positions = torch.arange(tokens.size(1), device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

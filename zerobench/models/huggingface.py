@@ -1,0 +1,69 @@
+"""Known architectures from transformers, with random weights: nothing is downloaded, no code of others is run."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class CausalLM(nn.Module):
+    """`forward(tokens, targets)` returns the mean cross-entropy of a transformers causal language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of predicting `targets`, both (B, S)."""
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
+    """Sentences on what keeps `architecture` with `options` from being built."""
+    try:
+        from transformers import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ImportError:
+        return ["model=huggingface: transformers is not installed; pip install 'zerobench[hf]'"]
+    known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if architecture not in known:
+        hint = _nearest(architecture, known)
+        return [f"huggingface.architecture={architecture}: no causal language model of that name{hint}"]
+    plain = CONFIG_MAPPING[architecture]()
+    strange = [name for name in options if not hasattr(plain, name)]
+    return [
+        f"huggingface.options.{name}: {architecture} has no such setting{_nearest(name, list(plain.to_dict()))}"
+        for name in strange
+    ]
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def build(
+    architecture: str, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, options: dict[str, Any]
+) -> nn.Module:
+    """A causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` finds nothing wrong with."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    shape = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 4 * hidden,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": positions,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    plain = CONFIG_MAPPING[architecture]()
+    settings = {k: v for k, v in shape.items() if hasattr(plain, k)} | options
+    return CausalLM(AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings)))

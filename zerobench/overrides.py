@@ -1,0 +1,155 @@
+"""Command-line overrides, checked against the schemas before Hydra sees them.
+
+Hydra alone accepts `+strategy.stge=1` and attaches it silently; here every key must exist, also behind a +,
+and what does not exist is answered with the nearest name that does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .config import SCHEMAS, Config
+
+GROUPS = (*SCHEMAS, "experiment")
+
+
+class Overrides:
+    """Checks overrides one by one. `problems` holds a sentence for each that is wrong."""
+
+    def __init__(self, config_dir: Path, user_models: list[str], extra_dirs: list[Path]) -> None:
+        self._config_dir = config_dir
+        self._extra_dirs = extra_dirs
+        self._choices = {group: self._choices_of(group) for group in GROUPS}
+        self._choices["model"] += user_models
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self.problems: list[str] = []
+
+    def check(self, arguments: list[str]) -> list[str]:
+        """The overrides as Hydra shall see them; fills `problems`."""
+        parsed = []
+        for argument in arguments:
+            if override := self._parse(argument):
+                parsed.append(override)
+        picked = {o.key_or_group: _values(o) for o in parsed if o.key_or_group in GROUPS}
+        return [self._check_one(override, picked) for override in parsed]
+
+    def _parse(self, argument: str) -> Override | None:
+        try:
+            return OverridesParser.create().parse_override(argument)
+        except HydraException:
+            key = argument.lstrip("+~").split("=")[0]
+            if "=" in argument:
+                self.problems.append(f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'")
+            else:
+                self.problems.append(f"{argument}: neither a verb nor KEY=VALUE; see zerobench --help")
+            return None
+
+    def _check_one(self, override: Override, picked: dict[str, list[Any]]) -> str:
+        key, line = override.key_or_group, override.input_line or ""
+        root = key.split(".")[0].split("/")[0]
+        if root == "hydra":
+            return line
+        if override.is_delete():
+            self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
+            return line
+        line = line.lstrip("+")
+        if override.package is not None:
+            self.problems.append(f"{line}: {key} cannot be moved to another package")
+        elif key in GROUPS:
+            self._check_choice(key, _values(override))
+        elif root in SCHEMAS:
+            for choice in picked.get(root, [None]):
+                if choice is None or choice in self._choices[root]:
+                    self._check_key(key, _values(override), [f"{root}={choice}"] if choice else [], picked)
+        else:
+            self._check_key(key, _values(override), [], picked)
+        return "++" + line if key.startswith("huggingface.options.") else line
+
+    def _check_choice(self, group: str, choices: list[Any]) -> None:
+        known = self._choices[group]
+        for choice in choices:
+            if choice not in known and not (group == "experiment" and choice is None):
+                self.problems.append(f"{group}={choice}: no such {group}{_nearest(str(choice), known)}")
+
+    def _check_key(self, key: str, values: list[Any], overrides: list[str], picked: dict[str, list[Any]]) -> None:
+        """Walks `key` through the composed config and tries the values in its place."""
+        overrides = overrides + [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]]
+        node: Any = self._compose(overrides)
+        path: list[str] = []
+        for part in key.split("."):
+            if path == ["huggingface", "options"]:
+                return
+            known = list(node) if isinstance(node, DictConfig) else []
+            if part not in known:
+                under = f" under {overrides[0]}" if overrides and path else ""
+                self.problems.append(f"{key}: no such key{under}{_nearest(part, known, '.'.join(path))}")
+                return
+            path.append(part)
+            node = node._get_node(part)
+        if isinstance(node, DictConfig):
+            self.problems.append(f"{key}: it has parts; set one of them{_nearest('', [f'{key}.{k}' for k in node])}")
+            return
+        for value in values:
+            try:
+                OmegaConf.update(self._compose(overrides).copy(), key, value)
+            except OmegaConfBaseException:
+                self.problems.append(f"{key}={value}: wants {_type_name(node)}, and {value!r} is none")
+
+    def _compose(self, overrides: list[str]) -> DictConfig:
+        where = tuple(overrides)
+        if where not in self._composed:
+            GlobalHydra.instance().clear()
+            with initialize_config_dir(str(self._config_dir), version_base="1.3"):
+                self._composed[where] = compose("config", overrides=overrides)
+        return self._composed[where]
+
+    def _choices_of(self, group: str) -> list[str]:
+        found = {path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")}
+        return sorted(found)
+
+
+def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> list[str]:
+    """Sentences for keys of a composed config that its schema does not have."""
+    known = [one.name for one in fields(schema)]
+    problems = []
+    for key in config:
+        name = f"{prefix}{key}"
+        if key not in known:
+            problems.append(f"{name}: no such key{_nearest(str(key), known, prefix.rstrip('.'))}")
+            continue
+        node = config._get_node(key)
+        kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+        if isinstance(node, DictConfig) and kind is not None and is_dataclass(kind):
+            problems += stray_keys(node, kind, f"{name}.")
+    return problems
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(override.sweep_iterator(transformer=lambda x: x))
+    return [override.value()]
+
+
+def _nearest(name: str, known: list[str], prefix: str = "") -> str:
+    full = [f"{prefix}.{k}" if prefix else k for k in known]
+    by_last = dict(zip(known, full, strict=True))
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {by_last[near[0]]}?" if near else ""
+    return f"{hint} (valid: {', '.join(known)})" if known else hint
+
+
+def _type_name(node: Any) -> str:
+    kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
+    name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    return name + (" or null" if node._is_optional() else "")

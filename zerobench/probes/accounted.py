@@ -1,0 +1,145 @@
+"""The accounted pass: the ledger and the traffic meter over one rank, entered before the model is built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+from ..records import CATEGORIES, MemoryRow, TensorRow, TrafficRow
+from ..zero import labels
+from .memory import Extremes, Ledger
+from .traffic import Operation, TrafficMeter
+
+
+class AccountedPass:
+    """Same face as the timed pass. Read `memory_rows`, `tensor_rows` and `traffic` when it is over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.ledger = Ledger()
+        self.meter = TrafficMeter()
+        self.times: list[dict[str, float]] = []
+        self.memory: dict[str, int | None] = {}
+        self.traffic: list[tuple[int, Operation, int]] = []
+        """(measured step, one of like operations, how many)."""
+        self._names: dict[nn.Module, str] = {}
+        self._running: list[str] = []
+        self._measured = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> AccountedPass:
+        labels.listen(self.ledger)
+        self._stack.callback(labels.unlisten, self.ledger)
+        self._stack.enter_context(self.meter)
+        self._stack.enter_context(self.ledger)
+        for hook in (
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._stack.callback(hook.remove)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def adopt(self, model: nn.Module) -> None:
+        """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
+        self._names = {module: name for name, module in model.named_modules()}
+        for name, parameter in model.named_parameters():
+            labels.label(parameter, labels.PARAMETERS, name)
+            if parameter.requires_grad:
+                parameter.register_hook(lambda g, name=name: _ignore(labels.label(g, labels.GRADIENTS, name)))
+        for name, buffer in model.named_buffers():
+            labels.label(buffer, labels.INPUTS, name)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of a step, or "init"."""
+        self._enter_phase(name)
+        yield
+        if name == "init":
+            self.ledger.end("init")
+        self._enter_phase("data")
+
+    @contextmanager
+    def step(self, measured: bool) -> Iterator[None]:
+        """One whole step; what is not measured leaves no trace."""
+        self.ledger.begin()
+        self.meter.operations.clear()
+        self._enter_phase("data")
+        yield
+        if measured:
+            self.ledger.end("step")
+            counts = Counter(self.meter.operations)
+            self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
+            self._measured += 1
+        self.meter.operations.clear()
+
+    def inputs(self, *tensors: torch.Tensor) -> None:
+        """The step's inputs."""
+        for tensor in tensors:
+            labels.label(tensor, labels.INPUTS, "batch")
+
+    def after_backward(self, model: nn.Module) -> None:
+        """Gradients that a strategy keeps on the parameters (DDP's buckets) are gradients."""
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                labels.label(parameter.grad, labels.GRADIENTS, name)
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """What the optimizer keeps are optimizer states."""
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    labels.label(value, labels.OPTIMIZER, name)
+
+    def memory_rows(self, rank: int) -> list[MemoryRow]:
+        """Each phase's extremes, a row a category."""
+        return [row for phase, extremes in self.ledger.extremes.items() for row in _memory_rows(rank, phase, extremes)]
+
+    def tensor_rows(self, rank: int) -> list[TensorRow]:
+        """The largest storages at the peak instant."""
+        return [
+            TensorRow(rank, size, category, stored.name, stored.module, stored.phase)
+            for size, stored, category in self.ledger.extremes["step"].largest
+        ]
+
+    def traffic_rows(self, rank: int) -> list[TrafficRow]:
+        """Every operation of the measured steps, like ones of a step together."""
+        return [
+            TrafficRow(
+                rank=rank, step=step, phase=o.phase, operator=o.operator, collective=o.collective, unit=o.unit,
+                dtype=o.dtype, group_size=o.group_size, calls=calls, elements=calls * o.elements,
+                payload_bytes=calls * o.payload_bytes, wire_bytes=calls * o.wire_bytes,
+                volume_elements=calls * o.volume_elements, control=o.control, known=o.known,
+            )
+            for step, o, calls in self.traffic
+        ]  # fmt: skip
+
+    def _enter_phase(self, name: str) -> None:
+        self.ledger.enter_phase(name)
+        self.meter.phase = name
+
+    def _enter_module(self, module: nn.Module, _inputs: object) -> None:
+        self._running.append(self._names.get(module, type(module).__name__))
+        self.ledger.module = self._running[-1]
+
+    def _leave_module(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        self._running.pop()
+        self.ledger.module = self._running[-1] if self._running else ""
+
+
+def _ignore(_value: object) -> None:
+    """A tensor hook that returns a tensor would replace the gradient."""
+
+
+def _memory_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
+    for category in CATEGORIES:
+        yield MemoryRow(rank, phase, category, extremes.at_peak[category], extremes.highest[category])
+    states_at_peak = sum(extremes.at_peak[c] for c in CATEGORIES[:5])
+    yield MemoryRow(rank, phase, "states", states_at_peak, extremes.states)
+    yield MemoryRow(rank, phase, "total", extremes.peak, extremes.peak)

@@ -1,0 +1,77 @@
+"""The timed pass: when each phase of a step began and ended, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..environment import reset_resident_peak, resident_peak_bytes
+
+
+class TimedPass:
+    """Marks at the edges of phases: perf_counter on CPU, events on CUDA (read once the step is over)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: dict[str, tuple[Any, Any]] = {}
+        self._measuring = False
+        self.times: list[dict[str, float]] = []
+        self.memory: dict[str, int | None] = {}
+
+    def __enter__(self) -> TimedPass:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.memory["resident_bytes"] = resident_peak_bytes()
+        if self._cuda:
+            self.memory["allocated_bytes"] = torch.cuda.max_memory_allocated()
+            self.memory["reserved_bytes"] = torch.cuda.max_memory_reserved()
+
+    def adopt(self, model: nn.Module) -> None:
+        """The model is built; a clock does not care."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of a step, or "init"."""
+        begin = self._mark()
+        yield
+        self._marks[name] = (begin, self._mark())
+
+    @contextmanager
+    def step(self, measured: bool) -> Iterator[None]:
+        """One whole step."""
+        if measured and not self._measuring:
+            self._measuring = True
+            reset_resident_peak()
+            if self._cuda:
+                torch.cuda.reset_peak_memory_stats()
+        self._marks = {}
+        with self.phase("step"):
+            yield
+        if self._cuda:
+            torch.cuda.synchronize()
+        self.times.append({name: self._between(*marks) for name, marks in self._marks.items()})
+
+    def after_backward(self, model: nn.Module) -> None:
+        """Gradients are there; a clock does not care."""
+
+    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Optimizer states are there; a clock does not care."""
+
+    def inputs(self, *tensors: torch.Tensor) -> None:
+        """The step's inputs; a clock does not care."""
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) / 1000 if self._cuda else end - begin

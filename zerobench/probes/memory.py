@@ -1,0 +1,202 @@
+"""The ledger: every storage, its bytes, its life and its category, for any strategy.
+
+A dispatch mode sees each operator's outputs; a weak reference tells when a storage dies; a patch on
+`UntypedStorage.resize_`, which dispatches nothing, tells when one changes size. Labels (zero/labels.py)
+give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
+made elsewhere: temporary.
+
+A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
+its birth: each step is written down as events and added up when it is over.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..records import CATEGORIES, STATES
+
+
+@dataclass(eq=False)
+class Stored:
+    """One storage: what it is and how large. `labelled`: somebody said so, it is not inferred."""
+
+    bytes: int
+    category: str
+    name: str
+    module: str
+    phase: str
+    labelled: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """`stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase began."""
+
+    phase: str
+    stored: Stored | None = None
+    grown: int = 0
+    moved: tuple[str, str] | None = None
+
+
+@dataclass
+class Extremes:
+    """Largest values over a stretch of time, in bytes."""
+
+    peak: int = -1
+    at_peak: Counter[str] = field(default_factory=Counter)
+    highest: Counter[str] = field(default_factory=Counter)
+    states: int = 0
+    largest: list[tuple[int, Stored, str]] = field(default_factory=list)
+
+    def see(self, totals: Counter[str]) -> bool:
+        """Takes in the totals of one instant; True if they are a new peak."""
+        for category, value in totals.items():
+            if value > self.highest[category]:
+                self.highest[category] = value
+        self.states = max(self.states, sum(totals[category] for category in STATES))
+        total = sum(totals.values())
+        if total <= self.peak:
+            return False
+        self.peak, self.at_peak = total, Counter(totals)
+        return True
+
+
+class Ledger(TorchDispatchMode):
+    """Listens to operators, storages and labels. `begin` and `end` bound a stretch; `extremes` adds them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "init"
+        self.module = ""
+        self.extremes: dict[str, Extremes] = {}
+        self._live: dict[int, Stored] = {}
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._events: list[Event] = []
+        self._at_begin: dict[Stored, int] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Ledger:
+        ledger, resize = self, self._resize
+
+        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            ledger._meet(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._meet_all(out)
+        return out
+
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
+        """A label: from birth if it is the storage's first, from now on otherwise."""
+        stored = self._meet(tensor.untyped_storage())
+        if stored.labelled and stored.category != category:
+            self._events.append(Event(self.phase, stored, moved=(stored.category, category)))
+        stored.category, stored.labelled = category, True
+        stored.name = name or stored.name
+
+    def _meet_all(self, out: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            self._meet(out.untyped_storage())
+        elif isinstance(out, tuple | list):
+            for one in out:
+                self._meet_all(one)
+
+    def _meet(self, storage: torch.UntypedStorage) -> Stored:
+        key, size = storage._cdata, storage.nbytes()
+        stored = self._live.get(key)
+        if stored is None:
+            stored = Stored(0, self._infer(), "", self.module, self.phase)
+            self._live[key] = stored
+            self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
+        if size != stored.bytes:
+            self._events.append(Event(self.phase, stored, grown=size - stored.bytes))
+            stored.bytes = size
+        return stored
+
+    def _bury(self, key: int) -> None:
+        stored = self._live.pop(key, None)
+        self._watches.pop(key, None)
+        if stored is not None and stored.bytes:
+            self._events.append(Event(self.phase, stored, grown=-stored.bytes))
+            stored.bytes = 0
+
+    def _infer(self) -> str:
+        recomputing = self.phase == "backward" and torch.is_grad_enabled()
+        return "activations" if self.phase == "forward" or recomputing else "temporary"
+
+    # -- adding up ------------------------------------------------------------------------------------
+
+    def enter_phase(self, phase: str) -> None:
+        """What happens from now on belongs to `phase`."""
+        self.phase = phase
+        self._events.append(Event(phase))
+
+    def begin(self) -> None:
+        """A stretch begins: forgets the events so far."""
+        self._events = []
+        self._at_begin = {stored: stored.bytes for stored in self._live.values()}
+
+    def end(self, whole: str) -> None:
+        """The stretch is over: adds it to the extremes of each phase and of `whole`."""
+        sizes, categories = dict(self._at_begin), self._first_categories()
+        totals: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
+        for stored, size in sizes.items():
+            totals[categories.get(stored, stored.category)] += size
+        best, best_at = self.extremes.setdefault(whole, Extremes()), -1
+        for number, event in enumerate(self._events):
+            self._apply(event, sizes, categories, totals)
+            self.extremes.setdefault(event.phase, Extremes()).see(totals)
+            if best.see(totals):
+                best_at = number
+        if best_at >= 0:
+            best.largest = self._alive_at(best_at)
+
+    def _first_categories(self) -> dict[Stored, str]:
+        """For storages that changed category in this stretch: what they were before."""
+        first: dict[Stored, str] = {}
+        for event in self._events:
+            if event.stored is not None and event.moved is not None:
+                first.setdefault(event.stored, event.moved[0])
+        return first
+
+    @staticmethod
+    def _apply(
+        event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: Counter[str]
+    ) -> None:
+        stored = event.stored
+        if stored is None:
+            return
+        if event.moved is not None:
+            old, new = event.moved
+            totals[old] -= sizes.get(stored, 0)
+            totals[new] += sizes.get(stored, 0)
+            categories[stored] = new
+        else:
+            totals[categories.get(stored, stored.category)] += event.grown
+            sizes[stored] = sizes.get(stored, 0) + event.grown
+
+    def _alive_at(self, last: int) -> list[tuple[int, Stored, str]]:
+        """The storages alive after event number `last`, with their categories then, largest first."""
+        sizes, categories = dict(self._at_begin), self._first_categories()
+        for event in self._events[: last + 1]:
+            self._apply(event, sizes, categories, Counter())
+        alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in sizes.items() if size]
+        return sorted(alive, key=lambda one: -one[0])[:20]

@@ -1,0 +1,144 @@
+"""The traffic meter: every c10d operator, with the bytes of the logical tensor, for any strategy.
+
+With S the bytes of the full tensor and n the ranks of the group, one rank sends on average, by the ring optimum::
+
+    operator            wire bytes       volume (elements, the paper's convention)
+    all-reduce          2(n-1)/n · S     2 · elements
+    reduce-scatter      (n-1)/n · S      1 ·
+    all-gather          (n-1)/n · S      1 ·
+    all-to-all          (n-1)/n · S      1 ·
+    broadcast           (n-1)/n · S      1 ·     so n broadcasts of slices count as the all-gather they are
+    send                S                n/(n-1) · what was sent, so a pairwise exchange counts as 1 · the whole
+
+Control traffic (scalars, what is labelled so, and all of start-up) is listed and stays outside the volume.
+An operator without a row here is listed as unknown, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..zero import labels
+
+
+class Rule(NamedTuple):
+    """How to count one operator: which argument is the full tensor, and its factors for n ranks."""
+
+    full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
+    wire: Callable[[int], float]
+    volume: Callable[[int], float]
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for one in value for t in _flat(one)]
+
+
+def _ring(n: int) -> float:
+    return (n - 1) / n
+
+
+def _argument(place: int) -> Callable[[tuple[Any, ...]], list[torch.Tensor]]:
+    return lambda arguments: _flat(arguments[place])
+
+
+_ALL_REDUCE = Rule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2)
+_ONCE_FIRST = Rule(_argument(0), _ring, lambda n: 1)
+_ONCE_SECOND = Rule(_argument(1), _ring, lambda n: 1)
+_SEND = Rule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
+
+RULES = {
+    "allreduce_": _ALL_REDUCE,
+    "allreduce_coalesced_": _ALL_REDUCE,
+    "broadcast_": _ONCE_FIRST,
+    "allgather_": _ONCE_FIRST,
+    "_allgather_base_": _ONCE_FIRST,
+    "allgather_coalesced_": _ONCE_FIRST,
+    "allgather_into_tensor_coalesced_": _ONCE_FIRST,
+    "reduce_scatter_": _ONCE_SECOND,
+    "_reduce_scatter_base_": _ONCE_SECOND,
+    "reduce_scatter_tensor_coalesced_": _ONCE_SECOND,
+    "alltoall_": _ONCE_SECOND,
+    "alltoall_base_": _ONCE_SECOND,
+    "reduce_": _ONCE_FIRST,
+    "gather_": _ONCE_FIRST,
+    "scatter_": _ONCE_FIRST,
+    "send": _SEND,
+}
+
+SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
+"""Operators that move nothing of their own: a receive is counted where it is sent."""
+
+
+class Operation(NamedTuple):
+    """One physical operation as it was issued."""
+
+    phase: str
+    operator: str
+    collective: str
+    unit: str
+    dtype: str
+    group_size: int
+    elements: int
+    payload_bytes: int
+    wire_bytes: float
+    volume_elements: float
+    control: bool
+    known: bool
+
+
+class TrafficMeter(TorchDispatchMode):
+    """Writes down operations in `operations`; whoever reads them empties the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = "init"
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._note(func._schema.name.removeprefix("c10d::"), func, args)
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
+        if name in SILENT:
+            return
+        rule = RULES.get(name)
+        tensors = rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
+        n = self._group_size(func, args)
+        elements = sum(t.numel() for t in tensors)
+        payload = sum(t.numel() * t.element_size() for t in tensors)
+        collective, unit = labels.current_collective()
+        control = self.phase == "init" or collective == "control" or elements == 1
+        self.operations.append(
+            Operation(
+                phase=self.phase,
+                operator=name,
+                collective=collective,
+                unit=unit,
+                dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+                group_size=n,
+                elements=elements,
+                payload_bytes=payload,
+                wire_bytes=payload * rule.wire(n) if rule else 0.0,
+                volume_elements=elements * rule.volume(n) if rule and not control else 0.0,
+                control=control,
+                known=rule is not None,
+            )
+        )
+
+    @staticmethod
+    def _group_size(func: Any, args: tuple[Any, ...]) -> int:
+        places = [i for i, a in enumerate(func._schema.arguments) if a.name == "process_group"]
+        if not places:
+            return dist.get_world_size()
+        group = args[places[0]]
+        if not isinstance(group, dist.ProcessGroup):
+            group = dist.ProcessGroup.unbox(group)
+        return group.size()

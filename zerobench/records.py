@@ -1,0 +1,171 @@
+"""Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
+
+A *run* is one measured cell. Its folder holds run.json (one RunRow) and a parquet file for each of the
+other tables, whose rows carry the run's id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 1
+
+STATES = ("parameters", "gradients", "master", "optimizer", "communication")
+"""Categories that make up the model states and what is in flight; the formulas bind their sum."""
+
+CATEGORIES = (*STATES, "activations", "inputs", "temporary")
+PHASES = ("init", "data", "forward", "backward", "update")
+STATUSES = ("ok", "crash", "oom", "timeout", "invalid", "interrupted")
+
+
+@dataclass
+class RunRow:
+    """One row a cell. What a failed run could not measure is None."""
+
+    run_id: str
+    cell_id: str
+    status: str
+    reason: str
+    strategy: str
+    model: str
+    world_size: int
+    device: str
+    backend: str
+    precision: str
+    optimizer: str
+    micro_batch: int
+    batch: int
+    sequence: int
+    seed: int
+    threads: int
+    data: str
+    text_hash: str | None
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """Wall time of all passes."""
+    psi: int | None = None
+    """Unique trainable parameters."""
+    peak_bytes: int | None = None
+    """Largest sum of live bytes at any instant of the measured steps, on the rank where it is largest."""
+    peak_parameters_bytes: int | None = None
+    """This and the following: the parts at that instant; they add up to peak_bytes."""
+    peak_gradients_bytes: int | None = None
+    peak_master_bytes: int | None = None
+    peak_optimizer_bytes: int | None = None
+    peak_communication_bytes: int | None = None
+    peak_activations_bytes: int | None = None
+    peak_inputs_bytes: int | None = None
+    peak_temporary_bytes: int | None = None
+    max_parameters_bytes: int | None = None
+    """This and the following: each category's own maximum over the measured steps, over the ranks."""
+    max_gradients_bytes: int | None = None
+    max_master_bytes: int | None = None
+    max_optimizer_bytes: int | None = None
+    max_communication_bytes: int | None = None
+    max_activations_bytes: int | None = None
+    max_inputs_bytes: int | None = None
+    max_temporary_bytes: int | None = None
+    states_bytes: int | None = None
+    """Maximum over time of the sum of the states (see STATES), on the rank where it is largest."""
+    predicted_states_bytes: int | None = None
+    floor_states_bytes: int | None = None
+    """The paper's formula alone, without what is in flight."""
+    resident_bytes: int | None = None
+    """Peak resident set of a rank in the measured steps of the timed pass; another number than the ledger's."""
+    allocated_bytes: int | None = None
+    """CUDA only: the allocator's own peak, timed pass."""
+    reserved_bytes: int | None = None
+    """CUDA only: what the allocator held from the device at most, timed pass."""
+    volume_psi: float | None = None
+    """Elements moved in one step over ψ, by the paper's convention, control traffic apart."""
+    predicted_volume_psi: float | None = None
+    payload_bytes: int | None = None
+    """Bytes of the logical tensors of one step's operations."""
+    wire_bytes: int | None = None
+    """Bytes that one rank sends in a step, mean over the group."""
+    control_bytes: int | None = None
+    """Payload of one step's flags, buffers and scalars, outside the volume."""
+    step_s: float | None = None
+    """Median step of the timed pass, the slowest rank of each step."""
+    step_s_low: float | None = None
+    step_s_high: float | None = None
+    """95 % confidence interval of the median."""
+    forward_s: float | None = None
+    backward_s: float | None = None
+    update_s: float | None = None
+    tokens_per_s: float | None = None
+    loss_first: float | None = None
+    """Mean over the ranks, first step of all."""
+    loss_last: float | None = None
+    passes_agree: bool | None = None
+    """The losses of the timed and the accounted pass are equal to the bit, on every rank and step."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass
+class StepRow:
+    """One step on one rank in one pass ("timed" or "accounted"). Warm-up steps are kept and marked."""
+
+    rank: int
+    mode: str
+    step: int
+    warmup: bool
+    loss: float
+    seconds: float | None
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+
+
+@dataclass
+class MemoryRow:
+    """One category in one phase on one rank, over all measured steps ("init": before the first step).
+
+    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant.
+    `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
+    The category "total" is the sum of all, "states" of the states.
+    """
+
+    rank: int
+    phase: str
+    category: str
+    at_peak_bytes: int
+    max_bytes: int
+    predicted_bytes: int | None = None
+
+
+@dataclass
+class TensorRow:
+    """One of the largest storages alive at the peak instant of the measured steps."""
+
+    rank: int
+    bytes: int
+    category: str
+    name: str
+    module: str
+    phase: str
+    """The phase in which it was made."""
+
+
+@dataclass
+class TrafficRow:
+    """Like operations of one measured step and phase, summed over `calls`. See DESIGN of wire and volume in probes/traffic.py."""
+
+    rank: int
+    step: int
+    phase: str
+    operator: str
+    collective: str
+    """The logical collective that the engine says they make up, or empty."""
+    unit: str
+    dtype: str
+    group_size: int
+    calls: int
+    elements: int
+    payload_bytes: int
+    wire_bytes: float
+    volume_elements: float
+    control: bool
+    known: bool
+    """False for an operator that the probe has no formula for: listed, not counted."""

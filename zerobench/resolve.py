@@ -1,0 +1,164 @@
+"""A user's config -> a cell: everything derived, everything checked, and the identity of the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .config import Config
+from .data import TEXT_VOCABULARY, text_hash
+from .models import FILLED, huggingface
+
+VOLATILE = ("results_dir", "rerun", "timeout_s")
+"""Keys of a resolved config that do not change what is measured."""
+
+MINIMUM_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a sweep. `config` is plain and complete; `problems` says in sentences what makes no sense."""
+
+    config: dict[str, Any]
+    problems: tuple[str, ...]
+
+    @property
+    def cell_id(self) -> str:
+        """Hash of the config less what is volatile: 12 hex digits."""
+        kept = {k: v for k, v in self.config.items() if k not in VOLATILE}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        return f"{self.config['strategy']['name']} {self.config['model']['name']} N={self.config['world_size']}"
+
+
+def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
+    """Derives what is left open and checks the rest. `stray`: sentences about keys that do not belong."""
+    problems = list(stray)
+    plain = _plain(config)
+    plain["model"]["name"] = model_name
+    _resolve_ranks(plain, problems)
+    _resolve_batch(plain, problems)
+    _resolve_data(plain, problems)
+    _resolve_model(plain, problems)
+    _check_ranges(plain, problems)
+    return Cell(plain, tuple(problems))
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.structured(config), resolve=True)  # type: ignore[assignment]
+    launch = plain.pop("launch")
+    if plain["model"]["kind"] != "huggingface":
+        del plain["huggingface"]
+    return plain | {"threads": launch["threads"], "timeout_s": launch["timeout_s"]}
+
+
+def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
+    for key, known in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl"))):
+        if plain[key] not in known:
+            problems.append(f"{key}={plain[key]}: use one of {', '.join(known)}")
+            return
+    gpus = _count_gpus() if plain["device"] != "cpu" else 0
+    ranks = plain["world_size"]
+    if ranks is None:
+        ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
+    if ranks < 1:
+        problems.append(f"world_size={ranks}: there must be at least 1 rank")
+    if plain["device"] == "auto":
+        plain["device"] = "cuda" if gpus >= max(1, ranks) and plain["backend"] != "gloo" else "cpu"
+    if plain["backend"] == "auto":
+        plain["backend"] = "nccl" if plain["device"] == "cuda" else "gloo"
+    if plain["device"] == "cuda" and ranks > gpus:
+        problems.append(f"world_size={ranks}: with device=cuda each rank needs a GPU, and this machine has {gpus}")
+    if (plain["device"], plain["backend"]) in (("cuda", "gloo"), ("cpu", "nccl")):
+        problems.append(f"backend={plain['backend']}: on device={plain['device']} use the other of gloo and nccl")
+    plain["world_size"] = ranks
+    if plain["threads"] is None:
+        plain["threads"] = max(1, (os.cpu_count() or 1) // max(1, ranks))
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _resolve_batch(plain: dict[str, Any], problems: list[str]) -> None:
+    ranks, micro, batch = max(1, plain["world_size"] or 1), plain["micro_batch"], plain["batch"]
+    if micro is not None and batch is not None:
+        problems.append(f"batch={batch}: give either batch or micro_batch={micro}, not both; the other is derived")
+    elif batch is not None and batch % ranks:
+        problems.append(f"batch={batch}: world_size={ranks} must divide it, for a mean of means would be another mean")
+    micro = micro if micro is not None else batch // ranks if batch is not None else 4
+    plain["micro_batch"], plain["batch"] = micro, micro * ranks
+    if micro < 1:
+        problems.append(f"micro_batch={micro}: every rank needs at least 1 sequence")
+
+
+def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
+    data = plain["data"]
+    if data["name"] != "text":
+        return
+    if data["path"] is not None:
+        where = Path(data["path"]).expanduser()
+        if not where.is_file():
+            problems.append(f"data.path={data['path']}: there is no such file; name a local text file")
+            return
+        data["path"] = str(where.resolve())
+        if where.stat().st_size <= plain["sequence"]:
+            problems.append(f"data.path={data['path']}: too short for sequence={plain['sequence']}")
+    data["text_hash"] = text_hash(data["path"])
+
+
+def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
+    model, data = plain["model"], plain["data"]
+    shape = plain["huggingface"] if model["kind"] == "huggingface" else model
+    wanted = TEXT_VOCABULARY if data["name"] == "text" else data["vocabulary"]
+    if "vocabulary" in shape:
+        shape["vocabulary"] = shape["vocabulary"] if shape["vocabulary"] is not None else wanted or TEXT_VOCABULARY
+        if wanted is not None and shape["vocabulary"] < wanted:
+            problems.append(f"model.vocabulary={shape['vocabulary']}: the data's tokens need at least {wanted}")
+    data["vocabulary"] = wanted or shape.get("vocabulary") or TEXT_VOCABULARY
+    if "positions" in shape:
+        shape["positions"] = shape["positions"] if shape["positions"] is not None else plain["sequence"]
+        if shape["positions"] < plain["sequence"]:
+            problems.append(f"sequence={plain['sequence']}: the model has only {shape['positions']} positions")
+    if model["kind"] not in ("gpt", "mlp", "huggingface"):
+        for name in FILLED:
+            if name in model and model[name] is None:
+                model[name] = data["vocabulary"] if name == "vocabulary" else plain["sequence"]
+        return
+    too_small = [k for k in ("layers", "hidden", "heads", "vocabulary") if k in shape and shape[k] < 1]
+    problems += [f"model.{k}={shape[k]}: must be at least 1" for k in too_small]
+    if not too_small and "heads" in shape and shape["hidden"] % shape["heads"]:
+        problems.append(f"model.heads={shape['heads']}: it must divide hidden={shape['hidden']}")
+    if model["kind"] == "huggingface":
+        problems += huggingface.problems_of(shape["architecture"], shape["options"])
+
+
+def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
+    at_least = {
+        "sequence": 1, "measure.steps": 1, "measure.warmup": MINIMUM_WARMUP, "threads": 1, "data.vocabulary": 2,
+        "strategy.bucket_bytes": 1024, "strategy.prefetch": 0, "optimizer.lr": 0, "optimizer.weight_decay": 0, "seed": 0,
+    }  # fmt: skip
+    for key, least in at_least.items():
+        node: Any = plain
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is not None and node < least:
+            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
+            problems.append(f"{key}={node}: must be at least {least}{why}")
+    if plain["timeout_s"] <= 0:
+        problems.append(f"launch.timeout_s={plain['timeout_s']}: must be more than 0 seconds")
+    if plain["optimizer"]["implementation"] not in ("fused", "foreach", "loop"):
+        problems.append(f"optimizer.implementation={plain['optimizer']['implementation']}: use fused, foreach or loop")
+    if plain["precision"]["name"] != "fp32":
+        problems.append(f"precision={plain['precision']['name']}: only fp32 is supported so far")

@@ -1,0 +1,1 @@
+"""What the formulas say, from a model's shapes alone. Knows nothing of engines, probes or torch."""

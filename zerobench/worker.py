@@ -1,0 +1,144 @@
+"""ONE RANK ON ONE PAGE: read this first.
+
+A pass of a cell runs this on every rank, in a fresh process. What is measured, and how, is the probe's
+business (probes/); what a strategy does is the engine's (zero/, baselines/); here is only the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import baselines, data, models, optimizers
+from .environment import rank_environment, seed_everything
+from .probes import PASSES, AccountedPass
+from .records import MemoryRow, StepRow, TensorRow, TrafficRow
+from .theory.shapes import ParameterShape
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: a file that all ranks meet at."""
+
+    config: dict[str, Any]
+    mode: str
+    rank: int
+    rendezvous: str
+
+
+@dataclass
+class RankRecord:
+    """What one rank of one pass brings home."""
+
+    rank: int
+    mode: str
+    steps: list[StepRow]
+    process_memory: dict[str, int | None]
+    shapes: list[ParameterShape]
+    memory: list[MemoryRow]
+    tensors: list[TensorRow]
+    traffic: list[TrafficRow]
+
+
+def run_rank(job: RankJob, tell: Tell) -> RankRecord:
+    """Builds, warms up, steps, and returns the records. `tell` takes progress, a dict now and then."""
+    config, measure = job.config, job.config["measure"]
+    with (
+        rank_environment(
+            job.rank, config["world_size"], config["device"], config["backend"], job.rendezvous,
+            config["threads"], config["timeout_s"],
+        ) as device,
+        PASSES[job.mode](device) as probe,
+    ):  # fmt: skip
+        # 1 build: the same seed on every rank, the same model for every strategy
+        seed_everything(config["seed"])
+        with probe.phase("init"):
+            model = build_model(config).to(device)
+            shapes = shapes_of(model)
+            probe.adopt(model)
+            optimizer = optimizers.build(config["optimizer"], model.parameters())
+            engine = baselines.wrap(config["strategy"], model, optimizer)
+            batches = build_batches(config, job.rank, device)
+        seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
+
+        # 2 warm up, then measure: the steps are alike
+        losses: list[float] = []
+        total = measure["warmup"] + measure["steps"]
+        for number in range(total):
+            with probe.step(measured=number >= measure["warmup"]):
+                tokens, targets = batches.batch(number)
+                probe.inputs(tokens, targets)
+                with probe.phase("forward"):
+                    loss = engine(tokens, targets)
+                with probe.phase("backward"):
+                    engine.backward(loss)
+                    probe.after_backward(model)
+                with probe.phase("update"):
+                    engine.step()
+                probe.after_update(engine.optimizer)
+            losses.append(loss.item())
+            del loss
+            if job.rank == 0:
+                tell({"mode": job.mode, "step": number + 1, "steps": total, "loss": losses[-1]})
+
+    # 3 bring home
+    return _record(job, probe, losses, shapes)
+
+
+def build_model(config: dict[str, Any]) -> nn.Module:
+    """The model of a resolved cell, in training mode."""
+    section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
+    options = {key: value for key, value in section.items() if key not in ("kind", "name")}
+    return models.build(config["model"]["kind"], options)
+
+
+def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> data.Batches:
+    """The batches of one rank of a resolved cell."""
+    section = config["data"]
+    text = data.read_text(section["path"], config["sequence"]) if section["name"] == "text" else None
+    return data.Batches(
+        text, section["vocabulary"], config["sequence"], config["micro_batch"], rank,
+        config["world_size"], config["seed"], device,
+    )  # fmt: skip
+
+
+def shapes_of(model: nn.Module) -> list[ParameterShape]:
+    """What theory needs to know of a model: its unique parameters in order, and their stage 3 units."""
+    from .zero.modules import default_units
+
+    units = {p: name for name, module in default_units(model) for p in module.parameters()}
+    uses: dict[nn.Parameter, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[parameter] = uses.get(parameter, 0) + 1
+    return [
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units.get(p, "root"), uses[p])
+        for p in model.parameters()
+    ]
+
+
+def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[ParameterShape]) -> RankRecord:
+    times = probe.times or [{}] * len(losses)
+    steps = [
+        StepRow(
+            job.rank, job.mode, number, number < job.config["measure"]["warmup"], loss,
+            t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
+        )
+        for number, (loss, t) in enumerate(zip(losses, times, strict=True))
+    ]  # fmt: skip
+    accounted = isinstance(probe, AccountedPass)
+    return RankRecord(
+        rank=job.rank,
+        mode=job.mode,
+        steps=steps,
+        process_memory=probe.memory,
+        shapes=shapes,
+        memory=probe.memory_rows(job.rank) if accounted else [],
+        tensors=probe.tensor_rows(job.rank) if accounted else [],
+        traffic=probe.traffic_rows(job.rank) if accounted else [],
+    )
