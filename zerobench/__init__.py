@@ -1,1 +1,31 @@
-"""zerobench."""
+"""zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
+
+    zerobench.initialize(model, optimizer, strategy="zero2")   the engine as a library (zerobench.zero)
+    zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.tables)
+    zerobench.register_model("mine", build)                    a model of your own (zerobench.models)
+    zerobench.main()                                           the command line
+
+Names are imported when they are first used, so that a rank loads no more than it needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cli import main
+    from .models import register_model
+    from .tables import Results, load
+    from .zero import initialize
+
+__version__ = "0.1.0"
+__all__ = ["Results", "initialize", "load", "main", "register_model"]
+
+_HOMES = {"initialize": ".zero", "load": ".tables", "Results": ".tables", "register_model": ".models", "main": ".cli"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zerobench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

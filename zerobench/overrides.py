@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,28 @@ class Overrides:
         self._choices["model"] += user_models
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self.problems: list[str] = []
+        self.cells = 1
 
-    def check(self, arguments: list[str]) -> list[str]:
-        """The overrides as Hydra shall see them; fills `problems`."""
-        parsed = []
-        for argument in arguments:
-            if override := self._parse(argument):
-                parsed.append(override)
+    def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
+        """The overrides as Hydra shall see them; fills `problems` and `cells`, the number of cells."""
+        parsed = [override for argument in arguments if (override := self._parse(argument, verbs))]
         picked = {o.key_or_group: _values(o) for o in parsed if o.key_or_group in GROUPS}
-        return [self._check_one(override, picked) for override in parsed]
+        checked = [self._check_one(override, picked) for override in parsed]
+        swept = {o.key_or_group: len(_values(o)) for o in parsed if o.is_sweep_override()}
+        if not self.problems:
+            study = [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e is not None]
+            hydra = self._compose(study, with_hydra=True).hydra
+            multirun |= hydra.mode is not None and hydra.mode.name == "MULTIRUN"
+            if swept and not multirun:
+                self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
+            given = {o.key_or_group for o in parsed}
+            for key, value in (hydra.sweeper.params or {}).items():
+                if key not in given and (override := self._parse(f"{key}={value}", [])):
+                    swept[key] = len(_values(override))
+        self.cells = prod(swept.values())
+        return checked
 
-    def _parse(self, argument: str) -> Override | None:
+    def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         try:
             return OverridesParser.create().parse_override(argument)
         except HydraException:
@@ -52,7 +64,8 @@ class Overrides:
             if "=" in argument:
                 self.problems.append(f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'")
             else:
-                self.problems.append(f"{argument}: neither a verb nor KEY=VALUE; see zerobench --help")
+                hint = _nearest(argument, verbs)
+                self.problems.append(f"{argument}: neither KEY=VALUE nor a verb{hint}; see zerobench --help")
             return None
 
     def _check_one(self, override: Override, picked: dict[str, list[Any]]) -> str:
@@ -106,17 +119,46 @@ class Overrides:
             except OmegaConfBaseException:
                 self.problems.append(f"{key}={value}: wants {_type_name(node)}, and {value!r} is none")
 
-    def _compose(self, overrides: list[str]) -> DictConfig:
-        where = tuple(overrides)
+    def _compose(self, overrides: list[str], with_hydra: bool = False) -> DictConfig:
+        where = (*overrides, "hydra" if with_hydra else "")
         if where not in self._composed:
             GlobalHydra.instance().clear()
-            with initialize_config_dir(str(self._config_dir), version_base="1.3"):
-                self._composed[where] = compose("config", overrides=overrides)
+            search = [f"hydra.searchpath=[{','.join(f'file://{d.resolve()}' for d in self._extra_dirs)}]"]
+            with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
+                self._composed[where] = compose(
+                    "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=with_hydra
+                )
         return self._composed[where]
 
     def _choices_of(self, group: str) -> list[str]:
         found = {path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")}
         return sorted(found)
+
+
+FLAGS_WITH_VALUE = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c", "--experimental-rerun")
+FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:
+    """Hydra's flags with their values, the overrides, and folders of the user's that add choices (--config-dir)."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    dirs: list[Path] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flags.append(argument)
+        name, _, value = argument.partition("=")
+        takes = name in FLAGS_WITH_VALUE and not value
+        if takes or (name in FLAGS_WITH_OPTIONAL_VALUE and rest and "=" not in rest[0]):
+            flags += rest[:1]
+            value = rest.pop(0) if rest else ""
+        if name in ("--config-dir", "-cd") and value:
+            dirs.append(Path(value))
+    return flags, overrides, dirs
 
 
 def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> list[str]:

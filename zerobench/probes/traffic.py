@@ -10,8 +10,8 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     broadcast           (n-1)/n · S      1 ·     so n broadcasts of slices count as the all-gather they are
     send                S                n/(n-1) · what was sent, so a pairwise exchange counts as 1 · the whole
 
-Control traffic (scalars, what is labelled so, and all of start-up) is listed and stays outside the volume.
-An operator without a row here is listed as unknown, never dropped.
+Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is listed and stays outside the volume.
+In a group of one rank nothing moves, and the volume is 0. An operator without a row here is listed as unknown, never dropped.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class TrafficMeter(TorchDispatchMode):
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = labels.current_collective()
-        control = self.phase == "init" or collective == "control" or elements == 1
+        flags = any(not t.is_floating_point() for t in tensors) and not collective
+        control = self.phase == "init" or collective == "control" or elements == 1 or flags
         self.operations.append(
             Operation(
                 phase=self.phase,
@@ -127,7 +128,7 @@ class TrafficMeter(TorchDispatchMode):
                 elements=elements,
                 payload_bytes=payload,
                 wire_bytes=payload * rule.wire(n) if rule else 0.0,
-                volume_elements=elements * rule.volume(n) if rule and not control else 0.0,
+                volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
                 control=control,
                 known=rule is not None,
             )

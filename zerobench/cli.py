@@ -1,0 +1,126 @@
+"""The command line: a Hydra app, with verbs beside it.
+
+    zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
+    zerobench VERB ...             see VERBS
+
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+VERBS = {"export": ".export"}
+"""Verb -> the module that holds a function of that name; imported when asked for."""
+
+
+def main() -> None:
+    """The console script; exits. In a rank process, which may run a user's script again, it does nothing."""
+    if multiprocessing.parent_process() is None:
+        sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a command line and returns the exit code."""
+    if arguments and arguments[0] in VERBS:
+        from importlib import import_module
+
+        verb = arguments[0]
+        code: int = getattr(import_module(VERBS[verb], __package__), verb)(arguments[1:])
+        return code
+    return _sweep(arguments)
+
+
+def _sweep(arguments: list[str]) -> int:
+    from .config import config_dir, store_schemas
+    from .models import registered_models, schema_of
+    from .overrides import Overrides, split_arguments
+
+    user_models = {name: schema_of(name, build) for name, build in registered_models().items()}
+    store_schemas(user_models)
+    flags, overrides, extra_dirs = split_arguments(arguments)
+    check = Overrides(config_dir(), list(user_models), extra_dirs)
+    overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(VERBS))
+    if check.problems:
+        for problem in check.problems:
+            print(f"zerobench: {problem}", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+        journal = Path(folder) / "rows.jsonl"
+        code = _run_hydra([*flags, *overrides], journal, check.cells)
+        return _conclude(journal, code)
+
+
+def _run_hydra(arguments: list[str], journal: Path, cells: int) -> int:
+    """Lets Hydra compose and launch the jobs. Returns 0, 2 for a composition that failed, 130 for Ctrl-C."""
+    import hydra
+
+    from .config import config_dir
+    from .console import Reporter
+
+    app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+    before, sys.argv = sys.argv, ["zerobench", *arguments]
+    terminate = signal.signal(signal.SIGTERM, _stop)
+    try:
+        app(partial(run_job, journal, Reporter(cells)))()
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as stop:
+        return 2 if stop.code else 0
+    finally:
+        sys.argv = before
+        signal.signal(signal.SIGTERM, terminate)
+    return 0
+
+
+def _stop(_signal: int, _frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def run_job(journal: Path, reporter: Any, config: Any) -> None:
+    """One job of Hydra's: a composed config becomes a row. Failed cells do not raise; the sweep goes on."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from .cell import find_reusable, run_cell
+    from .overrides import stray_keys
+    from .resolve import resolve
+
+    stray = stray_keys(config)
+    cell = resolve(OmegaConf.to_object(config), HydraConfig.get().runtime.choices["model"], stray)  # type: ignore[arg-type]
+    reporter.start(cell.title)
+    row = find_reusable(cell)
+    reused = row is not None
+    try:
+        if row is None:
+            row = asdict(run_cell(cell, reporter.progress))
+    except KeyboardInterrupt:
+        row = {"status": "interrupted", "reason": "stopped by the user"}
+        reporter.end(row, reused=False)
+        raise
+    reporter.end(row, reused)
+    with journal.open("a") as file:  # a launcher may run jobs in processes of its own
+        file.write(json.dumps(row | {"results_dir": os.path.abspath(cell.config["results_dir"])}) + "\n")
+
+
+def _conclude(journal: Path, code: int) -> int:
+    """Prints the table of what ran and returns the exit code."""
+    from .console import print_table
+
+    rows = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    if rows:
+        print_table(rows)
+        for folder in sorted({row["results_dir"] for row in rows}):
+            print(f"tables: {folder}   (zerobench.load, zerobench export)")
+    if code:
+        return code
+    return int(any(row["status"] != "ok" for row in rows))

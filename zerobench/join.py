@@ -1,0 +1,113 @@
+"""Records of all ranks and passes -> one row, with theory's columns beside the measured ones."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from . import optimizers
+from .records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
+from .theory.memory import predict_states
+from .theory.traffic import predict_volume
+from .worker import RankRecord
+
+
+def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
+    """Fills `row` from the records and returns the rows of the other tables."""
+    timed = [record for record in records if record.mode == "timed"]
+    accounted = [record for record in records if record.mode == "accounted"]
+    shapes = accounted[0].shapes
+    row.psi = sum(shape.numel for shape in shapes if shape.trainable)
+    memory = [m for record in accounted for m in record.memory]
+    _join_memory(row, memory)
+    _join_process_memory(row, timed)
+    _join_traffic(row, accounted, config["measure"]["steps"])
+    _join_time(row, timed)
+    _join_losses(row, timed, accounted)
+
+    prediction = predict_states(config["strategy"], shapes, row.world_size, optimizers.states_per_parameter(config["optimizer"]))
+    row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
+    row.predicted_volume_psi = predict_volume(config["strategy"], shapes, row.world_size) / row.psi if row.psi else None
+    for m in memory:
+        if m.phase == "step":
+            m.predicted_bytes = prediction.of_category(m.category)
+    return {
+        "steps": [step for record in records for step in record.steps],
+        "memory": memory,
+        "tensors": [t for record in accounted for t in record.tensors],
+        "traffic": [t for record in accounted for t in record.traffic],
+    }
+
+
+def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
+    whole = [m for m in memory if m.phase == "step"]
+    worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
+    row.peak_bytes = worst.max_bytes
+    row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
+    for category in CATEGORIES:
+        mine = [m for m in whole if m.category == category]
+        setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
+        setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
+
+
+def _join_process_memory(row: RunRow, timed: list[RankRecord]) -> None:
+    for name in ("resident_bytes", "allocated_bytes", "reserved_bytes"):
+        values = [record.process_memory.get(name) for record in timed]
+        known = [value for value in values if value is not None]
+        setattr(row, name, max(known) if known else None)
+
+
+def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """Per step; payload and volume of the rank that has most, wire bytes as the mean over the ranks."""
+
+    def per_step(traffic: list[TrafficRow], value: str) -> float:
+        return sum(getattr(t, value) for t in traffic) / steps
+
+    data = [[t for t in record.traffic if not t.control] for record in accounted]
+    control = [[t for t in record.traffic if t.control] for record in accounted]
+    row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
+    row.wire_bytes = round(sum(per_step(traffic, "wire_bytes") for traffic in data) / len(data))
+    row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
+    if row.psi:
+        row.volume_psi = max(per_step(traffic, "volume_elements") for traffic in data) / row.psi
+
+
+def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
+    """The slowest rank of each measured step; medians over the steps."""
+
+    def slowest(value: str) -> list[float]:
+        by_step: dict[int, list[float]] = {}
+        for record in timed:
+            for step in record.steps:
+                if not step.warmup:
+                    by_step.setdefault(step.step, []).append(getattr(step, value))
+        return [max(times) for times in by_step.values()]
+
+    seconds = slowest("seconds")
+    row.step_s = median(seconds)
+    row.step_s_low, row.step_s_high = median_interval(seconds)
+    row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
+    row.tokens_per_s = row.batch * row.sequence / row.step_s
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
+    """Confidence interval of the median by order statistics; None where too few values allow none (below 6)."""
+    interval = stats.quantile_test(values, p=0.5).confidence_interval(confidence)
+    if not np.isfinite([interval.low, interval.high]).all():
+        return None, None
+    return float(interval.low), float(interval.high)
+
+
+def _join_losses(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
+    def mean_at(place: int) -> float:
+        return sum(record.steps[place].loss for record in timed) / len(timed)
+
+    def losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
+        steps: list[StepRow] = [step for record in records for step in record.steps]
+        return [(s.rank, s.step, s.loss.hex()) for s in steps]
+
+    row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
+    row.passes_agree = losses(timed) == losses(accounted)

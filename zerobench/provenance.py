@@ -1,0 +1,102 @@
+"""Where a figure comes from: code, versions, machine. Also what makes two runs the same measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .models import registered_models
+
+PACKAGE = Path(__file__).parent
+
+
+@cache
+def source_hash(model_kind: str) -> str:
+    """Hash of this package's code and, for a user's model, of the file that builds it: 12 hex digits."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    if model_kind in registered_models():
+        where = inspect.getsourcefile(registered_models()[model_kind])
+        digest.update(Path(where).read_bytes() if where else b"")
+    return digest.hexdigest()[:12]
+
+
+@cache
+def device_class(device: str) -> str:
+    """ "cpu", or the GPU's model."""
+    if device != "cuda":
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(0)
+
+
+def environment_hash(config: dict[str, Any]) -> str:
+    """Source, torch and device class of a resolved cell's run in one hash: 8 hex digits."""
+    parts = (source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"]))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def provenance(config: dict[str, Any]) -> dict[str, Any]:
+    """All that is worth keeping about where this runs."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "source_hash": source_hash(config["model"]["kind"]),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("zerobench", "torch", "numpy", "hydra-core", "transformers")},
+        "device_class": device_class(config["device"]),
+        "backend_version": _nccl_version() if config["backend"] == "nccl" else f"gloo of torch {version('torch')}",
+        "cuda": _cuda_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+    }
+
+
+@cache
+def _git(*arguments: str) -> str | None:
+    """What git says of the checkout that this package lies in, or None."""
+    try:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _nccl_version() -> str:
+    import torch
+
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,99 @@
+"""Sizes of units and shards, from shapes alone; written apart from the engine's layout, so that each checks the other.
+
+Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .shapes import ParameterShape
+
+ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Span:
+    """`parameter`'s place in a flat buffer, in elements: [start, stop)."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks."""
+
+    spans: tuple[Span, ...]
+    element_bytes: int
+    unit_numel: int | None
+    """None: the whole buffer is one unit."""
+    world_size: int
+
+    @property
+    def end(self) -> int:
+        """Elements up to the end of the last parameter."""
+        return self.spans[-1].stop if self.spans else 0
+
+    @property
+    def units(self) -> list[tuple[int, int]]:
+        """(start, padded elements) of each unit."""
+        step = self.world_size * ALIGN_BYTES // self.element_bytes
+        size = self.unit_numel or _up(self.end, step)
+        return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
+
+    @property
+    def padded_bytes(self) -> int:
+        """All units, padding included."""
+        return sum(numel for _, numel in self.units) * self.element_bytes
+
+    def owned(self, rank: int) -> tuple[int, int]:
+        """(elements of parameters, segments) in `rank`'s shards, padding apart."""
+        elements = segments = 0
+        for start, numel in self.units:
+            low = start + rank * numel // self.world_size
+            high = low + numel // self.world_size
+            for span in self.spans:
+                common = min(high, span.stop) - max(low, span.start)
+                if common > 0:
+                    elements, segments = elements + common, segments + 1
+        return elements, segments
+
+
+def lay_out(
+    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, unit_bytes: int | None = None
+) -> FlatBuffer:
+    """Lays the parameters `indices`, all of one element size, end to end."""
+    size = shapes[indices[0]].element_bytes if indices else 4
+    align = ALIGN_BYTES // size
+    spans, end = [], 0
+    for i in indices:
+        if shapes[i].numel:
+            start = _up(end, align)
+            end = start + shapes[i].numel
+            spans.append(Span(i, start, end))
+    unit_numel = _up(unit_bytes // size, world_size * align) if unit_bytes else None
+    return FlatBuffer(tuple(spans), size, unit_numel, world_size)
+
+
+def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:
+    """`indices` split by (trainable, element size), in order."""
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for i in indices:
+        kinds.setdefault((shapes[i].trainable, shapes[i].element_bytes), []).append(i)
+    return list(kinds.values())
+
+
+def by_unit(shapes: Sequence[ParameterShape]) -> dict[str, list[int]]:
+    """Parameters of each stage 3 unit, the root first, the others in the module's order."""
+    units: dict[str, list[int]] = {"root": []}
+    for i, shape in enumerate(shapes):
+        if shape.numel:
+            units.setdefault(shape.unit, []).append(i)
+    return units
+
+
+def _up(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple

@@ -1,0 +1,37 @@
+"""Elements moved in one step of one micro-batch, by the paper's convention: all-reduce 2, the others 1 of the whole.
+
+    ddp            2ψ                                               all-reduce
+    zero1, zero2   2 · padded                                       reduce-scatter, all-gather
+    zero3          2 · padded − root + padded trainable             two all-gathers a unit, one for the root that
+                                                                    stays between forward and backward; reduce-scatter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .partition import by_kind, by_unit, lay_out
+from .shapes import ParameterShape
+
+
+def predict_volume(strategy: dict[str, Any], shapes: Sequence[ParameterShape], world_size: int) -> int:
+    """Elements, padding included, on each rank; nothing moves in a world of one. `strategy`: a resolved section."""
+    if world_size == 1:
+        return 0
+    trained = [i for i, s in enumerate(shapes) if s.trainable]
+    if strategy["name"] == "ddp":
+        return 2 * sum(shapes[i].numel for i in trained)
+    if strategy["name"] in ("zero1", "zero2"):
+        kinds = by_kind(shapes, trained[::-1])
+        return 2 * sum(_padded(shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds)
+    volume = 0
+    for name, mine in by_unit(shapes).items():
+        for kind in by_kind(shapes, mine):
+            passes = (1 if name == "root" else 2) + shapes[kind[0]].trainable
+            volume += passes * _padded(shapes, kind, world_size, None)
+    return volume
+
+
+def _padded(shapes: Sequence[ParameterShape], indices: list[int], world_size: int, unit_bytes: int | None) -> int:
+    return sum(numel for _, numel in lay_out(shapes, indices, world_size, unit_bytes).units)
