@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Results", "initialize", "load", "main", "register_model"]
 
-_HOMES = {"initialize": ".zero", "load": ".tables", "Results": ".tables", "register_model": ".models", "main": ".cli"}
+_HOMES = {
+    "initialize": ".zero",
+    "load": ".tables",
+    "Results": ".tables",
+    "register_model": ".models",
+    "main": ".cli",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,12 @@ class Reporter:
         self._title = f"[{self._done}/{self.cells}] {title}"
         self._begun = time.monotonic()
         if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.start()
             self._task = self._bar.add_task(f"{escape(self._title)}: starting", total=None)
@@ -65,8 +70,17 @@ class Reporter:
 
 
 COLUMNS = (
-    "cell", "status", "peak MiB", "states MiB", "predicted", "volume ψ", "predicted", "step ms (95 % interval)", "tokens/s", "last loss",
-)  # fmt: skip
+    "cell",
+    "status",
+    "peak MiB",
+    "states MiB",
+    "predicted",
+    "volume ψ",
+    "predicted",
+    "step ms (95 % interval)",
+    "tokens/s",
+    "last loss",
+)
 
 
 def print_table(rows: Iterable[dict[str, Any]]) -> None:

@@ -20,9 +20,11 @@ def export(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0, or 2 for a folder or column that is not there."""
     parser = argparse.ArgumentParser(
         prog="zerobench export",
-        description="Writes a table of finished runs. Example: zerobench export results/runs --format csv --out runs.csv",
+        description="Writes a table of finished runs, as in: zerobench export results/runs --format csv --out runs.csv",
     )
-    parser.add_argument("runs", nargs="?", default="results/runs", help="a results folder or one run (default: %(default)s)")
+    parser.add_argument(
+        "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
+    )
     parser.add_argument("--format", choices=("csv", "markdown"), default="csv")
     parser.add_argument("--table", choices=("runs", *tables.TABLES), default="runs")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
@@ -63,7 +65,13 @@ def to_markdown(frame: pd.DataFrame) -> str:
     def show(value: object) -> str:
         if pd.isna(value):  # type: ignore[call-overload]
             return "–"
-        return f"{value:.4g}" if isinstance(value, float) and value < 1e4 else f"{value:.0f}" if isinstance(value, float) else str(value)
+        return (
+            f"{value:.4g}"
+            if isinstance(value, float) and value < 1e4
+            else f"{value:.0f}"
+            if isinstance(value, float)
+            else str(value)
+        )
 
     lines = ["| " + " | ".join(frame.columns) + " |", "|" + " --- |" * len(frame.columns)]
     lines += ["| " + " | ".join(show(v) for v in row) + " |" for row in frame.itertuples(index=False)]

@@ -28,7 +28,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
-    prediction = predict_states(config["strategy"], shapes, row.world_size, optimizers.states_per_parameter(config["optimizer"]))
+    prediction = predict_states(
+        config["strategy"], shapes, row.world_size, optimizers.states_per_parameter(config["optimizer"])
+    )
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     row.predicted_volume_psi = predict_volume(config["strategy"], shapes, row.world_size) / row.psi if row.psi else None
     for m in memory:

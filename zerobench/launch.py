@@ -11,6 +11,7 @@ import ctypes
 import faulthandler
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import sys
 import time
@@ -114,7 +115,7 @@ def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
     """Takes what a rank has sent; a rank that ended without a result has failed."""
     try:
         while rank.pipe.poll():
-            kind, value = rank.pipe.recv()
+            kind, value = pickle.loads(rank.pipe.recv_bytes())
             if kind == "progress":
                 on_progress(value)
             elif kind == "result":
@@ -190,16 +191,21 @@ def _oom_kills() -> int:
 def _rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
     _detach(log)
     try:
-        result = worker(job, lambda value: pipe.send(("progress", value)))
-        pipe.send(("result", result))
+        result = worker(job, lambda value: _send(pipe, "progress", value))
+        _send(pipe, "result", result)
     except BaseException as error:
         traceback.print_exc()
-        pipe.send(("error", _classify(error)))
+        _send(pipe, "error", _classify(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         pipe.close()
     os._exit(0)  # nothing of the cell is left to tidy up, and a hung library thread must not keep us
+
+
+def _send(pipe: Connection, kind: str, value: Any) -> None:
+    """By plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
+    pipe.send_bytes(pickle.dumps((kind, value)))
 
 
 def _detach(log: str) -> None:

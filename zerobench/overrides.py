@@ -51,7 +51,7 @@ class Overrides:
                 self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
             given = {o.key_or_group for o in parsed}
             for key, value in (hydra.sweeper.params or {}).items():
-                if key not in given and (override := self._parse(f"{key}={value}", [])):
+                if key not in given and (override := self._parse(f"{key}={value!s}", [])):
                     swept[key] = len(_values(override))
         self.cells = prod(swept.values())
         return checked
@@ -93,11 +93,13 @@ class Overrides:
         known = self._choices[group]
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
-                self.problems.append(f"{group}={choice}: no such {group}{_nearest(str(choice), known)}")
+                self.problems.append(f"{group}={choice!s}: no such {group}{_nearest(str(choice), known)}")
 
     def _check_key(self, key: str, values: list[Any], overrides: list[str], picked: dict[str, list[Any]]) -> None:
         """Walks `key` through the composed config and tries the values in its place."""
-        overrides = overrides + [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]]
+        overrides = overrides + [
+            f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]
+        ]
         node: Any = self._compose(overrides)
         path: list[str] = []
         for part in key.split("."):
@@ -111,7 +113,7 @@ class Overrides:
             path.append(part)
             node = node._get_node(part)
         if isinstance(node, DictConfig):
-            self.problems.append(f"{key}: it has parts; set one of them{_nearest('', [f'{key}.{k}' for k in node])}")
+            self.problems.append(f"{key}: it has parts; set one of them{_nearest('', [f'{key}.{k!s}' for k in node])}")
             return
         for value in values:
             try:
@@ -126,16 +128,32 @@ class Overrides:
             search = [f"hydra.searchpath=[{','.join(f'file://{d.resolve()}' for d in self._extra_dirs)}]"]
             with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
                 self._composed[where] = compose(
-                    "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=with_hydra
+                    "config",
+                    overrides=[*overrides, *(search if self._extra_dirs else [])],
+                    return_hydra_config=with_hydra,
                 )
         return self._composed[where]
 
     def _choices_of(self, group: str) -> list[str]:
-        found = {path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")}
+        found = {
+            path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")
+        }
         return sorted(found)
 
 
-FLAGS_WITH_VALUE = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c", "--experimental-rerun")
+FLAGS_WITH_VALUE = (
+    "--config-dir",
+    "-cd",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--package",
+    "-p",
+    "--cfg",
+    "-c",
+    "--experimental-rerun",
+)
 FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
 
 
@@ -166,7 +184,7 @@ def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> l
     known = [one.name for one in fields(schema)]
     problems = []
     for key in config:
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key!s}"
         if key not in known:
             problems.append(f"{name}: no such key{_nearest(str(key), known, prefix.rstrip('.'))}")
             continue

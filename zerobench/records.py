@@ -122,7 +122,8 @@ class StepRow:
 class MemoryRow:
     """One category in one phase on one rank, over all measured steps ("init": before the first step).
 
-    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant.
+    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant;
+    `at_states_peak_bytes`: at the instant when the sum of the states is largest.
     `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
     The category "total" is the sum of all, "states" of the states.
     """
@@ -131,6 +132,7 @@ class MemoryRow:
     phase: str
     category: str
     at_peak_bytes: int
+    at_states_peak_bytes: int
     max_bytes: int
     predicted_bytes: int | None = None
 
@@ -150,7 +152,7 @@ class TensorRow:
 
 @dataclass
 class TrafficRow:
-    """Like operations of one measured step and phase, summed over `calls`. See DESIGN of wire and volume in probes/traffic.py."""
+    """Like operations of one measured step and phase, summed over `calls`. Units: probes/traffic.py."""
 
     rank: int
     step: int

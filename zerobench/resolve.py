@@ -147,7 +147,8 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
 def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
     at_least = {
         "sequence": 1, "measure.steps": 1, "measure.warmup": MINIMUM_WARMUP, "threads": 1, "data.vocabulary": 2,
-        "strategy.bucket_bytes": 1024, "strategy.prefetch": 0, "optimizer.lr": 0, "optimizer.weight_decay": 0, "seed": 0,
+        "strategy.bucket_bytes": 1024, "strategy.prefetch": 0, "optimizer.lr": 0, "optimizer.weight_decay": 0,
+        "seed": 0,
     }  # fmt: skip
     for key, least in at_least.items():
         node: Any = plain
@@ -158,7 +159,8 @@ def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
             problems.append(f"{key}={node}: must be at least {least}{why}")
     if plain["timeout_s"] <= 0:
         problems.append(f"launch.timeout_s={plain['timeout_s']}: must be more than 0 seconds")
-    if plain["optimizer"]["implementation"] not in ("fused", "foreach", "loop"):
-        problems.append(f"optimizer.implementation={plain['optimizer']['implementation']}: use fused, foreach or loop")
+    how = plain["optimizer"]["implementation"]
+    if how not in ("fused", "foreach", "loop"):
+        problems.append(f"optimizer.implementation={how}: use fused, foreach or loop")
     if plain["precision"]["name"] != "fp32":
         problems.append(f"precision={plain['precision']['name']}: only fp32 is supported so far")

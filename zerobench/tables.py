@@ -68,7 +68,9 @@ def read_row(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{folder / 'run.json'}: it cannot be read ({error})") from error
     if row.get("schema_version", 0) > SCHEMA_VERSION:
-        raise ValueError(f"{folder}: schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}; update zerobench")
+        raise ValueError(
+            f"{folder}: schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}; update zerobench"
+        )
     return row
 
 
@@ -101,7 +103,12 @@ def _is_alive(pid: int) -> bool:
 
 
 def write_run(
-    aside: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any], tables: dict[str, list[Any]]
+    aside: Path,
+    prefix: str,
+    row: RunRow,
+    config: dict[str, Any],
+    provenance: dict[str, Any],
+    tables: dict[str, list[Any]],
 ) -> Path:
     """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, the first attempt that is free; sets row.run_id."""
     (aside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -154,4 +161,10 @@ def _frame(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
 def _columns(kind: type) -> list[tuple[str, type]]:
     """Column names and base types; an optional column has its base type."""
     hints = get_type_hints(kind)
-    return [(f.name, next(t for t in (str, bool, int, float) if t in getattr(hints[f.name], "__args__", (hints[f.name],)))) for f in fields(kind)]
+    return [
+        (
+            f.name,
+            next(t for t in (str, bool, int, float) if t in getattr(hints[f.name], "__args__", (hints[f.name],))),
+        )
+        for f in fields(kind)
+    ]

@@ -18,6 +18,7 @@ from .environment import rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TrafficRow
 from .theory.shapes import ParameterShape
+from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -110,16 +111,11 @@ def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> da
 
 def shapes_of(model: nn.Module) -> list[ParameterShape]:
     """What theory needs to know of a model: its unique parameters in order, and their stage 3 units."""
-    from .zero.modules import default_units
-
-    units = {p: name for name, module in default_units(model) for p in module.parameters()}
+    units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[parameter] = uses.get(parameter, 0) + 1
-    return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units.get(p, "root"), uses[p])
-        for p in model.parameters()
-    ]
+    return [ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p]) for p in model.parameters()]
 
 
 def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[ParameterShape]) -> RankRecord:

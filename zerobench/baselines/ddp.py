@@ -20,7 +20,7 @@ class DdpEngine:
         self.optimizer = optimizer
         self._ddp = DistributedDataParallel(module, **options)
         # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
-        self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)
+        self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """The module's forward."""
@@ -28,7 +28,7 @@ class DdpEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates; DDP reduces the gradients as its buckets fill."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def step(self) -> None:
         """One update; consumes the gradients."""
@@ -42,6 +42,15 @@ class DdpEngine:
     def no_sync(self) -> AbstractContextManager[Any]:
         """Backwards inside stay on this rank."""
         return self._ddp.no_sync()
+
+    def train(self, mode: bool = True) -> DdpEngine:
+        """The module's `train`."""
+        self._ddp.train(mode)
+        return self
+
+    def eval(self) -> DdpEngine:
+        """The module's `eval`."""
+        return self.train(False)
 
     def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
         """A copy of the module's own state."""

@@ -43,17 +43,25 @@ class GPT(nn.Module):
     """`forward(tokens, targets)` returns the loss."""
 
     def __init__(
-        self, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, tied: bool, checkpointing: bool
+        self,
+        layers: int,
+        hidden: int,
+        heads: int,
+        vocabulary: int,
+        positions: int,
+        tied: bool,
+        checkpointing: bool,
     ) -> None:
         super().__init__()
         self.checkpointing = checkpointing
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        blocks = [Block(hidden, heads) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         self.apply(_initialise)
-        for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
+        for block in blocks:  # GPT-2: residual projections start smaller by the depth
             for projection in (block.attention_out, block.mlp_out):
                 nn.init.normal_(projection.weight, std=0.02 / (2 * layers) ** 0.5)
         if tied:

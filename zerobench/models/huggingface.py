@@ -47,7 +47,13 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def build(
-    architecture: str, layers: int, hidden: int, heads: int, vocabulary: int, positions: int, options: dict[str, Any]
+    architecture: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocabulary: int,
+    positions: int,
+    options: dict[str, Any],
 ) -> nn.Module:
     """A causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` finds nothing wrong with."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM

@@ -7,6 +7,6 @@ from __future__ import annotations
 from .accounted import AccountedPass
 from .clock import TimedPass
 
-PASSES = {"timed": TimedPass, "accounted": AccountedPass}
+PASSES: dict[str, type[TimedPass] | type[AccountedPass]] = {"timed": TimedPass, "accounted": AccountedPass}
 
 __all__ = ["PASSES", "AccountedPass", "TimedPass"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-from ..records import CATEGORIES, MemoryRow, TensorRow, TrafficRow
+from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TrafficRow
 from ..zero import labels
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
@@ -138,8 +138,9 @@ def _ignore(_value: object) -> None:
 
 
 def _memory_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
+    at_peak, at_states, highest = extremes.at_peak, extremes.at_states, extremes.highest
     for category in CATEGORIES:
-        yield MemoryRow(rank, phase, category, extremes.at_peak[category], extremes.highest[category])
-    states_at_peak = sum(extremes.at_peak[c] for c in CATEGORIES[:5])
-    yield MemoryRow(rank, phase, "states", states_at_peak, extremes.states)
-    yield MemoryRow(rank, phase, "total", extremes.peak, extremes.peak)
+        yield MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
+    states = sum(at_peak[category] for category in STATES)
+    yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
+    yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)

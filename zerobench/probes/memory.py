@@ -51,7 +51,8 @@ class Extremes:
     peak: int = -1
     at_peak: Counter[str] = field(default_factory=Counter)
     highest: Counter[str] = field(default_factory=Counter)
-    states: int = 0
+    states: int = -1
+    at_states: Counter[str] = field(default_factory=Counter)
     largest: list[tuple[int, Stored, str]] = field(default_factory=list)
 
     def see(self, totals: Counter[str]) -> bool:
@@ -59,7 +60,9 @@ class Extremes:
         for category, value in totals.items():
             if value > self.highest[category]:
                 self.highest[category] = value
-        self.states = max(self.states, sum(totals[category] for category in STATES))
+        states = sum(totals[category] for category in STATES)
+        if states > self.states:
+            self.states, self.at_states = states, Counter(totals)
         total = sum(totals.values())
         if total <= self.peak:
             return False
@@ -178,9 +181,7 @@ class Ledger(TorchDispatchMode):
         return first
 
     @staticmethod
-    def _apply(
-        event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: Counter[str]
-    ) -> None:
+    def _apply(event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: Counter[str]) -> None:
         stored = event.stored
         if stored is None:
             return

@@ -7,11 +7,14 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     reduce-scatter      (n-1)/n · S      1 ·
     all-gather          (n-1)/n · S      1 ·
     all-to-all          (n-1)/n · S      1 ·
-    broadcast           (n-1)/n · S      1 ·     so n broadcasts of slices count as the all-gather they are
-    send                S                n/(n-1) · what was sent, so a pairwise exchange counts as 1 · the whole
+    broadcast           (n-1)/n · S      1 ·
+    send                S                n/(n-1) · what was sent
 
-Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is listed and stays outside the volume.
-In a group of one rank nothing moves, and the volume is 0. An operator without a row here is listed as unknown, never dropped.
+So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
+
+Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is
+listed and stays outside the volume. In a group of one rank nothing moves, and the volume is 0. An operator
+without a row here is listed as unknown, never dropped.
 """
 
 from __future__ import annotations

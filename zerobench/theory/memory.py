@@ -19,13 +19,15 @@ from typing import Any
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
 from .shapes import ParameterShape
 
+STATES = ("parameters", "gradients", "master", "optimizer", "communication")
+
 STEP_COUNTER_BYTES = 4
 """torch's optimizers count steps in one fp32 scalar a tensor."""
 
 
 @dataclass
 class Prediction:
-    """`states_bytes`: largest sum over time. `floor_bytes`: the paper's formula. `highest`: each category's own maximum."""
+    """`states_bytes`: largest sum over time. `floor_bytes`: the paper's formula. `highest`: each category's maximum."""
 
     states_bytes: int
     floor_bytes: int
@@ -41,7 +43,7 @@ class Replay:
     """Live bytes by (category, name) while a schedule is played; remembers the maxima."""
 
     live: dict[tuple[str, Any], int] = field(default_factory=dict)
-    highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("parameters", "gradients", "master", "optimizer", "communication"), 0))
+    highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
 
     def hold(self, category: str, name: Any, size: int) -> None:
@@ -94,11 +96,10 @@ def _replay_ddp(replay: Replay, strategy: dict[str, Any], shapes: Sequence[Param
 
 def _hold_optimizer(replay: Replay, buffers: Sequence[FlatBuffer], n: int, k: int) -> None:
     """The optimizer states of the rank that owns most, padding apart."""
-    owned = [[buffer.owned(rank) for buffer in buffers] for rank in range(n)]
-    size = [
-        sum(k * numel * b.element_bytes + STEP_COUNTER_BYTES * segments * bool(k) for b, (numel, segments) in zip(buffers, mine, strict=True))
-        for mine in owned
-    ]  # fmt: skip
+    size = []
+    for rank in range(n):
+        owned = [(buffer.owned(rank), buffer.element_bytes) for buffer in buffers]
+        size.append(sum(k * numel * b + STEP_COUNTER_BYTES * parts * bool(k) for (numel, parts), b in owned))
     replay.hold("optimizer", "all", max(size))
 
 
@@ -145,7 +146,9 @@ def _play_buckets(
 
 
 def _replay_stage3(replay: Replay, strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int, k: int) -> None:
-    units = {name: [lay_out(shapes, kind, n) for kind in by_kind(shapes, mine)] for name, mine in by_unit(shapes).items()}
+    units = {
+        name: [lay_out(shapes, kind, n) for kind in by_kind(shapes, mine)] for name, mine in by_unit(shapes).items()
+    }
     trained = {name: [b for b in buffers if shapes[b.spans[0].parameter].trainable] for name, buffers in units.items()}
     every = [b for buffers in trained.values() for b in buffers]
     shard = sum(b.padded_bytes // n for buffers in units.values() for b in buffers)

@@ -1,9 +1,9 @@
 """Elements moved in one step of one micro-batch, by the paper's convention: all-reduce 2, the others 1 of the whole.
 
-    ddp            2ψ                                               all-reduce
-    zero1, zero2   2 · padded                                       reduce-scatter, all-gather
-    zero3          2 · padded − root + padded trainable             two all-gathers a unit, one for the root that
-                                                                    stays between forward and backward; reduce-scatter
+ddp            2ψ                                               all-reduce
+zero1, zero2   2 · padded                                       reduce-scatter, all-gather
+zero3          2 · padded − root + padded trainable             two all-gathers a unit, one for the root that
+                                                                stays between forward and backward; reduce-scatter
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1)
     return Layout(tuple(pieces), world_size, align)
 
 
-def buckets(
-    numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1
-) -> list[Layout]:
+def buckets(numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1) -> list[Layout]:
     """Cuts parameters, laid end to end, into constant-size units that parameters may straddle.
 
     `bucket_numel` is rounded up to a multiple of N · `align`, so that only the last unit is padded at its

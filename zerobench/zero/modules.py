@@ -37,6 +37,22 @@ def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[st
     return [(name, module) for module, name in names.items() if module in set(chosen)]
 
 
+def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> dict[nn.Parameter, str]:
+    """Each unique parameter's unit: the innermost around it; "root" around none, or where it stands in several."""
+    names = {module: name for name, module in units}
+    found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
+
+    def visit(module: nn.Module, unit: str) -> None:
+        unit = names.get(module, unit)
+        for parameter in module.parameters(recurse=False):
+            found[parameter].add(unit)
+        for child in module.children():
+            visit(child, unit)
+
+    visit(root, "root")
+    return {parameter: around.pop() if len(around) == 1 else "root" for parameter, around in found.items()}
+
+
 def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
     """The tensors in a module's output that backward will pass; looks into containers and dataclasses."""
     for leaf in pytree.tree_leaves(output):

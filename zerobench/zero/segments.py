@@ -43,9 +43,7 @@ class OptimizerSegment:
         self.tensor.grad = shard.narrow(0, self.segment.offset, self.segment.numel) if used else None
 
 
-def check_optimizer(
-    optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool
-) -> None:
+def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
     """Refuses an optimizer that cannot be sharded. Raises ValueError with one sentence.
 
     `trainable`: the module's unique trainable parameters and their names. `elementwise`: the caller

@@ -113,5 +113,3 @@ class Stage1(Strategy):
         gathers = [self.comm.all_gather(unit.full_parameters, unit.name) for unit in self.units]
         for gather in gathers:
             gather.wait()
-
-

@@ -32,7 +32,13 @@ from torch.autograd.graph import register_multi_grad_hook
 from . import labels
 from .comm import Handle
 from .layout import one_unit
-from .modules import default_units, inside_backward, named_units, tensors_that_require_grad
+from .modules import (
+    default_units,
+    inside_backward,
+    named_units,
+    tensors_that_require_grad,
+    unit_of_parameters,
+)
 from .prefetch import UnitOrder
 from .stage2 import Stage2
 from .unit import ALIGN_BYTES, Unit
@@ -62,36 +68,21 @@ class Stage3(Stage2):
         self._nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
-        taken: set[nn.Parameter] = set()
-        # The innermost unit owns a parameter; the root takes what nobody else holds, shared parameters too.
-        shared = self._used_by_several([module for _, module in modules])
-        for name, module in [*reversed(modules), ("root", self.module)]:
-            mine = [p for p in module.parameters() if p not in taken and p.numel() and (name == "root" or p not in shared)]
-            taken.update(mine)
+        unit_of = unit_of_parameters(self.module, modules)
+        for name, module in [("root", self.module), *modules]:
+            mine = [p for p, unit in unit_of.items() if unit == name and p.numel()]
             units = self._adopt_module(name, mine)
             if units or module is self.module:
                 self._hook(module, units)
-        self._all_units.reverse()
         self.units = [unit for unit in self._all_units if unit.trainable]
         self.label_units()
-
-    @staticmethod
-    def _used_by_several(modules: list[nn.Module]) -> set[nn.Parameter]:
-        """Parameters that live in several units none of which lies inside the other."""
-        owners: dict[nn.Parameter, list[nn.Module]] = {}
-        for module in modules:
-            for parameter in module.parameters():
-                owners.setdefault(parameter, []).append(module)
-        chains = {p: sorted(ms, key=lambda m: len(list(m.modules()))) for p, ms in owners.items()}
-        nested = lambda ms: all(small in set(big.modules()) for small, big in zip(ms, ms[1:], strict=False))  # noqa: E731
-        return {p for p, ms in chains.items() if not nested(ms)}
 
     def _adopt_module(self, name: str, parameters: list[nn.Parameter]) -> list[ModuleUnit]:
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in parameters:
             kinds.setdefault((p.requires_grad, p.dtype, p.device), []).append(p)
-        suffix = lambda number: f" part {number}" if number else ""  # noqa: E731
-        return [self._adopt_unit(name + suffix(n), mine) for n, mine in enumerate(kinds.values())]
+        names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
+        return [self._adopt_unit(*one) for one in zip(names, kinds.values(), strict=False)]
 
     def _adopt_unit(self, name: str, parameters: list[nn.Parameter]) -> ModuleUnit:
         index = {p: i for i, p in enumerate(self.trainable)}
@@ -257,9 +248,9 @@ class Stage3(Stage2):
         for unit in used:
             if unit.trainable and unit not in self._done:
                 self.reduce(unit)
-        for unit in self.units:
-            if unit.filled and unit.reduction is None:  # gradients that came late, or from under no_sync
-                self.reduce(unit)
+        for late in self.units:
+            if late.filled and late.reduction is None:  # gradients that came late, or from under no_sync
+                self.reduce(late)
 
     def _finish_backward(self) -> None:
         super()._finish_backward()

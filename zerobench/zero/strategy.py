@@ -125,7 +125,7 @@ class Strategy:
         """Backpropagates `loss` (a scalar) and reduces the gradients over the ranks."""
         self._in_backward = True
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         finally:
             self._in_backward = False
         self._finish_backward()

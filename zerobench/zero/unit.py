@@ -25,7 +25,6 @@ import torch
 from .comm import Comm, Handle
 from .layout import Layout, Piece
 
-
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
 

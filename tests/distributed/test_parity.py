@@ -1,0 +1,118 @@
+"""Every stage against torch DDP, and the stages against one another. The tolerances: CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import zoo
+from tests.distributed import training
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES
+
+
+ADAM_TOLERANCE = 0.02 * 1e-2
+"""Adam divides by the size of the gradient: where that is rounding alone, it moves by a share of the learning rate."""
+
+
+def check_parity(results: list[dict], n: int, tolerance: float = ADAM_TOLERANCE) -> None:
+    """`results`: a dict a rank of strategy -> (losses, state). Bit-equal with DDP at N <= 2, close beyond.
+
+    The stages are bit-equal with one another at every N."""
+    for mine in results:
+        losses, state = mine["ddp"]
+        for stage in STAGES:
+            stage_losses, stage_state = mine[stage]
+            assert stage_state.keys() == state.keys()
+            if n <= 2:
+                assert stage_losses == losses, stage
+                different = [k for k in state if not torch.equal(stage_state[k], state[k])]
+                assert not different, (stage, different)
+            else:
+                torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
+                for key in state:
+                    assert (stage_state[key] - state[key]).abs().max() <= tolerance, (stage, key)
+            first_losses, first_state = mine["zero1"]
+            assert stage_losses == first_losses
+            assert all(torch.equal(stage_state[k], first_state[k]) for k in state)
+        for key in (k for k in state if "running" not in k):  # every rank ends with the same weights
+            assert torch.equal(mine["zero3"][1][key], results[0]["zero3"][1][key])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", [m for m in zoo.MODELS if m != "recomputed_reentrant"])
+def test_models_train_as_under_ddp(model: str, n: int) -> None:
+    # A bias before BatchNorm has no true gradient, only rounding, which Adam would make steps of: SGD there.
+    optimizer, tolerance = ("sgd", 1e-6) if model == "convolutions" else ("adamw", ADAM_TOLERANCE)
+    check_parity(run_ranks(n, training.train_all, model, optimizer), n, tolerance)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_reentrant_recomputation(n: int) -> None:
+    """torch DDP refuses it with find_unused_parameters, so the oracle is the model without recomputation."""
+    for mine in run_ranks(n, compare_reentrant):
+        assert mine
+
+
+def compare_reentrant(rank: int, n: int) -> bool:
+    losses, state = training.train(rank, n, "ddp", "tied", "adamw")
+    for stage in STAGES:
+        stage_losses, stage_state = training.train(rank, n, stage, "recomputed_reentrant", "adamw")
+        torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
+        for key in state:
+            torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
+    return True
+
+
+@pytest.mark.parametrize("optimizer", list(zoo.OPTIMIZERS))
+def test_optimizers_update_as_under_ddp(optimizer: str) -> None:
+    check_parity(run_ranks(2, training.train_all, "tied", optimizer), 2)
+
+
+@pytest.mark.parametrize("no_sync", [False, True])
+def test_accumulation(no_sync: bool) -> None:
+    """Sums of three micro-batches round apart from DDP's, which adds before or after the reduction."""
+    for mine in run_ranks(2, training.accumulate_all, no_sync):
+        losses, state = mine["ddp"]
+        for stage in STAGES:
+            torch.testing.assert_close(torch.tensor(mine[stage][0]), torch.tensor(losses), rtol=1e-6, atol=1e-6)
+            for key in state:
+                assert (mine[stage][1][key] - state[key]).abs().max() <= 0.02 * 1e-2, (stage, key)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_evaluation_between_steps(n: int) -> None:
+    check_parity(run_ranks(n, training.evaluate_all), n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_groups_schedulers_and_two_forwards(n: int) -> None:
+    check_parity(run_ranks(n, training.schedule_all), n)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_state_dict_resumes_to_the_bit(n: int) -> None:
+    for mine in run_ranks(n, training.resume_all):
+        for stage, (straight, resumed) in mine.items():
+            assert straight == resumed, stage
+
+
+def test_runs_are_deterministic() -> None:
+    first, second = (run_ranks(3, training.train, "zero3", "tied", "adamw", 8) for _ in range(2))
+    for (losses, state), (again, state_again) in zip(first, second, strict=True):
+        assert losses == again
+        assert all(torch.equal(state[k], state_again[k]) for k in state)
+
+
+def test_prefetch_changes_nothing() -> None:
+    for deep in (0, 1, 3):
+        results = run_ranks(2, train_prefetching, deep)
+        assert results[0] == run_ranks(2, train_prefetching, 1)[0]
+
+
+def train_prefetching(rank: int, n: int, depth: int) -> list[float]:
+    return training.train(rank, n, "zero3", "tied", "adamw", 6, prefetch=depth)[0]
+
+
+def test_ddp_still_has_the_private_method_that_we_label() -> None:
+    assert run_ranks(1, training.ddp_has_private_sync) == [True]

@@ -1,0 +1,149 @@
+"""Trains a zoo model under a strategy on this rank; the functions that the parity tests run on ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from tests import zoo
+from zerobench.baselines.ddp import DdpEngine
+from zerobench.zero import STAGES, initialize
+
+STEPS = 20
+
+
+def engine_of(strategy: str, model, optimizer, **options: Any):
+    if strategy == "ddp":
+        return DdpEngine(model, optimizer, gradient_as_bucket_view=True, find_unused_parameters=True)
+    return initialize(model, optimizer, strategy, bucket_bytes=4096, **options)
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    return output.loss if isinstance(output, zoo.Output) else output
+
+
+def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str, steps: int = STEPS, **options: Any):
+    """(losses, the full state at the end) of this rank."""
+    model = zoo.build(model_name)
+    if rank > 0:  # the model must become rank 0's
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    engine = engine_of(strategy, model, zoo.OPTIMIZERS[optimizer_name](model.parameters()), **options)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(engine(*zoo.tokens(rank, n, step)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, engine.full_state_dict()
+
+
+def train_all(rank: int, n: int, model_name: str, optimizer_name: str) -> dict[str, Any]:
+    return {s: train(rank, n, s, model_name, optimizer_name) for s in ("ddp", *STAGES)}
+
+
+def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
+    """Three micro-batches a step."""
+    model = zoo.build("tied")
+    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+    losses = []
+    for step in range(6):
+        for micro in range(3):
+            inputs = zoo.tokens(rank, n, 3 * step + micro)
+            if no_sync and micro < 2:
+                with engine.no_sync():
+                    engine.backward(engine(*inputs) / 3)
+            else:
+                loss = engine(*inputs) / 3
+                engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, engine.full_state_dict()
+
+
+def accumulate_all(rank: int, n: int, no_sync: bool) -> dict[str, Any]:
+    return {s: accumulate(rank, n, s, no_sync) for s in ("ddp", *STAGES)}
+
+
+def evaluate_between(rank: int, n: int, strategy: str) -> Any:
+    """Training with evaluation between steps, and between a forward and its backward."""
+    model = zoo.build("tied")
+    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+    losses = []
+    for step in range(4):
+        loss = engine(*zoo.tokens(rank, n, step))
+        engine.eval()
+        with torch.no_grad():
+            losses.append(engine(*zoo.tokens(rank, n, 100 + step)).item())
+        engine.train()
+        engine.backward(loss)
+        engine.step()
+        with torch.inference_mode():
+            losses.append(engine(*zoo.tokens(rank, n, 200 + step)).item())
+    return losses, engine.full_state_dict()
+
+
+def evaluate_all(rank: int, n: int) -> dict[str, Any]:
+    return {s: evaluate_between(rank, n, s) for s in ("ddp", *STAGES)}
+
+
+def schedule_and_groups(rank: int, n: int, strategy: str) -> Any:
+    """Two parameter groups, a scheduler that holds the optimizer, and two forwards before one backward."""
+    model = zoo.build("tied")
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0, "lr": 3e-3}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-2, 3e-3], total_steps=10)
+    engine = engine_of(strategy, model, optimizer)
+    assert engine.optimizer is optimizer
+    losses = []
+    for step in range(8):
+        loss = engine(*zoo.tokens(rank, n, step)) + engine(*zoo.tokens(rank, n, 50 + step))
+        engine.backward(loss)
+        engine.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses, engine.full_state_dict()
+
+
+def schedule_all(rank: int, n: int) -> dict[str, Any]:
+    return {s: schedule_and_groups(rank, n, s) for s in ("ddp", *STAGES)}
+
+
+def resume(rank: int, n: int, strategy: str) -> tuple[list[float], list[float]]:
+    """Losses of ten steps straight, and of the last five after a state_dict was put into a fresh engine."""
+
+    def fresh():
+        model = zoo.build("tied")
+        return engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()))
+
+    def steps(engine, numbers) -> list[float]:
+        losses = []
+        for step in numbers:
+            loss = engine(*zoo.tokens(rank, n, step))
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        return losses
+
+    first = fresh()
+    steps(first, range(5))
+    saved = first.state_dict()
+    saved = {k: ({n: t.clone() for n, t in v.items()} if k == "parameters" else v) for k, v in saved.items()}
+    second = fresh()
+    second.load_state_dict(saved)
+    resumed = steps(second, range(5, 10))
+    return steps(fresh(), range(10))[5:], resumed
+
+
+def resume_all(rank: int, n: int) -> dict[str, Any]:
+    return {s: resume(rank, n, s) for s in STAGES}
+
+
+def ddp_has_private_sync(rank: int, n: int) -> bool:
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(3))
+    return callable(model._sync_buffers)

@@ -1,0 +1,30 @@
+"""Runs a function on N real ranks, for tests: `run_ranks(n, function, *arguments)` returns a value a rank.
+
+The ranks come from the product's own launcher. `function` must be importable, and gets its rank's number first.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from zerobench.environment import rank_environment
+from zerobench.launch import launch
+
+
+def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [(rank, n, f"{folder}/rendezvous", arguments) for rank in range(n)]
+        outcome = launch(partial(_in_group, function), jobs, Path(folder) / "logs", timeout_s)
+        logs = "\n".join(p.read_text()[-3000:] for p in sorted((Path(folder) / "logs").glob("*.log")))
+        assert outcome.status == "ok", f"{outcome.status}: {outcome.reason}\n{logs}"
+        return outcome.results
+
+
+def _in_group(function: Callable[..., Any], job: tuple[int, int, str, tuple[Any, ...]], tell: Any) -> Any:
+    rank, n, rendezvous, arguments = job
+    with rank_environment(rank, n, "cpu", "gloo", rendezvous, threads=1, timeout_s=100):
+        return function(rank, n, *arguments)

@@ -1,0 +1,150 @@
+"""Small models with everything that is hard for a flat buffer. Each: `build() -> (module, inputs(rank, n, step))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, WORDS = 19, 37
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 3 * width + 1)
+        self.down = nn.Linear(3 * width + 1, width)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Tied(nn.Module):
+    """Tied head, scalar parameter, a block run twice, sizes that divide by nothing."""
+
+    def __init__(self, recompute: bool | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.recompute = recompute
+
+    def forward(self, x, y):
+        h = self.embedding(x)
+        for block in (*self.blocks, self.blocks[1]):
+            h = block(h) if self.recompute is None else checkpoint(block, h, use_reentrant=self.recompute)
+        return F.cross_entropy(self.head(h * self.scale).flatten(0, 1), y.flatten())
+
+
+class Unused(nn.Module):
+    """Parameters that no step uses, ones that every second step uses, and frozen ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.never = nn.Linear(WIDTH, 5)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.blocks[2].norm.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.calls = 0
+
+    def forward(self, x, y):
+        self.calls += 1
+        h = self.blocks[0](self.embedding(x))
+        if self.calls % 2:
+            h = self.blocks[1](h)
+        h = self.frozen(self.blocks[2](h))
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    extra: Any = None
+
+
+class Rich(nn.Module):
+    """Blocks that return dataclasses, dicts and tuples with None; an empty module; float64 beside float32."""
+
+    class Stage(nn.Module):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind, self.block, self.nothing = kind, Block(), nn.Identity()
+
+        def forward(self, x):
+            h = self.block(self.nothing(x))
+            return {"dataclass": Output(h), "dict": {"h": h, "none": None}, "tuple": (h, None, 3)}[self.kind]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Rich.Stage(kind) for kind in ("dataclass", "dict", "tuple"))
+        self.wide = nn.Linear(WIDTH, WIDTH).double()
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x, y):
+        h = self.blocks[0](self.embedding(x)).loss
+        h = self.blocks[2](self.blocks[1](h)["h"])[0]
+        h = h + self.wide(h.double()).float()
+        return Output(F.cross_entropy(self.head(h).flatten(0, 1), y.flatten()))
+
+
+class Convolutions(nn.Module):
+    """Convolutions and BatchNorm's buffers, in a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 7, 3, bias=False), nn.BatchNorm2d(7)
+        )
+        self.head = nn.Linear(7, WORDS)
+
+    def forward(self, x, y):
+        picture = F.one_hot(x, WORDS).float().unsqueeze(1)
+        return F.cross_entropy(self.head(self.layers(picture).mean((2, 3))), y[:, 0])
+
+
+def tokens(rank: int, n: int, step: int, rows: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randint(0, WORDS, (rows * n, 9), generator=generator)[rows * rank : rows * (rank + 1)]
+    return x, (x * 7 + 3) % WORDS
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "tied": Tied,
+    "recomputed": lambda: Tied(recompute=False),
+    "recomputed_reentrant": lambda: Tied(recompute=True),
+    "unused": Unused,
+    "rich": Rich,
+    "convolutions": Convolutions,
+}
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "adamw_foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
+    "adam_amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=False),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-2),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
+}
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]()
