@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -209,10 +210,11 @@ def _send(pipe: Connection, kind: str, value: Any) -> None:
 
 
 def _detach(log: str) -> None:
-    """Dies with the parent, leaves Ctrl-C to it, and writes to `log`."""
+    """Dies with the fork server and with the process that asked for us, leaves Ctrl-C to it, writes to `log`."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(out, 1)
@@ -220,6 +222,14 @@ def _detach(log: str) -> None:
     os.close(out)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def _leave_with_parent() -> None:
+    """The fork server lives on while ranks do, so its death tells nothing of the process that launched us."""
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _classify(error: BaseException) -> tuple[str, str]:

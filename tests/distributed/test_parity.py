@@ -10,7 +10,6 @@ from tests.distributed import training
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES
 
-
 ADAM_TOLERANCE = 0.02 * 1e-2
 """Adam divides by the size of the gradient: where that is rounding alone, it moves by a share of the learning rate."""
 

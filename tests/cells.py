@@ -1,0 +1,37 @@
+"""Resolved cells for tests, without Hydra: `cell(strategy, world_size, ...)` gives what a run's config.yaml holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from zerobench import config as schemas
+from zerobench.config import Config, Measure
+from zerobench.resolve import Cell, resolve
+
+MODELS: dict[str, schemas.Model] = {
+    "tiny": schemas.Gpt(layers=3, hidden=48, heads=4),
+    "odd": schemas.Gpt(layers=3, hidden=33, heads=3, vocabulary=301, tied=False),
+    "checkpointed": schemas.Gpt(layers=3, hidden=48, heads=4, checkpointing=True),
+    "mlp": schemas.Mlp(layers=5, hidden=70),
+    "wide": schemas.Mlp(layers=4, hidden=320),
+}
+
+
+def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
+    section = schemas.SCHEMAS["strategy"][strategy]()
+    bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
+    if hasattr(section, "bucket_bytes"):
+        section.bucket_bytes = bucket_bytes
+    config = Config(
+        strategy=section,
+        model=MODELS[model],
+        data=schemas.Text(),
+        optimizer=more.pop("optimizer", None) or schemas.AdamW(),
+        world_size=world_size,
+        device="cpu",
+        sequence=32,
+        measure=Measure(steps=2, warmup=2),
+    )
+    config.launch.threads = 1
+    return resolve(replace(config, **more), model, [])

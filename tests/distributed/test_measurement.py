@@ -1,0 +1,97 @@
+"""The instrument against what is known: bytes of DDP and of the stages, volumes by formula, passes that agree."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from tests.cells import MODELS, cell
+from zerobench import cell as cells
+from zerobench import tables
+from zerobench.config import Sgd
+from zerobench.records import CATEGORIES, STATES
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
+
+
+def measured(tmp_path, *arguments, **more):
+    one = cell(*arguments, results_dir=str(tmp_path), **more)
+    assert not one.problems, one.problems
+    row = cells.run_cell(one, lambda _: None)
+    assert row.status == "ok", row.reason
+    return row, tables.load(tmp_path / row.run_id)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("model", "n"), [("tiny", 1), ("tiny", 2), ("odd", 3), ("checkpointed", 2), ("mlp", 4)])
+def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, model: str, n: int) -> None:
+    row, results = measured(tmp_path, strategy, n, model)
+    assert row.passes_agree
+    # states: floor and what is in flight, within 1 %
+    assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+    assert row.floor_states_bytes <= row.states_bytes
+    # parts at the peak add up to the peak, on every rank and in every phase
+    for _, part in results.memory.groupby(["rank", "phase"]):
+        by = part.set_index("category")
+        assert by.loc[list(CATEGORIES), "at_peak_bytes"].sum() == by.loc["total", "at_peak_bytes"]
+        assert by.loc[list(STATES), "at_states_peak_bytes"].sum() == by.loc["states", "max_bytes"]
+        assert (by["max_bytes"] >= by["at_peak_bytes"]).all()
+    assert sum(asdict(row)[f"peak_{category}_bytes"] for category in CATEGORIES) == row.peak_bytes
+    # traffic: to the element
+    assert row.volume_psi == row.predicted_volume_psi
+    assert results.traffic.known.all()
+    if n > 1 and strategy != "ddp":
+        assert row.wire_bytes == pytest.approx(4 * row.volume_psi * row.psi * (n - 1) / n, rel=1e-9)
+        kinds = set(results.traffic[~results.traffic.control].collective)
+        assert kinds == {"reduce_scatter", "all_gather"}
+
+
+def test_ddp_holds_sixteen_bytes_a_parameter(tmp_path) -> None:
+    """The probe is trusted on what is known: 4ψ parameters, 4ψ gradients, 8ψ Adam states, volume 2ψ."""
+    row, results = measured(tmp_path, "ddp", 2, "mlp")
+    tensors = 2 + 2 * 5 + 1
+    assert row.max_parameters_bytes == 4 * row.psi
+    assert row.max_optimizer_bytes == 8 * row.psi + 4 * tensors
+    assert 4 * row.psi < row.max_gradients_bytes <= 4 * row.psi + 4 * 2 * 256 * 70
+    assert row.max_communication_bytes == row.max_master_bytes == 0
+    assert row.volume_psi == 2.0
+    assert row.payload_bytes == 4 * row.psi
+    assert row.wire_bytes == 4 * row.psi
+    assert row.control_bytes == 0
+    assert set(results.traffic.phase) == {"backward"}
+
+
+def test_a_shard_is_a_share(tmp_path) -> None:
+    """Sizes that divide: stage by stage, parts fall to 1/N of DDP's, and nothing hides elsewhere."""
+    kept = {s: measured(tmp_path, s, 4, "tiny", bucket_bytes=16 * 1024)[0] for s in STRATEGIES}
+    psi = kept["ddp"].psi
+    for stage in ("zero1", "zero2", "zero3"):
+        assert kept[stage].max_optimizer_bytes == pytest.approx(2 * psi, rel=0.03)
+    assert kept["zero1"].max_gradients_bytes == pytest.approx(4 * psi, rel=0.15)
+    assert kept["zero2"].max_gradients_bytes < 2.2 * psi
+    assert kept["zero3"].max_parameters_bytes < kept["zero2"].max_parameters_bytes
+    assert kept["zero1"].states_bytes > kept["zero2"].states_bytes
+    assert len({k.loss_last for k in kept.values()}) <= 2  # DDP's ring may round apart; the stages do not
+    assert len({kept[s].loss_last for s in ("zero1", "zero2", "zero3")}) == 1
+
+
+def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
+    row, _ = measured(tmp_path, "zero2", 2, optimizer=Sgd())
+    assert row.max_optimizer_bytes == 0
+    assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+    row, _ = measured(tmp_path, "zero2", 2, optimizer=Sgd(momentum=0.9))
+    assert row.max_optimizer_bytes == pytest.approx(4 * row.psi / 2, rel=0.01)
+
+
+def test_accounting_repeats_to_the_byte(tmp_path) -> None:
+    """Two runs of one cell: everything but time is equal."""
+    first, second = (asdict(measured(tmp_path, "zero3", 2)[0]) for _ in range(2))
+    exact = [k for k in first if k.endswith(("_bytes", "_psi")) and k != "resident_bytes"]
+    assert {k: first[k] for k in exact} == {k: second[k] for k in exact}
+    assert first["loss_last"] == second["loss_last"]
+    assert first["run_id"] != second["run_id"]
+
+
+def test_every_model_of_the_tests_is_valid() -> None:
+    assert all(not cell("ddp", 1, model).problems for model in MODELS)

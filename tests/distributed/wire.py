@@ -1,0 +1,41 @@
+"""Run in a network namespace of its own: counts what really crosses the loopback interface in STEPS steps.
+
+    unshare -n python -m tests.distributed.wire STRATEGY WORLD_SIZE STEPS FOLDER
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import sys
+from pathlib import Path
+
+from tests.cells import cell
+from zerobench.config import Measure
+from zerobench.launch import launch
+from zerobench.worker import RankJob, run_rank
+
+
+def raise_loopback() -> None:
+    set_flags, up_and_running = 0x8914, 0x41
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        fcntl.ioctl(one, set_flags, struct.pack("16sh14x", b"lo", up_and_running))
+
+
+def loopback_bytes() -> int:
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split()[1])
+
+
+def main(strategy: str, n: int, steps: int, folder: str) -> None:
+    raise_loopback()
+    config = cell(strategy, n, "wide", measure=Measure(steps=steps, warmup=2)).config
+    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{steps}") for rank in range(n)]
+    outcome = launch(run_rank, jobs, Path(folder) / "logs", 120)
+    assert outcome.status == "ok", outcome.reason
+    print(loopback_bytes())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,88 @@
+"""Whatever becomes of the ranks is an outcome, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults import workers
+from zerobench.launch import launch
+
+
+def ranks_alive() -> list[psutil.Process]:
+    """Processes below this one that are ranks: children of the fork server."""
+    below = psutil.Process().children(recursive=True)
+    return [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and p.parent().pid != os.getpid()]
+
+
+def test_results_come_back_in_order(tmp_path: Path) -> None:
+    told: list = []
+    outcome = launch(workers.fine, [0, 1, 2], tmp_path, 60, told.append)
+    assert (outcome.status, outcome.results) == ("ok", [0, 1, 4])
+    assert sorted(t["rank"] for t in told) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("worker", "status", "words"),
+    [
+        (workers.raises, "crash", "rank 1 raised ValueError: this rank does not like its job"),
+        (workers.killed, "crash", "rank 1 was killed by signal 9 (SIGKILL)"),
+        (workers.leaves, "crash", "rank 0 exited early with code 7"),
+        (workers.out_of_memory, "oom", "can't allocate memory"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status: str, words: str) -> None:
+    begun = time.monotonic()
+    outcome = launch(worker, [0, 1, 2], tmp_path, 60)
+    assert outcome.status == status
+    assert words in outcome.reason
+    assert "\n" not in outcome.reason
+    assert time.monotonic() - begun < 20
+    assert ranks_alive() == []
+
+
+def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:
+    outcome = launch(workers.hangs, [0, 1], tmp_path, 2)
+    assert outcome.status == "timeout"
+    assert outcome.reason == "launch.timeout_s=2 was over and rank 1 still ran; the stacks are in the logs"
+    log = (tmp_path / "rank1.log").read_text()
+    assert "about to hang" in log
+    assert "in hangs" in log
+    assert ranks_alive() == []
+
+
+def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch import launch\n"
+        f"launch(workers.says_pid_and_sleeps, [r'{tmp_path}/0', r'{tmp_path}/1'], Path(r'{tmp_path}/logs'), 300)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    pids = [wait_for_pid(tmp_path / name) for name in ("0", "1")]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "ranks outlived their parent"
+        time.sleep(0.1)
+
+
+def wait_for_pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return int(path.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

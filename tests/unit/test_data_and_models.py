@@ -1,0 +1,130 @@
+"""Batches depend on seed and step alone; models have the sizes that their names say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zerobench
+from zerobench import models
+from zerobench.data import Batches, default_text, read_text, text_hash
+
+CPU = torch.device("cpu")
+
+
+def batches(text: bool, rank: int, world_size: int, batch: int = 12, seed: int = 3) -> Batches:
+    content = read_text(None, 16) if text else None
+    return Batches(content, 50 if not text else 256, 16, batch // world_size, rank, world_size, seed, CPU)
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_ranks_together_see_what_one_rank_would(text: bool, world_size: int) -> None:
+    for step in (0, 7):
+        whole = batches(text, 0, 1).batch(step)
+        parts = [batches(text, rank, world_size).batch(step) for rank in range(world_size)]
+        for place in (0, 1):
+            assert torch.equal(torch.cat([part[place] for part in parts]), whole[place])
+
+
+def test_steps_and_seeds_differ_and_targets_follow() -> None:
+    tokens, targets = batches(True, 0, 1).batch(0)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert not torch.equal(tokens, batches(True, 0, 1).batch(1)[0])
+    assert not torch.equal(tokens, batches(True, 0, 1, seed=4).batch(0)[0])
+
+
+def test_the_default_text_is_english_and_hashed(tmp_path) -> None:
+    assert default_text().stat().st_size > 300_000
+    assert b"the " in default_text().read_bytes()
+    mine = tmp_path / "my text.txt"
+    mine.write_text("abcdef" * 10)
+    assert text_hash(str(mine)) != text_hash(None)
+    with pytest.raises(ValueError, match="too few for sequence=60"):
+        read_text(str(mine), 60)
+    with pytest.raises(ValueError, match="no such file"):
+        read_text(str(tmp_path / "none"), 5)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_gpt2_has_its_published_size() -> None:
+    with torch.device("meta"):
+        model = models.build(
+            "gpt",
+            {
+                "layers": 12,
+                "hidden": 768,
+                "heads": 12,
+                "vocabulary": 50257,
+                "positions": 1024,
+                "tied": True,
+                "checkpointing": False,
+            },
+        )
+    assert count(model) == 124_439_808
+
+
+def test_gpt_is_causal_and_checkpointing_changes_nothing() -> None:
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 11, "positions": 9, "tied": True}
+    tokens = torch.randint(0, 11, (3, 9), generator=torch.Generator().manual_seed(0))
+    losses, gradients = [], []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = models.build("gpt", {**shape, "checkpointing": checkpointing})
+        loss = model(tokens, tokens.roll(-1, 1))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert losses[0] == losses[1]
+    assert torch.equal(*gradients)
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 11
+    seen: list[torch.Tensor] = []
+    model.norm.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    model(tokens, tokens)
+    model(changed, tokens)
+    assert torch.equal(seen[0][:, :-1], seen[1][:, :-1])
+    assert not torch.equal(seen[0][:, -1], seen[1][:, -1])
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_transformers_models_have_random_weights_and_train(architecture: str) -> None:
+    pytest.importorskip("transformers")
+    from zerobench.models import huggingface
+
+    assert huggingface.problems_of(architecture, {}) == []
+    torch.manual_seed(0)
+    model = huggingface.build(architecture, 2, 32, 2, 61, 16, {})
+    tokens = torch.randint(0, 61, (2, 16))
+    model(tokens, tokens).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
+    pytest.importorskip("transformers")
+    from zerobench.models import huggingface
+
+    assert "did you mean llama" in huggingface.problems_of("lama", {})[0]
+    assert "did you mean n_embd" in huggingface.problems_of("gpt2", {"n_embed": 4})[0]
+
+
+def test_register_model_wants_named_options_with_types() -> None:
+    zerobench.register_model("fine", fine)
+    assert models.schema_of("fine", fine)().width == 8
+    with pytest.raises(ValueError, match="'gpt' is taken"):
+        zerobench.register_model("gpt", fine)
+    with pytest.raises(ValueError, match="parameter width needs a default"):
+        zerobench.register_model("bad", without_default)
+    with pytest.raises(ValueError, match="no usable name"):
+        zerobench.register_model("no name", fine)
+
+
+def fine(width: int = 8, vocabulary: int = 4) -> torch.nn.Module:
+    return torch.nn.Linear(width, vocabulary)
+
+
+def without_default(width: int) -> torch.nn.Module:
+    return torch.nn.Linear(width, width)

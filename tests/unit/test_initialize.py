@@ -1,0 +1,90 @@
+"""What `initialize` refuses, by name and with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), fused=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS cannot be sharded: its line search"),
+        (lambda m: torch.optim.Adafactor(m.parameters()), "Adafactor cannot be sharded: it factors"),
+        (lambda m: torch.optim.SparseAdam(list(m.parameters())), "SparseAdam cannot be sharded: it takes sparse"),
+        (lambda m: torch.optim.Muon([m.weight]), "Muon cannot be sharded: it orthogonalises"),
+        (lambda m: torch.optim.SGD([m.weight], lr=0.1), "does not hold bias"),
+        (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.ones(2))], lr=0.1), "1 trainable tensors"),
+    ],
+)
+def test_optimizers_that_cannot_be_sharded(optimizer, words: str) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=words):
+        zerobench.initialize(model, optimizer(model), "zero2")
+
+
+def test_an_optimizer_that_has_stepped() -> None:
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        model = nn.Linear(4, 4)
+        optimizer = kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        with pytest.raises(ValueError, match="already taken a step"):
+            zerobench.initialize(model, optimizer, "zero1")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        ("zero4", {}, "'zero4' is unknown; did you mean zero"),
+        ("zero2", {"bucket_byte": 5}, "bucket_byte: no such option; did you mean bucket_bytes"),
+        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 is too small"),
+        ("zero3", {"prefetch": -1}, "prefetch: -1 is negative"),
+        ("zero3", {"units": (nn.Linear(1, 1),)}, "Linear is not a submodule"),
+    ],
+)
+def test_options(strategy: str, options: dict, words: str) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=words):
+        zerobench.initialize(model, adam(model), strategy, **options)
+
+
+def test_precisions_and_sparse_gradients() -> None:
+    half = nn.Linear(4, 4).bfloat16()
+    with pytest.raises(ValueError, match=r"weight: its dtype is torch.bfloat16"):
+        zerobench.initialize(half, torch.optim.SGD(half.parameters(), lr=0.1))
+    sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
+    with pytest.raises(ValueError, match="0: it asks for sparse gradients"):
+        zerobench.initialize(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_without_a_process_group_it_is_a_world_of_one(strategy: str) -> None:
+    torch.manual_seed(0)
+    plain, model = nn.Linear(5, 3), nn.Linear(5, 3)
+    model.load_state_dict(plain.state_dict())
+    oracle = adam(plain)
+    engine = zerobench.initialize(model, adam(model), strategy)
+    for step in range(5):
+        x = torch.randn(2, 5, generator=torch.Generator().manual_seed(step))
+        plain(x).square().mean().backward()
+        oracle.step()
+        oracle.zero_grad()
+        engine.backward(engine(x).square().mean())
+        engine.step()
+    state = engine.full_state_dict()
+    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+
+
+def test_backward_must_go_through_the_engine() -> None:
+    model = nn.Linear(4, 4)
+    engine = zerobench.initialize(model, adam(model))
+    with pytest.raises(RuntimeError, match=r"engine\.backward"):
+        engine(torch.ones(4)).sum().backward()

@@ -1,0 +1,122 @@
+"""The ledger on its own: lives, sizes, labels; and the allocator as an independent witness."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from zerobench.probes.memory import Ledger
+from zerobench.zero import labels
+
+
+@pytest.fixture
+def ledger():
+    one = Ledger()
+    labels.listen(one)
+    with one:
+        yield one
+    labels.unlisten(one)
+
+
+def stretch(ledger: Ledger, work) -> dict[str, int]:
+    ledger.begin()
+    work()
+    ledger.end("all")
+    return {k: v for k, v in ledger.extremes["all"].highest.items() if v}
+
+
+def test_a_storage_counts_once_and_only_while_it_lives(ledger: Ledger) -> None:
+    def work() -> None:
+        ledger.enter_phase("forward")
+        a = torch.empty(1000)
+        b = a.view(10, 100)[3:5]
+        del a
+        c = torch.empty(500)
+        del b, c
+        torch.empty(1200)
+
+    assert stretch(ledger, work) == {"activations": 6000}
+
+
+def test_the_first_label_holds_from_birth_and_a_second_from_then_on(ledger: Ledger) -> None:
+    ledger.enter_phase("backward")
+
+    def work() -> None:
+        with torch.no_grad():
+            a = torch.empty(1000)
+            scratch = torch.empty(100)
+            labels.label(a, labels.GRADIENTS, "a")
+            del scratch
+            labels.label(a, labels.COMMUNICATION, "a")
+            torch.empty(50)
+
+    assert stretch(ledger, work) == {"gradients": 4000, "temporary": 400, "communication": 4000}
+    assert ledger.extremes["all"].peak == 4400
+
+
+def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:
+    a = torch.empty(1000)
+    labels.label(a, labels.PARAMETERS, "a")
+    a.untyped_storage().resize_(0)
+
+    def work() -> None:
+        a.untyped_storage().resize_(4000)
+        a.untyped_storage().resize_(0)
+
+    assert stretch(ledger, work) == {"parameters": 4000}
+
+
+def test_the_patch_on_resize_is_taken_back() -> None:
+    before = torch.UntypedStorage.resize_
+    with Ledger():
+        assert torch.UntypedStorage.resize_ is not before
+    assert torch.UntypedStorage.resize_ is before
+
+
+def test_recomputation_makes_activations_and_backward_makes_temporaries(ledger: Ledger) -> None:
+    ledger.enter_phase("backward")
+
+    def work() -> None:
+        with torch.enable_grad():
+            torch.empty(300)
+        with torch.no_grad():
+            torch.empty(200)
+
+    assert stretch(ledger, work) == {"activations": 1200, "temporary": 800}
+
+
+def test_the_allocator_agrees_on_a_training_step() -> None:
+    """torch.profiler's allocator events are an independent witness: what a step adds at most, to the byte.
+
+    Linear layers keep no buffers inside kernels, so there is nothing that only the allocator could see.
+    """
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    x = torch.randn(32, 64)
+
+    def step() -> None:
+        loss = model(x).square().mean()
+        loss.backward()
+        model.zero_grad()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    running = peak = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            running += event.nbytes()
+            peak = max(peak, running)
+    ledger = Ledger()
+    labels.listen(ledger)
+    with ledger:
+        for parameter in model.parameters():
+            labels.label(parameter, labels.PARAMETERS, "")
+        ledger.begin()
+        ledger.enter_phase("forward")
+        step()
+        ledger.end("all")
+    labels.unlisten(ledger)
+    before = sum(4 * parameter.numel() for parameter in model.parameters())
+    assert ledger.extremes["all"].peak - before == peak

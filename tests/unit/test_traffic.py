@@ -1,0 +1,73 @@
+"""The traffic meter on each collective, in a world of two: bytes of the logical tensor, never of its storage."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import run_ranks
+from zerobench.probes.traffic import TrafficMeter
+from zerobench.zero import labels
+
+
+def issue_everything(rank: int, n: int) -> dict[str, tuple]:
+    warnings.simplefilter("ignore")
+    meter = TrafficMeter()
+    meter.phase = "backward"
+    big = torch.ones(1024)
+    view = big[:16]
+    half = torch.ones(8)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(view),
+        "broadcast": lambda: dist.broadcast(view, 0),
+        "all_gather_into": lambda: dist.all_gather_into_tensor(view, half),
+        "all_gather": lambda: dist.all_gather([torch.empty(8) for _ in range(n)], half),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(half, view),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(16), view),
+        "exchange": lambda: exchange(rank),
+        "scalar": lambda: dist.all_reduce(torch.ones(1)),
+        "flags": lambda: dist.all_reduce(torch.ones(7, dtype=torch.int32)),
+        "labelled": lambda: labelled(view),
+        "barrier": dist.barrier,
+    }
+    seen = {}
+    with meter:
+        for name, call in calls.items():
+            call()
+            seen[name] = [(o.operator, o.payload_bytes, o.wire_bytes, o.volume_elements, o.control) for o in meter.operations]
+            meter.operations.clear()
+    return seen
+
+
+def exchange(rank: int) -> None:
+    works = [dist.irecv(torch.empty(8), 1 - rank), dist.isend(torch.ones(8), 1 - rank)]
+    for work in works:
+        work.wait()
+
+
+def labelled(view: torch.Tensor) -> None:
+    with labels.collective("control"):
+        dist.broadcast(view, 0)
+
+
+def test_every_collective_in_a_world_of_two() -> None:
+    for seen in run_ranks(2, issue_everything):
+        assert seen["all_reduce"] == [("allreduce_", 64, 64.0, 32, False)]
+        assert seen["broadcast"] == [("broadcast_", 64, 32.0, 16, False)]
+        assert seen["all_gather_into"] == [("_allgather_base_", 64, 32.0, 16, False)]
+        assert seen["all_gather"] == [("allgather_", 64, 32.0, 16, False)]
+        assert seen["reduce_scatter"] == [("_reduce_scatter_base_", 64, 32.0, 16, False)]
+        assert seen["all_to_all"] == [("alltoall_base_", 64, 32.0, 16, False)]
+        assert seen["exchange"] == [("send", 32, 32.0, 16.0, False)]
+        assert seen["scalar"] == [("allreduce_", 4, 4.0, 0.0, True)]
+        assert seen["flags"] == [("allreduce_", 28, 28.0, 0.0, True)]
+        assert seen["labelled"] == [("broadcast_", 64, 32.0, 0.0, True)]
+        assert seen["barrier"] == []
+
+
+@pytest.mark.parametrize("name", ["recv_", "barrier"])
+def test_silent_operators_are_torchs_own_names(name: str) -> None:
+    assert hasattr(torch.ops.c10d, name)
