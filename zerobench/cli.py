@@ -19,13 +19,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+HELP = """\
+zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
+
+One run:
+  zerobench strategy=zero2 model=gpt_tiny world_size=2
+A sweep, every combination; finished cells of the same code are reused:
+  zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4
+The main job, as `make bench` runs it:
+  zerobench experiment=stages
+What a command line composes to, without running it:
+  zerobench strategy=zero3 --cfg job
+
+Verbs:
+  zerobench export [RUNS] --format csv|markdown [--out FILE]     tables of finished runs
+
+Groups (GROUP=CHOICE):
+{groups}
+
+Keys and their defaults (KEY=VALUE); comments on them are in conf/ and zerobench/config.py:
+{config}
+Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
+tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
+"""
+
 VERBS = {"export": ".export"}
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 
 def main() -> None:
-    """The console script; exits. In a rank process, which may run a user's script again, it does nothing."""
-    if multiprocessing.parent_process() is None:
+    """The console script; exits. In a rank process, which runs a user's script again to know it, it does nothing."""
+    reimported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
+    is_rank = reimported or multiprocessing.parent_process() is not None
+    if not is_rank:
         sys.exit(run(sys.argv[1:]))
 
 
@@ -41,14 +69,17 @@ def run(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from .config import config_dir, store_schemas
+    from .config import Model, config_dir, store_schemas
     from .models import registered_models, schema_of
     from .overrides import Overrides, split_arguments
 
-    user_models = {name: schema_of(name, build) for name, build in registered_models().items()}
+    user_models = {name: schema_of(name, build, Model) for name, build in registered_models().items()}
     store_schemas(user_models)
     flags, overrides, extra_dirs = split_arguments(arguments)
     check = Overrides(config_dir(), list(user_models), extra_dirs)
+    if {"-h", "--help"} & set(flags):
+        print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
+        return 0
     overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(VERBS))
     if check.problems:
         for problem in check.problems:

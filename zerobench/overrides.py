@@ -6,6 +6,7 @@ and what does not exist is answered with the nearest name that does.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from math import prod
@@ -55,6 +56,14 @@ class Overrides:
                     swept[key] = len(_values(override))
         self.cells = prod(swept.values())
         return checked
+
+    def list_choices(self) -> str:
+        """The groups and their choices, a line each."""
+        return "\n".join(f"  {group:<11}{', '.join(choices)}" for group, choices in self._choices.items())
+
+    def list_defaults(self) -> str:
+        """The config of an empty command line, as yaml."""
+        return textwrap.indent(OmegaConf.to_yaml(self._compose([])), "  ")
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         try:

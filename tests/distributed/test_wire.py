@@ -25,7 +25,17 @@ def test_the_wire_carries_what_the_formula_says(tmp_path, strategy: str, n: int)
     """The bytes that 10 further steps put on the wire, against the ring optimum of the predicted volume."""
 
     def carried(steps: int) -> int:
-        command = ["unshare", "-n", sys.executable, "-m", "tests.distributed.wire", strategy, str(n), str(steps), str(tmp_path)]
+        command = [
+            "unshare",
+            "-n",
+            sys.executable,
+            "-m",
+            "tests.distributed.wire",
+            strategy,
+            str(n),
+            str(steps),
+            str(tmp_path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)

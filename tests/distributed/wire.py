@@ -1,6 +1,6 @@
 """Run in a network namespace of its own: counts what really crosses the loopback interface in STEPS steps.
 
-    unshare -n python -m tests.distributed.wire STRATEGY WORLD_SIZE STEPS FOLDER
+unshare -n python -m tests.distributed.wire STRATEGY WORLD_SIZE STEPS FOLDER
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def issue_everything(rank: int, n: int) -> dict[str, tuple]:
     with meter:
         for name, call in calls.items():
             call()
-            seen[name] = [(o.operator, o.payload_bytes, o.wire_bytes, o.volume_elements, o.control) for o in meter.operations]
+            seen[name] = [
+                (o.operator, o.payload_bytes, o.wire_bytes, o.volume_elements, o.control) for o in meter.operations
+            ]
             meter.operations.clear()
     return seen
 

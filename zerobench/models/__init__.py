@@ -56,8 +56,8 @@ def registered_models() -> dict[str, Builder]:
     return dict(_registered)
 
 
-def schema_of(name: str, build: Builder) -> type:
-    """A dataclass of the builder's options, with a `kind` that names the model."""
+def schema_of(name: str, build: Builder, base: type = object) -> type:
+    """A dataclass, below `base`, of the builder's options, with a `kind` that names the model."""
     hints = get_type_hints(build)
     fields: list[Any] = [("kind", str, field(default=name))]
     for parameter in inspect.signature(build).parameters.values():
@@ -73,7 +73,7 @@ def schema_of(name: str, build: Builder) -> type:
             )
         else:
             fields.append((parameter.name, kind, field(default=parameter.default)))
-    return make_dataclass(f"{name}_options", fields)
+    return make_dataclass(f"{name}_options", fields, bases=(base,))
 
 
 def build(kind: str, options: dict[str, Any]) -> nn.Module:

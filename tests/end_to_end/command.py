@@ -1,0 +1,24 @@
+"""Runs the command line as a user would, from another folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = [
+    "model=gpt_tiny",
+    "model.layers=1",
+    "model.hidden=16",
+    "model.heads=2",
+    "measure=quick",
+    "sequence=16",
+    "device=cpu",
+]
+
+
+def zerobench(*arguments: str, cwd: Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerobench", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)

@@ -1,0 +1,207 @@
+"""The command line: runs, sweeps, reuse, mistakes, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+import zerobench
+from tests.end_to_end.command import ROOT, SMALL
+from tests.end_to_end.command import zerobench as run
+from zerobench import cli
+from zerobench.records import CATEGORIES
+
+
+def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) -> None:
+    done = run("-m", "strategy=ddp,zero1,zero2,zero3", "world_size=2", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = zerobench.load(tmp_path / "results/runs")
+    assert list(results.runs.strategy) == ["ddp", "zero1", "zero2", "zero3"]
+    assert set(results.runs.status) == {"ok"}
+    assert results.runs.loss_last.nunique() == 1
+    assert results.runs.passes_agree.all()
+    assert results.runs.peak_bytes.dtype == "Int64"
+    for category in CATEGORIES:
+        assert f"peak_{category}_bytes" in results.runs
+    for table in (results.steps, results.memory, results.tensors, results.traffic):
+        assert set(table.run_id) == set(results.runs.run_id)
+    folder = tmp_path / "results/runs" / results.runs.run_id[0]
+    assert {p.name for p in folder.iterdir()} >= {
+        "config.yaml",
+        "provenance.json",
+        "run.json",
+        "memory.parquet",
+        "logs",
+    }
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["batch"], config["micro_batch"], config["world_size"]) == (8, 4, 2)
+    assert "zero3 gpt_tiny N=2 b=8" in done.stdout
+    assert not list((tmp_path / "results/runs").glob(".partial-*"))
+
+    again = run("-m", "strategy=zero3,zero1", "batch=8", "world_size=2", *SMALL, cwd=tmp_path)
+    assert again.returncode == 0
+    assert again.stderr.count("reused an earlier run") == 2
+    assert len(zerobench.load(tmp_path / "results/runs").runs) == 4
+    forced = run("strategy=zero3", "world_size=2", "rerun=true", *SMALL, cwd=tmp_path)
+    assert forced.returncode == 0
+    assert zerobench.load(tmp_path / "results/runs").runs.run_id.iloc[-1].endswith("-2")
+
+    csv = run("export", "results/runs", "--format", "csv", cwd=tmp_path)
+    assert len(csv.stdout.splitlines()) == 6
+    markdown = run("export", "--format", "markdown", "--latest", "--out", "out/table.md", cwd=tmp_path)
+    assert markdown.returncode == 0
+    assert (tmp_path / "out/table.md").read_text().count("\n") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["strategy.stge=1"], "strategy.stge: no such key"),
+        (["+strategy.stge=1"], "strategy.stge: no such key"),
+        (["++strategy.stge=1"], "strategy.stge: no such key"),
+        (["strategy=zero2", "+strategy.bucket_byte=1024"], "did you mean strategy.bucket_bytes?"),
+        (["strategy=ddp", "strategy.prefetch=2"], "strategy.prefetch: no such key under strategy=ddp"),
+        (["-m", "strategy=ddp,zero3", "strategy.prefetch=2"], "no such key under strategy=ddp"),
+        (["world_sise=2"], "world_sise: no such key; did you mean world_size?"),
+        (["world_size=two"], "world_size=two: wants an integer or null, and 'two' is none"),
+        (["measure.steps=1.5"], "measure.steps=1.5: wants an integer, and 1.5 is none"),
+        (["strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
+        (["model=gpt_smal"], "did you mean gpt_small?"),
+        (["precision=bf16"], "precision=bf16: no such precision (valid: fp32)"),
+        (["strategy=ddp,zero1"], "strategy: several values make a sweep; add -m"),
+        (["measure=5"], "measure=5: no such measure"),
+        (["exprot"], "exprot: neither KEY=VALUE nor a verb; did you mean export?"),
+        (["~strategy"], "keys cannot be deleted"),
+        (["experiment=stage"], "did you mean stages?"),
+        (["strategy"], "strategy: neither KEY=VALUE nor a verb"),
+        (["model.layers.x=3"], "model.layers.x: no such key"),
+        (["model._target_=os.system"], "model._target_: no such key"),
+    ],
+)
+def test_a_mistyped_command_is_one_sentence_and_exit_2(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(arguments) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert len(errors.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    done = run("-m", "world_size=1,2,3", "batch=4", *SMALL, cwd=tmp_path)
+    assert done.returncode == 1
+    runs = zerobench.load(tmp_path / "results/runs").runs.set_index("world_size")
+    assert list(runs.status) == ["ok", "ok", "invalid"]
+    assert runs.loc[3, "reason"].startswith("batch=4: world_size=3 must divide it")
+    assert pd.isna(runs.loc[3, "peak_bytes"])
+    assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["batch=8", "micro_batch=2"], "give either batch or micro_batch=2, not both"),
+        (["measure.warmup=1"], "measure.warmup=1: must be at least 2"),
+        (["model.heads=5"], "model.heads=5: it must divide hidden=16"),
+        (["model.vocabulary=100"], "model.vocabulary=100: the data's tokens need at least 256"),
+        (["model.positions=8"], "sequence=16: the model has only 8 positions"),
+        (["data.path=nowhere.txt"], "data.path=nowhere.txt: there is no such file"),
+        (["backend=mpi"], "backend=mpi: use one of auto, gloo, nccl"),
+        (["world_size=0"], "world_size=0: there must be at least 1 rank"),
+        (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
+    ],
+)
+def test_values_that_make_no_sense_get_a_sentence(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([*SMALL, *arguments]) == 1
+    assert words in capsys.readouterr().err
+    assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["invalid"]
+
+
+def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
+    shown = run("--help", cwd=tmp_path).stdout
+    for words in ("zerobench -m strategy=ddp,zero1,zero2,zero3", "gpt2_124m", "zerobench export", "Exit code"):
+        assert words in shown
+    assert "schema" not in shown
+    job = yaml.safe_load(run("strategy=zero3", "+experiment=stages", "--cfg", "job", cwd=tmp_path).stdout)
+    assert job["strategy"]["name"] == "zero3"
+    assert job["optimizer"]["lr"] == 3e-4
+    assert run("export", "nowhere", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}={p.stem}")
+def test_every_yaml_composes_and_resolves(path: Path) -> None:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    from zerobench.config import store_schemas
+    from zerobench.overrides import stray_keys
+    from zerobench.resolve import resolve
+
+    store_schemas({})
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        config = compose("config", overrides=[f"{path.parent.name}={path.stem}", "device=cpu"])
+    assert stray_keys(config) == []
+    cell = resolve(OmegaConf.to_object(config), path.stem, [])
+    assert cell.problems == ()
+    assert len(cell.cell_id) == 12
+
+
+def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\nimport zerobench\n\n"
+        "class Bigram(torch.nn.Module):\n"
+        "    def __init__(self, width, vocabulary):\n"
+        "        super().__init__()\n"
+        "        self.embedding = torch.nn.Embedding(vocabulary, width)\n"
+        "        self.head = torch.nn.Linear(width, vocabulary)\n"
+        "    def forward(self, tokens, targets):\n"
+        "        logits = self.head(self.embedding(tokens))\n"
+        "        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())\n\n"
+        "def build(width: int = 8, vocabulary: int = 256):\n    return Bigram(width, vocabulary)\n\n"
+        "zerobench.register_model('bigram', build)\n"
+        "zerobench.main()\n"
+    )
+    import subprocess
+    import sys
+
+    command = [
+        sys.executable,
+        "mine.py",
+        "-m",
+        "model=bigram",
+        "model.width=4,8",
+        "strategy=zero3",
+        "measure=quick",
+        "device=cpu",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    runs = zerobench.load(tmp_path / "results/runs").runs
+    assert list(runs.model) == ["bigram", "bigram"]
+    assert list(runs.psi) == [256 * (2 * width + 1) for width in (4, 8)]
+    wrong = subprocess.run(
+        [*command[:2], "model=bigram", "model.widht=4"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert wrong.returncode == 2
+    assert "did you mean model.width?" in wrong.stderr
+
+
+def test_transformers_models_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    shape = ["huggingface.layers=1", "huggingface.hidden=16", "huggingface.heads=2", "sequence=16", "device=cpu"]
+    chosen = ["model=huggingface", "huggingface.architecture=gpt2", "huggingface.options.resid_pdrop=0.0"]
+    done = run(*chosen, "strategy=zero3", "measure=quick", *shape, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wrong = run("model=huggingface", "huggingface.architecture=gtp2", cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert "huggingface.architecture=gtp2: no causal language model of that name; did you mean gpt2?" in wrong.stderr

@@ -1,0 +1,88 @@
+"""A sweep under fire: killed ranks, timeouts, Ctrl-C, killed parents. Every cell ends as a row; nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+import zerobench
+from tests.end_to_end.command import SMALL
+
+LONG = ["measure.steps=100000", "launch.timeout_s=100"]
+
+
+def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "zerobench", *SMALL, *arguments]
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ranks_of(parent: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """The rank processes, once they are all there and busy: grandchildren by way of the fork server."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        below = psutil.Process(parent.pid).children(recursive=True)
+        ranks = [p for p in below if p.ppid() != parent.pid]
+        if len(ranks) == count and all(sum(p.cpu_times()[:2]) > 1 for p in ranks):
+            return ranks
+        time.sleep(0.1)
+    raise AssertionError("the ranks did not come up")
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_rank_killed_with_9_is_a_crash_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    sweep = start(tmp_path, "-m", "strategy=zero1,zero2", "world_size=2", *LONG)
+    first = ranks_of(sweep, 2)
+    first[1].kill()
+    wait_until_gone(first)
+    second = ranks_of(sweep, 2)
+    second[0].kill()
+    _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 1
+    runs = zerobench.load(tmp_path / "results/runs").runs
+    assert list(runs.status) == ["crash", "crash"], errors
+    assert all("was killed by signal 9 (SIGKILL)" in reason for reason in runs.reason)
+    wait_until_gone(second)
+
+
+def test_a_timeout_is_a_row(tmp_path: Path) -> None:
+    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=6")
+    sweep.communicate(timeout=60)
+    assert sweep.returncode == 1
+    run = zerobench.load(tmp_path / "results/runs").runs.iloc[0]
+    assert run.status == "timeout"
+    assert "launch.timeout_s=6 was over" in run.reason
+    log = tmp_path / "results/runs" / run.run_id / "logs/timed/rank0.log"
+    assert "run_rank" in log.read_text()
+
+
+def test_ctrl_c_leaves_a_row_and_no_process(tmp_path: Path) -> None:
+    sweep = start(tmp_path, "-m", "strategy=zero1,zero2", "world_size=2", *LONG)
+    ranks = ranks_of(sweep, 2)
+    sweep.send_signal(signal.SIGINT)
+    _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["interrupted"]
+    wait_until_gone(ranks)
+
+
+def test_a_killed_sweep_leaves_no_process_and_no_half_run(tmp_path: Path) -> None:
+    sweep = start(tmp_path, "strategy=zero2", "world_size=2", *LONG)
+    below = [*ranks_of(sweep, 2), *psutil.Process(sweep.pid).children()]
+    sweep.kill()
+    sweep.wait()
+    wait_until_gone(below)
+    runs = tmp_path / "results/runs"
+    assert len(zerobench.load(runs).runs) == 0
+    start(tmp_path, "strategy=zero1", "world_size=1").communicate(timeout=60)
+    assert not list(runs.glob(".partial-*"))
+    assert zerobench.load(runs).runs.status.tolist() == ["ok"]
