@@ -10,7 +10,7 @@ help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make test       the tests"
 	@echo "make lint       ruff and mypy"
-	@echo "make plots      every figure again, from the committed tables"
+	@echo "make plots      every figure and the README's table again, from the committed tables"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
@@ -36,9 +36,11 @@ lint: setup
 
 plots: setup
 	$(RUN) analysis/memory.py results/reference/cpu --out results/reference/cpu/figures
+	$(RUN) analysis/readme.py results/reference/cpu
 
 reference: setup
-	$(RUN) -m zerobench experiment=stages device=cpu results_dir=results/reference/cpu rerun=true
+	rm -rf results/reference/cpu
+	$(RUN) -m zerobench experiment=stages device=cpu world_size=2 results_dir=results/reference/cpu
 	$(RUN) -m zerobench export results/reference/cpu --latest --format markdown --out results/reference/cpu/runs.md
 	$(MAKE) plots
 

@@ -47,7 +47,9 @@ def draw_panel(axes: Axes, results: Results, runs: pd.DataFrame) -> None:
     """One panel: runs that differ in the strategy alone."""
     for place, (_, run) in enumerate(runs.iterrows()):
         if run.status != "ok":
-            axes.text(place, 0, f" {run.status}", rotation=90, ha="center", va="bottom", style="italic")
+            axes.text(
+                place, 0.02, run.status, rotation=90, ha="center", style="italic", transform=axes.get_xaxis_transform()
+            )
             continue
         for shift, parts in zip((-0.2, 0.2), stacks(results, run), strict=True):
             bottom = 0.0
@@ -69,6 +71,7 @@ def draw_panel(axes: Axes, results: Results, runs: pd.DataFrame) -> None:
         axes.hlines(run.predicted_states_bytes / MIB, *span, color="black", lw=1.6)
         axes.hlines(run.floor_states_bytes / MIB, *span, color="black", lw=1.2, linestyles=":")
     axes.set_xticks(range(len(runs)), list(runs.strategy))
+    axes.set_xlim(-0.5, len(runs) - 0.5)
     axes.set_ylabel("MiB on the fullest rank")
     first = runs.iloc[0]
     psi = f", ψ = {int(first.psi) / 1e6:.1f} M" if not pd.isna(first.psi) else ""
@@ -112,11 +115,8 @@ def main() -> int:
     figure, panels = plt.subplots(len(groups), 1, figsize=size, squeeze=False, layout="constrained")
     for axes, runs in zip(panels[:, 0], groups, strict=True):
         draw_panel(axes, results, runs)
-    figure.suptitle(
-        "Memory per strategy: states at their maximum (left bar), everything at the peak (right bar)",
-        fontsize=9,
-    )
-    figure.legend(handles=legend(), loc="outside right upper", fontsize=7, frameon=False)
+    figure.suptitle("Left bar: model states at their maximum. Right bar: everything at the peak.", fontsize=8, x=0.4)
+    figure.legend(handles=legend(), loc="outside center right", fontsize=7, frameon=False)
     save(figure, chosen.out, "memory")
     return 0
 

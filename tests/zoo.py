@@ -98,6 +98,49 @@ class Rich(nn.Module):
         return Output(F.cross_entropy(self.head(h).flatten(0, 1), y.flatten()))
 
 
+class Adapted(nn.Module):
+    """Blocks part frozen, part trainable, recomputed in spans of two."""
+
+    def __init__(self, span: int, reentrant: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        for block in self.blocks:
+            block.up.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.span, self.reentrant = span, reentrant
+
+    def forward(self, x, y):
+        h = self.embedding(x)
+        for first in range(0, 4, self.span):
+            h = checkpoint(self.run_span, first, h, use_reentrant=self.reentrant)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+    def run_span(self, first, h):
+        for block in self.blocks[first : first + self.span]:
+            h = block(h)
+        return h
+
+
+class Lists(nn.Module):
+    """Lists inside a list, called element by element; a module that is called "root"; strided and odd buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.ModuleList([Block(), Block()]) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.register_buffer("strided", torch.arange(40.0).view(2, 20)[:, :WIDTH])
+        self.register_buffer("transposed", torch.arange(6.0).view(2, 3).t())
+
+    def forward(self, x, y):
+        h = self.root(x) + 1e-3 * self.strided[0]
+        for pair in self.blocks:
+            for block in pair:
+                h = block(h)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
 class Convolutions(nn.Module):
     """Convolutions and BatchNorm's buffers, in a Sequential."""
 
@@ -122,10 +165,15 @@ def tokens(rank: int, n: int, step: int, rows: int = 2) -> tuple[torch.Tensor, t
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "recomputed": lambda: Tied(recompute=False),
-    "recomputed_reentrant": lambda: Tied(recompute=True),
     "unused": Unused,
     "rich": Rich,
     "convolutions": Convolutions,
+    "adapted": lambda: Adapted(1, False),
+    "adapted_spans": lambda: Adapted(2, False),
+    "lists": Lists,
+    "recomputed_reentrant": lambda: Tied(recompute=True),
+    "adapted_reentrant": lambda: Adapted(1, True),
+    "adapted_spans_reentrant": lambda: Adapted(2, True),
 }
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -98,7 +98,7 @@ def _resolve_batch(plain: dict[str, Any], problems: list[str]) -> None:
     elif batch is not None and batch % ranks:
         problems.append(f"batch={batch}: world_size={ranks} must divide it, for a mean of means would be another mean")
     micro = micro if micro is not None else batch // ranks if batch is not None else 4
-    plain["micro_batch"], plain["batch"] = micro, micro * ranks
+    plain["micro_batch"], plain["batch"] = micro, batch if batch is not None else micro * ranks
     if micro < 1:
         problems.append(f"micro_batch={micro}: every rank needs at least 1 sequence")
 

@@ -77,6 +77,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 probe.inputs(tokens, targets)
                 with probe.phase("forward"):
                     loss = engine(tokens, targets)
+                probe.before_backward(loss)
                 with probe.phase("backward"):
                     engine.backward(loss)
                     probe.after_backward(model)

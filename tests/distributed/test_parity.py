@@ -39,7 +39,7 @@ def check_parity(results: list[dict], n: int, tolerance: float = ADAM_TOLERANCE)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", [m for m in zoo.MODELS if m != "recomputed_reentrant"])
+@pytest.mark.parametrize("model", [m for m in zoo.MODELS if "reentrant" not in m])
 def test_models_train_as_under_ddp(model: str, n: int) -> None:
     # A bias before BatchNorm has no true gradient, only rounding, which Adam would make steps of: SGD there.
     optimizer, tolerance = ("sgd", 1e-6) if model == "convolutions" else ("adamw", ADAM_TOLERANCE)
@@ -54,12 +54,17 @@ def test_reentrant_recomputation(n: int) -> None:
 
 
 def compare_reentrant(rank: int, n: int) -> bool:
-    losses, state = training.train(rank, n, "ddp", "tied", "adamw")
-    for stage in STAGES:
-        stage_losses, stage_state = training.train(rank, n, stage, "recomputed_reentrant", "adamw")
-        torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
-        for key in state:
-            torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
+    for plain, recomputed in (
+        ("tied", "recomputed_reentrant"),
+        ("adapted", "adapted_reentrant"),
+        ("adapted", "adapted_spans_reentrant"),
+    ):
+        losses, state = training.train(rank, n, "ddp", plain, "adamw")
+        for stage in STAGES:
+            stage_losses, stage_state = training.train(rank, n, stage, recomputed, "adamw")
+            torch.testing.assert_close(torch.tensor(stage_losses), torch.tensor(losses), rtol=1e-6, atol=1e-6)
+            for key in state:
+                torch.testing.assert_close(stage_state[key], state[key], rtol=0, atol=2e-4)
     return True
 
 

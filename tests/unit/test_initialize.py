@@ -45,8 +45,9 @@ def test_an_optimizer_that_has_stepped() -> None:
     [
         ("zero4", {}, "'zero4' is unknown; did you mean zero"),
         ("zero2", {"bucket_byte": 5}, "bucket_byte: no such option; did you mean bucket_bytes"),
-        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 is too small"),
-        ("zero3", {"prefetch": -1}, "prefetch: -1 is negative"),
+        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 is no size"),
+        ("zero3", {"prefetch": -1}, "prefetch: -1 is no number"),
+        ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 is no size"),
         ("zero3", {"units": (nn.Linear(1, 1),)}, "Linear is not a submodule"),
     ],
 )

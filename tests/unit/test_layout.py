@@ -48,7 +48,7 @@ def test_a_unit_without_elements_is_empty() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("bucket_bytes", [1024, 4096, None])
 def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int | None) -> None:
-    shapes = [ParameterShape(numel, 4, True, "root") for _, numel in NUMELS]
+    shapes = [ParameterShape(numel, 4, True, "") for _, numel in NUMELS]
     theory = lay_out(shapes, range(len(shapes)), world_size, bucket_bytes)
     if bucket_bytes is None:
         engine = [one_unit(NUMELS, world_size, align=16)]

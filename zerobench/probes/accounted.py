@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,7 @@ class AccountedPass:
         """(measured step, one of like operations, how many)."""
         self._names: dict[nn.Module, str] = {}
         self._running: list[str] = []
+        self._tied: dict[nn.Parameter, str] = {}
         self._measured = 0
         self._stack = ExitStack()
 
@@ -55,6 +58,8 @@ class AccountedPass:
                 parameter.register_hook(lambda g, name=name: _ignore(labels.label(g, labels.GRADIENTS, name)))
         for name, buffer in model.named_buffers():
             labels.label(buffer, labels.INPUTS, name)
+        places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+        self._tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -83,6 +88,23 @@ class AccountedPass:
         """The step's inputs."""
         for tensor in tensors:
             labels.label(tensor, labels.INPUTS, "batch")
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """A tied parameter gets a gradient from each place of use, kept until they are summed: gradients all."""
+        if not self._tied:
+            return
+        seen: set[Any] = set()
+        nodes = [loss.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            for place, (following, _) in enumerate(node.next_functions):
+                name = self._tied.get(getattr(following, "variable", None))  # type: ignore[arg-type]
+                if name is not None:
+                    node.register_hook(partial(_label_contribution, place, name))
+                nodes.append(following)
 
     def after_backward(self, model: nn.Module) -> None:
         """Gradients that a strategy keeps on the parameters (DDP's buckets) are gradients."""
@@ -131,6 +153,12 @@ class AccountedPass:
     def _leave_module(self, _module: nn.Module, _inputs: object, _output: object) -> None:
         self._running.pop()
         self.ledger.module = self._running[-1] if self._running else ""
+
+
+def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:
+    gradient = gradients[place]
+    if gradient is not None:
+        labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")
 
 
 def _ignore(_value: object) -> None:

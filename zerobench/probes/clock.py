@@ -57,6 +57,9 @@ class TimedPass:
             torch.cuda.synchronize()
         self.times.append({name: self._between(*marks) for name, marks in self._marks.items()})
 
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """The loss is there; a clock does not care."""
+
     def after_backward(self, model: nn.Module) -> None:
         """Gradients are there; a clock does not care."""
 

@@ -5,9 +5,9 @@ With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam:
     ddp     P   + G   + O          zero2   P   + G/N + O/N
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
-Real runs hold more for a while: the gradient that autograd has just made, buckets and units on their way,
-the receive side of an exchange. That part is replayed event by event in the order of a sequential model:
-forward through the units as registered, gradients in the reverse order of the parameters.
+Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
+units on their way, the receive side of an exchange. That part is replayed event by event in the order of a sequential
+model: forward through the units as registered, gradients in the reverse order of the parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
-from .shapes import ParameterShape
+from .shapes import ROOT, ParameterShape
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
@@ -85,13 +85,28 @@ def _bytes(shape: ParameterShape) -> int:
     return shape.numel * shape.element_bytes
 
 
+def _hold_fresh(replay: Replay, shape: ParameterShape) -> None:
+    """The gradient that autograd hands over; of a tied parameter, beside its sum, one from each place of use."""
+    copies = shape.uses + 1 if shape.uses > 1 else 1
+    replay.drop("gradients", ("waiting", shape))
+    replay.hold("gradients", "fresh", copies * _bytes(shape))
+
+
+def _hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
+    """Tied parameters: the gradients of all uses but the first in forward wait through most of the backward."""
+    for shape in shapes:
+        if shape.trainable and shape.uses > 1:
+            replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * _bytes(shape))
+
+
 def _replay_ddp(replay: Replay, strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int, k: int) -> None:
     trained = _trainable(shapes)
     replay.hold("parameters", "all", sum(_bytes(s) for s in shapes))
     replay.hold("optimizer", "all", sum(k * _bytes(shapes[i]) + STEP_COUNTER_BYTES * bool(k) for i in trained))
     replay.hold("gradients", "buckets", sum(_bytes(shapes[i]) for i in trained))
+    _hold_waiting(replay, shapes)
     for i in reversed(trained):
-        replay.hold("gradients", "fresh", _bytes(shapes[i]))
+        _hold_fresh(replay, shapes[i])
 
 
 def _hold_optimizer(replay: Replay, buffers: Sequence[FlatBuffer], n: int, k: int) -> None:
@@ -114,6 +129,7 @@ def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
         _hold_optimizer(replay, buffers, n, k)
         whole = sum(b.padded_bytes for b in buffers)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
+        _hold_waiting(replay, shapes)
         for buffer in buffers:
             _play_buckets(replay, buffer, shapes, n, keep_gradients)
 
@@ -126,7 +142,7 @@ def _play_buckets(
     units = [(start, start + numel, numel * buffer.element_bytes) for start, numel in buffer.units]
     sent: list[int] = []
     for span in buffer.spans:
-        replay.hold("gradients", "fresh", _bytes(shapes[span.parameter]))
+        _hold_fresh(replay, shapes[span.parameter])
         for number, (low, high, size) in enumerate(units):
             if n == 1 or min(high, span.stop) <= max(low, span.start):
                 continue
@@ -179,12 +195,13 @@ class _Stage3:
             self._unshard(place)
             for ahead in range(place + 1, min(len(self.order), place + 1 + self.prefetch)):
                 self._unshard(ahead)
-            if name != "root":
+            if name != ROOT:
                 self.replay.drop("parameters", name)
 
     def backward(self) -> None:
         """Gradients in reverse order; before a unit's first, its parameters come back and its successor is sent."""
         here = len(self.order)
+        _hold_waiting(self.replay, self.shapes)
         for i in reversed(_trainable(self.shapes)):
             place = self.order.index(self.shapes[i].unit)
             while 0 < place < here:
@@ -207,7 +224,7 @@ class _Stage3:
 
     def _arrive(self, i: int) -> None:
         name = self.shapes[i].unit
-        self.replay.hold("gradients", "fresh", _bytes(self.shapes[i]))
+        _hold_fresh(self.replay, self.shapes[i])
         if self.n > 1:
             self.replay.hold("communication", ("gradients", name), self._size(self.trained[name]))
         self.replay.drop("gradients", "fresh")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .shapes import ParameterShape
+from .shapes import ROOT, ParameterShape
 
 ALIGN_BYTES = 64
 
@@ -88,7 +88,7 @@ def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[li
 
 def by_unit(shapes: Sequence[ParameterShape]) -> dict[str, list[int]]:
     """Parameters of each stage 3 unit, the root first, the others in the module's order."""
-    units: dict[str, list[int]] = {"root": []}
+    units: dict[str, list[int]] = {ROOT: []}
     for i, shape in enumerate(shapes):
         if shape.numel:
             units.setdefault(shape.unit, []).append(i)

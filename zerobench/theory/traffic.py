@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .partition import by_kind, by_unit, lay_out
-from .shapes import ParameterShape
+from .shapes import ROOT, ParameterShape
 
 
 def predict_volume(strategy: dict[str, Any], shapes: Sequence[ParameterShape], world_size: int) -> int:
@@ -28,7 +28,7 @@ def predict_volume(strategy: dict[str, Any], shapes: Sequence[ParameterShape], w
     volume = 0
     for name, mine in by_unit(shapes).items():
         for kind in by_kind(shapes, mine):
-            passes = (1 if name == "root" else 2) + shapes[kind[0]].trainable
+            passes = (1 if name == ROOT else 2) + shapes[kind[0]].trainable
             volume += passes * _padded(shapes, kind, world_size, None)
     return volume
 

@@ -29,6 +29,8 @@ from .strategy import Options, Strategy
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3}
 
+_ADOPTED = "_zerobench_engine"
+
 __all__ = ["STAGES", "Options", "Strategy", "initialize"]
 
 
@@ -50,30 +52,44 @@ def initialize(
     The model's values are rank 0's afterwards. Raises ValueError, with a sentence, for what cannot be sharded.
     """
     if strategy not in STAGES:
-        raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(strategy, list(STAGES))}")
+        raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
     known = [one.name for one in fields(Options)]
     for name in options:
         if name not in known:
             raise ValueError(f"{name}: no such option{_nearest(name, known)}")
     chosen = Options(**options)
     _check(model, optimizer, chosen)
+    if strategy == "zero3":
+        _check_units(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return STAGES[strategy](model, optimizer, connect(group, device), chosen)
+    engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
+    setattr(model, _ADOPTED, True)
+    return engine
 
 
 def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> None:
-    if options.bucket_bytes < 1024:
-        raise ValueError(f"bucket_bytes: {options.bucket_bytes} is too small; use at least 1024")
-    if options.prefetch < 0:
-        raise ValueError(f"prefetch: {options.prefetch} is negative; use 0 or more units")
+    if not isinstance(options.bucket_bytes, int) or options.bucket_bytes < 1024:
+        raise ValueError(f"bucket_bytes: {options.bucket_bytes!r} is no size; use a whole number of at least 1024")
+    if not isinstance(options.prefetch, int) or options.prefetch < 0:
+        raise ValueError(f"prefetch: {options.prefetch!r} is no number of units; use 0 or more")
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    if getattr(model, _ADOPTED, False):
+        raise ValueError("model: it is under an engine already; initialize() wants a plain one")
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(f"{name}: it is on the meta device and holds no values; build the model on a real one")
         if parameter.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes float32 or float64 so far")
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
     check_optimizer(optimizer, trainable, options.elementwise)
+
+
+def _check_units(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(f"{name}: max_norm writes to the weight in forward, which zero3 would lose; use zero2")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -77,8 +77,11 @@ class GroupComm(Comm):
         self.size = dist.get_world_size(group)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
+        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
         with labels.collective("control"):
-            dist.broadcast(tensor, group_src=0, group=self.group)
+            dist.broadcast(dense, group_src=0, group=self.group)
+        if dense is not tensor:
+            tensor.copy_(dense)
 
     def maximum(self, flags: torch.Tensor) -> None:
         with labels.collective("control"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+ROOT = ""
+"""The path of the unit that holds what no other unit does: the model's own path."""
+
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
-    without one, those of every outermost nn.Sequential."""
+    without one, those of every outermost nn.Sequential. A list inside a list is no block: its elements are."""
     return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
 
 
@@ -23,8 +27,9 @@ def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str,
     for path, module in root.named_modules():
         if isinstance(module, container) and module not in inside:
             for name, child in module.named_children():
-                found.append((f"{path}.{name}" if path else name, child))
-                inside.update(child.modules())
+                if not isinstance(child, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+                    found.append((f"{path}.{name}" if path else name, child))
+                    inside.update(child.modules())
     return found
 
 
@@ -38,7 +43,7 @@ def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[st
 
 
 def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> dict[nn.Parameter, str]:
-    """Each unique parameter's unit: the innermost around it; "root" around none, or where it stands in several."""
+    """Each unique parameter's unit: the innermost around it; ROOT around none, or where it stands in several."""
     names = {module: name for name, module in units}
     found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
 
@@ -49,8 +54,8 @@ def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> d
         for child in module.children():
             visit(child, unit)
 
-    visit(root, "root")
-    return {parameter: around.pop() if len(around) == 1 else "root" for parameter, around in found.items()}
+    visit(root, ROOT)
+    return {parameter: around.pop() if len(around) == 1 else ROOT for parameter, around in found.items()}
 
 
 def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
@@ -62,6 +67,16 @@ def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for one in dataclasses.fields(leaf):
                 yield from tensors_that_require_grad(getattr(leaf, one.name))
+
+
+def warn_of_modules_not_called(names: list[str]) -> None:
+    """A block that is run by another method than its forward would read NaN: says so, once, where that may be."""
+    if names:
+        warnings.warn(
+            f"zero3: the first forward did not call {', '.join(names)}; parameters that are read in another way than by"
+            " calling their module are NaN: name other modules in units=",
+            stacklevel=4,
+        )
 
 
 def inside_backward() -> bool:

@@ -13,11 +13,12 @@ In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from . import labels
+from .comm import Comm
 from .layout import buckets
-from .strategy import Strategy
+from .strategy import Options, Strategy
 from .unit import ALIGN_BYTES, Unit
 
 
@@ -26,9 +27,12 @@ class Stage1(Strategy):
 
     stage = 1
 
-    def adopt(self) -> None:
+    def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self._next = 0  # how many buckets have been sent in the present backward
-        self._carried: dict[Unit, torch.Tensor] = {}
+        self._carried: dict[Unit, torch.Tensor] = {}  # sums of earlier micro-batches, while a further one is reduced
+        super().__init__(module, optimizer, comm, options)
+
+    def adopt(self) -> None:
         for parameter in self.frozen:
             self.comm.broadcast(parameter.data)
         for number, indices in enumerate(self._indices_by_group()):
@@ -108,6 +112,10 @@ class Stage1(Strategy):
                 self.reduce(unit)
         for unit in self.units[sent:]:
             self.reduce(unit)
+
+    def forget(self) -> None:
+        self._next = 0
+        self._carried.clear()
 
     def after_update(self) -> None:
         gathers = [self.comm.all_gather(unit.full_parameters, unit.name) for unit in self.units]

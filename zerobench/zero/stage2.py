@@ -45,3 +45,9 @@ class Stage2(Stage1):
         else:
             unit.gradient_shard.copy_(mean)
         unit.full_gradients = None
+
+    def forget(self) -> None:
+        super().forget()
+        if self.comm.size > 1:
+            for unit in self.units:
+                unit.full_gradients = None

@@ -33,11 +33,13 @@ from . import labels
 from .comm import Handle
 from .layout import one_unit
 from .modules import (
+    ROOT,
     default_units,
     inside_backward,
     named_units,
     tensors_that_require_grad,
     unit_of_parameters,
+    warn_of_modules_not_called,
 )
 from .prefetch import UnitOrder
 from .stage2 import Stage2
@@ -63,15 +65,17 @@ class Stage3(Stage2):
     def adopt(self) -> None:
         self._order: UnitOrder[ModuleUnit] = UnitOrder()
         self._done: set[ModuleUnit] = set()  # passed by the present backward
+        self._backwards = 0  # how many times parameters were given back; graphs from before are stale
+        self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
         self._nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
-        for name, module in [("root", self.module), *modules]:
+        for name, module in [(ROOT, self.module), *modules]:
             mine = [p for p, unit in unit_of.items() if unit == name and p.numel()]
-            units = self._adopt_module(name, mine)
+            units = self._adopt_module(name or "root", mine)
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
@@ -112,19 +116,18 @@ class Stage3(Stage2):
             yield unit.full_parameters.narrow(0, piece.offset, piece.numel)
 
     def _hook(self, module: nn.Module, units: list[ModuleUnit]) -> None:
-        runs: list[int] = []  # numbers of the uses under way; a module may run inside itself
+        is_root = module is self.module
 
         def before(_module: nn.Module, _inputs: Any) -> None:
-            if module is self.module:
+            if is_root:
                 self.before_root_forward()
-            runs.append(self.before_forward(units))
+            self.before_forward(units)
 
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            use = runs.pop()
-            if module is self.module:
-                self.after_root_forward()
+            if is_root:
+                self.after_root_forward(output)
             else:
-                self.after_forward(units, use, output)
+                self.after_forward(units, output)
 
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(after)
@@ -179,37 +182,41 @@ class Stage3(Stage2):
         assert isinstance(unit, ModuleUnit)
         was_whole = unit.is_whole
         self.unshard(unit)
-        yield
-        if not was_whole:
-            self.reshard(unit)
+        try:
+            yield
+        finally:
+            if not was_whole:
+                self.reshard(unit)
 
     # -- the events -------------------------------------------------------------------------------------
 
-    def before_forward(self, units: list[ModuleUnit]) -> int:
-        """The module is about to run, for the first time or again inside backward. Returns the last use's number."""
+    def before_forward(self, units: list[ModuleUnit]) -> None:
+        """The module is about to run, for the first time or again inside backward to recompute."""
         for unit in units:
             self.unshard(unit)
-        if inside_backward():
-            for use in (self._order.only_use(unit) for unit in units[:1]):
-                if use is not None:
-                    self._finish_passed(use)
-            return -1
-        if not self._recording:
-            return -1
-        use = max((self._order.record(unit) for unit in units), default=-1)
-        for following in self._order.ahead(use, self.options.prefetch) if units else []:
-            self.launch_unshard(following)
-        return use
+        if self._recording and units and not inside_backward():
+            use = max(self._order.record(unit) for unit in units)
+            for following in self._order.ahead(use, self.options.prefetch):
+                self.launch_unshard(following)
 
-    def after_forward(self, units: list[ModuleUnit], use: int, output: Any) -> None:
+    def after_forward(self, units: list[ModuleUnit], output: Any) -> None:
         """The module has run. Its backward, if there will be one, asks for the parameters again."""
-        if inside_backward():
+        recomputed = inside_backward()
+        if not recomputed:
+            for unit in units:
+                self.reshard(unit)
+        if not torch.is_grad_enabled() or not (recomputed or self._recording):
             return
-        for unit in units:
-            self.reshard(unit)
+        use = self._order.only_use(units[0]) if recomputed else len(self._order.uses) - 1
         tensors = list(tensors_that_require_grad(output))
-        if tensors and use >= 0:
-            register_multi_grad_hook(tensors, partial(self.before_backward, units, use), mode="any")
+        if not tensors and any(unit.trainable for unit in units):
+            raise ValueError(
+                f"{units[0].name}: no tensor that requires a gradient was found in its output; a unit of zero3 must"
+                " return tensors, or containers or dataclasses of them"
+            )
+        if tensors and use is not None:
+            hook = partial(self.before_backward, units, use, self._backwards)
+            register_multi_grad_hook(tensors, hook, mode="any")
 
     def before_root_forward(self) -> None:
         """The whole model is about to run."""
@@ -218,19 +225,36 @@ class Stage3(Stage2):
             if self._recording:
                 self._order.begin_forward()
 
-    def after_root_forward(self) -> None:
+    def after_root_forward(self, output: Any) -> None:
         """The whole model has run. The root stays for the backward, if there will be one."""
+        if inside_backward():
+            return
+        if self._recording:
+            if not self._warned:
+                self._warned = True
+                warn_of_modules_not_called([u.name for u in self._all_units if u not in self._order.uses])
+            tensors = list(tensors_that_require_grad(output))
+            if tensors:
+                register_multi_grad_hook(tensors, partial(self._check_age, self._backwards), mode="any")
         self._recording = False
         if not self._order.uses:
             self._reshard_all()
 
-    def before_backward(self, units: list[ModuleUnit], use: int, _gradient: torch.Tensor) -> None:
+    def before_backward(self, units: list[ModuleUnit], use: int, backwards: int, gradient: torch.Tensor) -> None:
         """Backward has come to this use of these units: it is done with all that it has passed."""
+        self._check_age(backwards, gradient)
         self._finish_passed(use)
         for unit in units:
             self.unshard(unit)
         for preceding in self._order.behind(use - len(units) + 1, self.options.prefetch):
             self.launch_unshard(preceding)
+
+    def _check_age(self, backwards: int, _gradient: torch.Tensor) -> None:
+        if backwards != self._backwards:
+            raise RuntimeError(
+                "backward through a forward that came before the last backward or step: zero3 has given its parameters"
+                " back; add the losses and call backward once"
+            )
 
     def _finish_passed(self, use: int) -> None:
         for unit in self._order.passed(use):
@@ -254,13 +278,18 @@ class Stage3(Stage2):
 
     def _finish_backward(self) -> None:
         super()._finish_backward()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Nobody reads parameters before the next forward, which gathers the newest."""
         self._reshard_all()
         self._done.clear()
         self._order.end_backward()
+        self._backwards += 1
 
     def _reshard_all(self) -> None:
         for unit in self._all_units:
             self.reshard(unit)
 
     def after_update(self) -> None:
-        """The shards are the parameters; the next forward gathers them."""
+        self._give_back()

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import labels
+from . import labels, state
 from .comm import Comm
 from .layout import Piece
 from .segments import OptimizerSegment, swap_parameters
@@ -76,6 +76,8 @@ class Strategy:
         self._in_flight: deque[Unit] = deque()
         self._synchronising = True
         self._in_backward = False
+        self._in_step = False
+        self._buffers_due = True
         with torch.no_grad():
             for buffer in module.buffers():
                 comm.broadcast(buffer)
@@ -106,6 +108,13 @@ class Strategy:
     def after_update(self) -> None:
         """The shards hold new parameters."""
 
+    def forget(self) -> None:
+        """Gradients are dropped: so is what a stage knows of them beside the units."""
+
+    def holders(self) -> list[Unit]:
+        """The units whose parameters must be made whole before they can be read."""
+        return []
+
     @contextmanager
     def whole(self, unit: Unit) -> Iterator[None]:
         """`unit.full_parameters` is there inside, on every rank."""
@@ -114,11 +123,12 @@ class Strategy:
     # -- the face -------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
-        if self.options.broadcast_buffers and self._synchronising:
+        """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced."""
+        if self.options.broadcast_buffers and self._buffers_due:
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
+        self._buffers_due = torch.is_grad_enabled() and self._synchronising
         return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -131,17 +141,25 @@ class Strategy:
         self._finish_backward()
 
     def step(self) -> None:
-        """One update. Consumes the gradients."""
+        """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced."""
+        if self.comm.size > 1 and any(unit.filled for unit in self.units):
+            raise RuntimeError("step: the last backward was under no_sync; run one outside it before step()")
         # 1 agree on which parameters have a gradient anywhere
         used = self._agree_on_used()
         # 2 show the optimizer its segments of the gradients
         for segment in self.segments:
             segment.hand_gradient(used=segment.segment.parameter in used)
         # 3 update the shards
-        self.optimizer.step()
+        self._in_step = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._in_step = False
         # 4 let everyone have the new parameters, if they hold them whole
         with torch.no_grad():
             self.after_update()
+        for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
+            torch.autograd.graph.increment_version(parameter)
         # 5 consume
         self.zero_grad()
 
@@ -153,6 +171,7 @@ class Strategy:
         for segment in self.segments:
             segment.tensor.grad = None
         self.used.clear()
+        self.forget()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -172,49 +191,22 @@ class Strategy:
         """The module's `eval`."""
         return self.train(False)
 
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
+    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
         """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
 
         With `rank0_only` the other ranks take part and get an empty dict.
         """
-        keep = self.comm.rank == 0 or not rank0_only
-        copies: dict[torch.Tensor, torch.Tensor] = {}
-        with torch.no_grad():
-            for unit in self.holders():
-                with self.whole(unit):
-                    if keep:
-                        copies |= {p: p.detach().clone() for p in self.parameters_of(unit)}
-        state = self.module.state_dict(keep_vars=True)
-        if not keep:
-            return {}
-        return {k: copies[v] if v in copies else v.detach().clone() for k, v in state.items()}
+        return state.full_state_dict(self, rank0_only)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part: its parameter shards and its optimizer's state. For the same N and stage."""
-        shards = {unit.name: unit.parameter_shard.clone() for unit in self.units}
-        where = {"stage": self.stage, "world_size": self.comm.size, "rank": self.comm.rank}
-        return {**where, "parameters": shards, "optimizer": self.optimizer.state_dict()}
+        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
+        return state.state_dict(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        for key, mine in (("stage", self.stage), ("world_size", self.comm.size), ("rank", self.comm.rank)):
-            if state.get(key) != mine:
-                raise ValueError(f"state_dict: {key} is {state.get(key)}, but this engine's is {mine}")
-        shards = state["parameters"]
-        for unit in self.units:
-            if unit.name not in shards or shards[unit.name].shape != unit.parameter_shard.shape:
-                raise ValueError(f"state_dict: unit {unit.name} is missing or of another size than this model's")
-        with torch.no_grad():
-            for unit in self.units:
-                unit.parameter_shard.copy_(shards[unit.name])
-            self.after_update()
-        self.optimizer.load_state_dict(state["optimizer"])
+        state.load_state_dict(self, saved)
 
     # -- shared by the stages -------------------------------------------------------------------------
-
-    def holders(self) -> list[Unit]:
-        """All units that hold parameters, trainable or not."""
-        return self.units
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
         """The trainable parameters with a piece in `unit`, in order."""
@@ -242,6 +234,11 @@ class Strategy:
         swap_parameters(self.optimizer, index, self.segments)
         for parameter, i in index.items():
             parameter.register_post_accumulate_grad_hook(partial(self._gradient_arrived, i))
+        self.optimizer.register_step_pre_hook(self._check_step)
+
+    def _check_step(self, *_: Any) -> None:
+        if not self._in_step:
+            raise RuntimeError("call engine.step(), not optimizer.step(): the parameters must be exchanged")
 
     def _gradient_arrived(self, i: int, parameter: torch.Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
