@@ -19,8 +19,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     """Fills `row` from the records and returns the rows of the other tables."""
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
-    shapes = accounted[0].shapes
-    row.psi = sum(shape.numel for shape in shapes if shape.trainable)
+    schedule = accounted[0].schedule
+    row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
     _join_memory(row, memory)
     _join_process_memory(row, timed)
@@ -28,11 +28,10 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
-    prediction = predict_states(
-        config["strategy"], shapes, row.world_size, optimizers.states_per_parameter(config["optimizer"])
-    )
+    prediction = predict_states(config["strategy"], schedule, row.world_size, optimizers.shape_of(config["optimizer"]))
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
-    row.predicted_volume_psi = predict_volume(config["strategy"], shapes, row.world_size) / row.psi if row.psi else None
+    if row.psi:
+        row.predicted_volume_psi = predict_volume(config["strategy"], schedule, row.world_size) / row.psi
     for m in memory:
         if m.phase == "step":
             m.predicted_bytes = prediction.of_category(m.category)

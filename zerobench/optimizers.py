@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn, optim
 
+from .theory.memory import OptimizerShape
+
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"adamw": optim.AdamW, "adam": optim.Adam, "sgd": optim.SGD}
 
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
@@ -15,8 +17,8 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "loop": {"foreach": False, "fused": False},
 }
 
-STATES_PER_PARAMETER = {"adamw": 2, "adam": 2, "sgd": 0}
-"""Tensors of the parameter's size that an optimizer keeps; SGD with momentum keeps one."""
+SHAPES = {"adamw": OptimizerShape(2, True), "adam": OptimizerShape(2, True), "sgd": OptimizerShape(0, False)}
+"""What each keeps; SGD with momentum keeps one tensor more."""
 
 
 def build(section: dict[str, Any], parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -27,6 +29,7 @@ def build(section: dict[str, Any], parameters: Iterable[nn.Parameter]) -> optim.
     return OPTIMIZERS[section["name"]](parameters, **options, **IMPLEMENTATIONS[section["implementation"]])
 
 
-def states_per_parameter(section: dict[str, Any]) -> int:
-    """Tensors of the parameter's size that the optimizer of this section keeps."""
-    return STATES_PER_PARAMETER[section["name"]] + bool(section.get("momentum"))
+def shape_of(section: dict[str, Any]) -> OptimizerShape:
+    """What the optimizer of this section keeps of each parameter."""
+    shape = SHAPES[section["name"]]
+    return OptimizerShape(shape.states + bool(section.get("momentum")), shape.counts)

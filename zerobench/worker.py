@@ -17,7 +17,7 @@ from . import baselines, data, models, optimizers
 from .environment import rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TrafficRow
-from .theory.shapes import ParameterShape
+from .theory.shapes import ROOT, ParameterShape, Schedule
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -41,7 +41,7 @@ class RankRecord:
     mode: str
     steps: list[StepRow]
     process_memory: dict[str, int | None]
-    shapes: list[ParameterShape]
+    schedule: Schedule
     memory: list[MemoryRow]
     tensors: list[TensorRow]
     traffic: list[TrafficRow]
@@ -63,6 +63,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             model = build_model(config).to(device)
             shapes = shapes_of(model)
             probe.adopt(model)
+            _check_precision(model)
             optimizer = optimizers.build(config["optimizer"], model.parameters())
             engine = baselines.wrap(config["strategy"], model, optimizer)
             batches = build_batches(config, job.rank, device)
@@ -119,6 +120,20 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
     return [ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p]) for p in model.parameters()]
 
 
+def _check_precision(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name} is {parameter.dtype}, but the run's precision is fp32, the only one so far")
+
+
+def _schedule(probe: Any, shapes: list[ParameterShape]) -> Schedule:
+    """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
+    if not isinstance(probe, AccountedPass):
+        return Schedule.sequential(shapes)
+    units = {shape.unit for shape in shapes if shape.unit != ROOT}
+    return Schedule(tuple(shapes), tuple(probe.arrivals), tuple(name for name in probe.modules_run if name in units))
+
+
 def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[ParameterShape]) -> RankRecord:
     times = probe.times or [{}] * len(losses)
     steps = [
@@ -134,7 +149,7 @@ def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[Paramete
         mode=job.mode,
         steps=steps,
         process_memory=probe.memory,
-        shapes=shapes,
+        schedule=_schedule(probe, shapes),
         memory=probe.memory_rows(job.rank) if accounted else [],
         tensors=probe.tensor_rows(job.rank) if accounted else [],
         traffic=probe.traffic_rows(job.rank) if accounted else [],

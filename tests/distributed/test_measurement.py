@@ -16,6 +16,8 @@ STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 
 
 def measured(tmp_path, *arguments, **more):
+    if arguments[2:] == ("gaps",):
+        more["bucket_bytes"] = 5000
     one = cell(*arguments, results_dir=str(tmp_path), **more)
     assert not one.problems, one.problems
     row = cells.run_cell(one, lambda _: None)
@@ -24,13 +26,20 @@ def measured(tmp_path, *arguments, **more):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("model", "n"), [("tiny", 1), ("tiny", 2), ("odd", 3), ("checkpointed", 2), ("mlp", 4)])
+@pytest.mark.parametrize(
+    ("model", "n"), [("tiny", 1), ("words", 2), ("odd", 3), ("checkpointed", 2), ("mlp", 4), ("gaps", 3)]
+)
 def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, model: str, n: int) -> None:
     row, results = measured(tmp_path, strategy, n, model)
     assert row.passes_agree
     # states: floor and what is in flight, within 1 %
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
     assert row.floor_states_bytes <= row.states_bytes
+    by_category = results.memory[results.memory.phase == "step"].dropna(subset="predicted_bytes")
+    for category, part in by_category.groupby("category"):
+        slack = 0.02 * row.states_bytes  # a bias's gradient beside its weight's
+        assert part.max_bytes.max() == pytest.approx(part.predicted_bytes.max(), abs=slack), category
+    assert row.max_inputs_bytes >= 2 * 4 * 32 * 8  # tokens and targets
     # parts at the peak add up to the peak, on every rank and in every phase
     for _, part in results.memory.groupby(["rank", "phase"]):
         by = part.set_index("category")
@@ -64,7 +73,7 @@ def test_ddp_holds_sixteen_bytes_a_parameter(tmp_path) -> None:
 
 def test_a_shard_is_a_share(tmp_path) -> None:
     """Sizes that divide: stage by stage, parts fall to 1/N of DDP's, and nothing hides elsewhere."""
-    kept = {s: measured(tmp_path, s, 4, "tiny", bucket_bytes=16 * 1024)[0] for s in STRATEGIES}
+    kept = {s: measured(tmp_path, s, 4, "untied", bucket_bytes=16 * 1024)[0] for s in STRATEGIES}
     psi = kept["ddp"].psi
     for stage in ("zero1", "zero2", "zero3"):
         assert kept[stage].max_optimizer_bytes == pytest.approx(2 * psi, rel=0.03)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.cells import cell
+from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_volume
 from zerobench.worker import build_model, shapes_of
 
@@ -41,7 +42,7 @@ def test_the_wire_carries_what_the_formula_says(tmp_path, strategy: str, n: int)
         return int(done.stdout)
 
     config = cell(strategy, n, "wide").config
-    volume = predict_volume(config["strategy"], shapes_of(build_model(config)), n)
+    volume = predict_volume(config["strategy"], Schedule.sequential(shapes_of(build_model(config))), n)
     expected = 4 * volume * (n - 1) / n * n
     per_step = (carried(14) - carried(4)) / 10
     assert per_step == pytest.approx(expected, rel=0.02)

@@ -28,6 +28,10 @@ class AccountedPass:
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
         """(measured step, one of like operations, how many)."""
+        self.arrivals: list[int] = []
+        """Parameters, by number, in the order in which their gradients came in the last step."""
+        self.modules_run: list[str] = []
+        """Modules in the order in which the forward of the last step ran them."""
         self._names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._tied: dict[nn.Parameter, str] = {}
@@ -52,10 +56,10 @@ class AccountedPass:
     def adopt(self, model: nn.Module) -> None:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
         self._names = {module: name for name, module in model.named_modules()}
-        for name, parameter in model.named_parameters():
+        for number, (name, parameter) in enumerate(model.named_parameters()):
             labels.label(parameter, labels.PARAMETERS, name)
             if parameter.requires_grad:
-                parameter.register_hook(lambda g, name=name: _ignore(labels.label(g, labels.GRADIENTS, name)))
+                parameter.register_hook(partial(self._gradient_arrived, number, name))
         for name, buffer in model.named_buffers():
             labels.label(buffer, labels.INPUTS, name)
         places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -75,6 +79,8 @@ class AccountedPass:
         """One whole step; what is not measured leaves no trace."""
         self.ledger.begin()
         self.meter.operations.clear()
+        self.arrivals.clear()
+        self.modules_run.clear()
         self._enter_phase("data")
         yield
         if measured:
@@ -142,6 +148,10 @@ class AccountedPass:
             for step, o, calls in self.traffic
         ]  # fmt: skip
 
+    def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
+        self.arrivals.append(number)
+        labels.label(gradient, labels.GRADIENTS, name)
+
     def _enter_phase(self, name: str) -> None:
         self.ledger.enter_phase(name)
         self.meter.phase = name
@@ -149,6 +159,8 @@ class AccountedPass:
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:
         self._running.append(self._names.get(module, type(module).__name__))
         self.ledger.module = self._running[-1]
+        if self.ledger.phase == "forward":
+            self.modules_run.append(self._running[-1])
 
     def _leave_module(self, _module: nn.Module, _inputs: object, _output: object) -> None:
         self._running.pop()
@@ -159,10 +171,6 @@ def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor 
     gradient = gradients[place]
     if gradient is not None:
         labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")
-
-
-def _ignore(_value: object) -> None:
-    """A tensor hook that returns a tensor would replace the gradient."""
 
 
 def _memory_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:

@@ -6,8 +6,8 @@ With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam:
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
 Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
-units on their way, the receive side of an exchange. That part is replayed event by event in the order of a sequential
-model: forward through the units as registered, gradients in the reverse order of the parameters.
+units on their way, the receive side of an exchange. That part is replayed event by event in the order of the
+model's own schedule (shapes.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
-from .shapes import ROOT, ParameterShape
+from .shapes import ROOT, ParameterShape, Schedule
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
-STEP_COUNTER_BYTES = 4
-"""torch's optimizers count steps in one fp32 scalar a tensor."""
+
+@dataclass(frozen=True)
+class OptimizerShape:
+    """`states`: tensors of the parameter's size that are kept; `counts`: and a 4-byte step counter a tensor."""
+
+    states: int
+    counts: bool
+
+    def bytes_of(self, size: int, tensors: int) -> int:
+        """For parameters of `size` bytes in all, in so many tensors."""
+        return self.states * size + 4 * self.counts * tensors
 
 
 @dataclass
@@ -61,18 +70,18 @@ class Replay:
 
 
 def predict_states(
-    strategy: dict[str, Any], shapes: Sequence[ParameterShape], world_size: int, states_per_parameter: int
+    strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape
 ) -> Prediction:
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
     replay = Replay()
-    _REPLAYS[strategy["name"]](replay, strategy, shapes, world_size, states_per_parameter)
-    floor = _floor(strategy["name"], shapes, world_size, states_per_parameter)
+    _REPLAYS[strategy["name"]](replay, strategy, schedule, world_size, optimizer)
+    floor = _floor(strategy["name"], schedule.shapes, world_size, optimizer.states)
     return Prediction(replay.most, floor, replay.highest)
 
 
 def _floor(name: str, shapes: Sequence[ParameterShape], n: int, k: int) -> int:
-    whole = sum(s.numel * s.element_bytes for s in shapes)
-    trained = sum(s.numel * s.element_bytes for s in shapes if s.trainable)
+    whole = sum(_bytes(s) for s in shapes)
+    trained = sum(_bytes(s) for s in shapes if s.trainable)
     shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
     return sum(-(-size // ranks) for size, ranks in zip((whole, trained, k * trained), shared, strict=True))
 
@@ -86,10 +95,11 @@ def _bytes(shape: ParameterShape) -> int:
 
 
 def _hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """The gradient that autograd hands over; of a tied parameter, beside its sum, one from each place of use."""
-    copies = shape.uses + 1 if shape.uses > 1 else 1
-    replay.drop("gradients", ("waiting", shape))
-    replay.hold("gradients", "fresh", copies * _bytes(shape))
+    """The gradient that autograd hands over; of a tied parameter, for a moment beside those from each place of use."""
+    if shape.uses > 1:
+        replay.drop("gradients", ("waiting", shape))
+        replay.hold("gradients", "fresh", (shape.uses + 1) * _bytes(shape))
+    replay.hold("gradients", "fresh", _bytes(shape))
 
 
 def _hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
@@ -99,152 +109,187 @@ def _hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
             replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * _bytes(shape))
 
 
-def _replay_ddp(replay: Replay, strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int, k: int) -> None:
-    trained = _trainable(shapes)
+def _replay_ddp(
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape
+) -> None:
+    shapes = schedule.shapes
     replay.hold("parameters", "all", sum(_bytes(s) for s in shapes))
-    replay.hold("optimizer", "all", sum(k * _bytes(shapes[i]) + STEP_COUNTER_BYTES * bool(k) for i in trained))
-    replay.hold("gradients", "buckets", sum(_bytes(shapes[i]) for i in trained))
+    used = sorted(set(schedule.arrivals))
+    replay.hold("optimizer", "all", sum(optimizer.bytes_of(_bytes(shapes[i]), 1) for i in used))
+    replay.hold("gradients", "buckets", sum(_bytes(shapes[i]) for i in _trainable(shapes)))
     _hold_waiting(replay, shapes)
-    for i in reversed(trained):
+    for i in schedule.arrivals:
         _hold_fresh(replay, shapes[i])
 
 
-def _hold_optimizer(replay: Replay, buffers: Sequence[FlatBuffer], n: int, k: int) -> None:
-    """The optimizer states of the rank that owns most, padding apart."""
+def _hold_optimizer(
+    replay: Replay, buffers: Sequence[FlatBuffer], schedule: Schedule, n: int, optimizer: OptimizerShape
+) -> None:
+    """The optimizer states of the rank that owns most of what is used, padding apart."""
+    used = set(schedule.arrivals)
     size = []
     for rank in range(n):
-        owned = [(buffer.owned(rank), buffer.element_bytes) for buffer in buffers]
-        size.append(sum(k * numel * b + STEP_COUNTER_BYTES * parts * bool(k) for (numel, parts), b in owned))
+        owned = [(buffer.owned(rank, used), buffer.element_bytes) for buffer in buffers]
+        size.append(sum(optimizer.bytes_of(numel * each, segments) for (numel, segments), each in owned))
     replay.hold("optimizer", "all", max(size))
 
 
 def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
     """Stage 1 (gradients stay whole) and stage 2 (a bucket lives while it fills and while it is sent)."""
 
-    def play(replay: Replay, strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int, k: int) -> None:
+    def play(replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape) -> None:
+        shapes = schedule.shapes
         kinds = by_kind(shapes, _trainable(shapes)[::-1])
         buffers = [lay_out(shapes, kind, n, strategy["bucket_bytes"]) for kind in kinds]
-        replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
-        replay.hold("parameters", "frozen", sum(_bytes(s) for s in shapes if not s.trainable))
-        _hold_optimizer(replay, buffers, n, k)
         whole = sum(b.padded_bytes for b in buffers)
+        replay.hold("parameters", "flat", whole)
+        replay.hold("parameters", "frozen", sum(_bytes(s) for s in shapes if not s.trainable))
+        _hold_optimizer(replay, buffers, schedule, n, optimizer)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
         _hold_waiting(replay, shapes)
-        for buffer in buffers:
-            _play_buckets(replay, buffer, shapes, n, keep_gradients)
+        _Buckets(replay, schedule, n, keep_gradients, buffers).backward()
 
     return play
 
 
-def _play_buckets(
-    replay: Replay, buffer: FlatBuffer, shapes: Sequence[ParameterShape], n: int, keep_gradients: bool
+class _Buckets:
+    """The schedule of stages 1 and 2: buckets fill as gradients come and are sent in one order, one at a time."""
+
+    def __init__(
+        self, replay: Replay, schedule: Schedule, n: int, keep_gradients: bool, buffers: Sequence[FlatBuffer]
+    ) -> None:
+        self.replay, self.schedule, self.n, self.keep_gradients = replay, schedule, n, keep_gradients
+        self.sizes: list[int] = []
+        self.missing: list[set[int]] = []  # of each bucket: the parameters whose gradients have not come
+        self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
+        for buffer in buffers:
+            for start, numel in buffer.units:
+                inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
+                for parameter in inside:
+                    self.places.setdefault(parameter, []).append(len(self.sizes))
+                self.missing.append(set(inside))
+                self.sizes.append(numel * buffer.element_bytes)
+        self.next = 0
+        self.sent: int | None = None
+
+    def backward(self) -> None:
+        for parameter in self.schedule.arrivals:
+            _hold_fresh(self.replay, self.schedule.shapes[parameter])
+            for bucket in self.places[parameter]:
+                self._open(bucket)
+                self.missing[bucket].discard(parameter)
+                while self.next < len(self.sizes) and not self.missing[self.next]:
+                    self._send()
+            self.replay.drop("gradients", "fresh")
+        while self.next < len(self.sizes):
+            self._send()
+
+    def _open(self, bucket: int) -> None:
+        if self.n > 1 and not self.keep_gradients:
+            self.replay.hold("communication", ("bucket", bucket), self.sizes[bucket])
+
+    def _send(self) -> None:
+        bucket, self.next = self.next, self.next + 1
+        if self.n == 1:
+            return
+        self._open(bucket)
+        if self.sent is not None:
+            self.replay.drop("communication", ("bucket", self.sent))
+            self.replay.drop("communication", ("received", self.sent))
+        self.replay.hold("communication", ("received", bucket), self.sizes[bucket] // self.n * (self.n - 1))
+        self.sent = bucket
+
+
+def _replay_stage3(
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape
 ) -> None:
-    units = [(start, start + numel, numel * buffer.element_bytes) for start, numel in buffer.units]
-    sent: list[int] = []
-    for span in buffer.spans:
-        _hold_fresh(replay, shapes[span.parameter])
-        for number, (low, high, size) in enumerate(units):
-            if n == 1 or min(high, span.stop) <= max(low, span.start):
-                continue
-            if not keep_gradients:
-                replay.hold("communication", ("bucket", number), size)
-            is_full = span.stop >= min(high, buffer.end)
-            if is_full:
-                for earlier in sent:
-                    replay.drop("communication", ("bucket", earlier))
-                    replay.drop("communication", ("received", earlier))
-                replay.hold("communication", ("received", number), size // n * (n - 1))
-                sent = [number]
-        replay.drop("gradients", "fresh")
-    for number in sent:
-        replay.drop("communication", ("bucket", number))
-        replay.drop("communication", ("received", number))
-
-
-def _replay_stage3(replay: Replay, strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int, k: int) -> None:
-    units = {
-        name: [lay_out(shapes, kind, n) for kind in by_kind(shapes, mine)] for name, mine in by_unit(shapes).items()
-    }
-    trained = {name: [b for b in buffers if shapes[b.spans[0].parameter].trainable] for name, buffers in units.items()}
+    shapes = schedule.shapes
+    units = {u: [lay_out(shapes, kind, n) for kind in by_kind(shapes, mine)] for u, mine in by_unit(shapes).items()}
+    trained = {u: [b for b in buffers if shapes[b.spans[0].parameter].trainable] for u, buffers in units.items()}
     every = [b for buffers in trained.values() for b in buffers]
-    shard = sum(b.padded_bytes // n for buffers in units.values() for b in buffers)
-    replay.hold("parameters", "shards", shard)
-    _hold_optimizer(replay, every, n, k)
+    replay.hold("parameters", "shards", sum(b.padded_bytes // n for buffers in units.values() for b in buffers))
+    _hold_optimizer(replay, every, schedule, n, optimizer)
     replay.hold("gradients", "kept", sum(b.padded_bytes // n for b in every))
-    schedule = _Stage3(replay, shapes, n, strategy["prefetch"], list(units), units, trained)
+    sizes = {u: sum(b.padded_bytes for b in buffers) for u, buffers in units.items()}
+    sent = {u: sum(b.padded_bytes for b in buffers) for u, buffers in trained.items()}
+    uses = [ROOT, *(u for u in schedule.uses if sizes.get(u))]
+    steps = _Stage3(replay, schedule, n, strategy["prefetch"], uses, sizes, sent)
     if n > 1:
-        schedule.forward()
-    schedule.backward()
+        steps.forward()
+    steps.backward()
 
 
 @dataclass
 class _Stage3:
-    """The schedule of stage 3 for a sequential model: the root first, then `order[1:]` one after the other."""
+    """The schedule of stage 3: units come and go as `uses` runs forward and backward; the root stays throughout."""
 
     replay: Replay
-    shapes: Sequence[ParameterShape]
+    schedule: Schedule
     n: int
     prefetch: int
-    order: list[str]
-    units: dict[str, list[FlatBuffer]]
-    trained: dict[str, list[FlatBuffer]]
+    uses: list[str]
+    sizes: dict[str, int]
+    gradients: dict[str, int]
     sent: str | None = None
 
     def forward(self) -> None:
-        for place, name in enumerate(self.order):
-            self._unshard(place)
-            for ahead in range(place + 1, min(len(self.order), place + 1 + self.prefetch)):
+        for place, name in enumerate(self.uses):
+            self._unshard(name)
+            for ahead in self.uses[place + 1 : place + 1 + self.prefetch]:
                 self._unshard(ahead)
             if name != ROOT:
                 self.replay.drop("parameters", name)
 
     def backward(self) -> None:
-        """Gradients in reverse order; before a unit's first, its parameters come back and its successor is sent."""
-        here = len(self.order)
-        _hold_waiting(self.replay, self.shapes)
-        for i in reversed(_trainable(self.shapes)):
-            place = self.order.index(self.shapes[i].unit)
-            while 0 < place < here:
+        """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
+        _hold_waiting(self.replay, self.schedule.shapes)
+        here = len(self.uses)
+        for i in self.schedule.arrivals:
+            name = self.schedule.shapes[i].unit
+            while here > 1 and name != ROOT and name in self.uses[1:here]:
                 here -= 1
                 self._enter(here)
+                if self.uses[here] == name and name not in self.uses[1:here]:
+                    break
             self._arrive(i)
         while here > 1:
             here -= 1
             self._enter(here)
+        for name in dict.fromkeys([*self.uses[1:2], ROOT]):
+            self._send(name)
 
     def _enter(self, place: int) -> None:
+        """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
         if self.n == 1:
             return
-        if place + 1 < len(self.order):
-            self.replay.drop("parameters", self.order[place + 1])
-            self._send(self.order[place + 1])
-        self._unshard(place)
-        for behind in range(place - 1, max(0, place - self.prefetch) - 1, -1):
+        for passed in dict.fromkeys(self.uses[place + 1 : place + 2]):
+            if passed not in self.uses[: place + 1]:
+                self.replay.drop("parameters", passed)
+                self._send(passed)
+        self._unshard(self.uses[place])
+        for behind in self.uses[max(0, place - self.prefetch) : place][::-1]:
             self._unshard(behind)
 
     def _arrive(self, i: int) -> None:
-        name = self.shapes[i].unit
-        _hold_fresh(self.replay, self.shapes[i])
+        shape = self.schedule.shapes[i]
+        _hold_fresh(self.replay, shape)
         if self.n > 1:
-            self.replay.hold("communication", ("gradients", name), self._size(self.trained[name]))
+            self.replay.hold("communication", ("gradients", shape.unit), self.gradients[shape.unit])
         self.replay.drop("gradients", "fresh")
 
     def _send(self, name: str) -> None:
-        size = self._size(self.trained[name])
-        if not size:
+        size = self.gradients[name]
+        if not size or self.n == 1:
             return
         if self.sent is not None:
             self.replay.drop("communication", ("gradients", self.sent))
             self.replay.drop("communication", ("received", self.sent))
+        self.replay.hold("communication", ("gradients", name), size)
         self.replay.hold("communication", ("received", name), size // self.n * (self.n - 1))
         self.sent = name
 
-    def _unshard(self, place: int) -> None:
-        self.replay.hold("parameters", self.order[place], self._size(self.units[self.order[place]]))
-
-    @staticmethod
-    def _size(buffers: list[FlatBuffer]) -> int:
-        return sum(b.padded_bytes for b in buffers)
+    def _unshard(self, name: str) -> None:
+        self.replay.hold("parameters", name, self.sizes[name])
 
 
 _REPLAYS: dict[str, Callable[..., None]] = {

@@ -49,15 +49,15 @@ class FlatBuffer:
         """All units, padding included."""
         return sum(numel for _, numel in self.units) * self.element_bytes
 
-    def owned(self, rank: int) -> tuple[int, int]:
-        """(elements of parameters, segments) in `rank`'s shards, padding apart."""
+    def owned(self, rank: int, among: set[int]) -> tuple[int, int]:
+        """(elements, segments) of the parameters `among` in `rank`'s shards, padding apart."""
         elements = segments = 0
         for start, numel in self.units:
             low = start + rank * numel // self.world_size
             high = low + numel // self.world_size
             for span in self.spans:
                 common = min(high, span.stop) - max(low, span.start)
-                if common > 0:
+                if common > 0 and span.parameter in among:
                     elements, segments = elements + common, segments + 1
         return elements, segments
 

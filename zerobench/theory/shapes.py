@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = ""
@@ -20,3 +21,22 @@ class ParameterShape:
     trainable: bool
     unit: str
     uses: int = 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A model's parameters, and one step's order of events.
+
+    `arrivals`: parameters in the order in which their gradients come; one that is missing is not used.
+    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not.
+    """
+
+    shapes: tuple[ParameterShape, ...]
+    arrivals: tuple[int, ...]
+    uses: tuple[str, ...]
+
+    @staticmethod
+    def sequential(shapes: Sequence[ParameterShape]) -> Schedule:
+        """What to expect before a run: units as registered, gradients in the reverse order of the parameters."""
+        arrivals = tuple(i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel)
+        return Schedule(tuple(shapes), arrivals, tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT)))

@@ -1,9 +1,9 @@
 """Elements moved in one step of one micro-batch, by the paper's convention: all-reduce 2, the others 1 of the whole.
 
-ddp            2ψ                                               all-reduce
-zero1, zero2   2 · padded                                       reduce-scatter, all-gather
-zero3          2 · padded − root + padded trainable             two all-gathers a unit, one for the root that
-                                                                stays between forward and backward; reduce-scatter
+ddp            2ψ                    all-reduce
+zero1, zero2   2 · padded            reduce-scatter, all-gather
+zero3          a unit that forward uses u times: u + 1 all-gathers of its padded size, and one reduce-scatter of
+               what is trainable in it; the root, which stays between forward and backward: one all-gather
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from .partition import by_kind, by_unit, lay_out
-from .shapes import ROOT, ParameterShape
+from .shapes import ROOT, ParameterShape, Schedule
 
 
-def predict_volume(strategy: dict[str, Any], shapes: Sequence[ParameterShape], world_size: int) -> int:
+def predict_volume(strategy: dict[str, Any], schedule: Schedule, world_size: int) -> int:
     """Elements, padding included, on each rank; nothing moves in a world of one. `strategy`: a resolved section."""
+    shapes = schedule.shapes
+    trained = [i for i, s in enumerate(shapes) if s.trainable]
     if world_size == 1:
         return 0
-    trained = [i for i, s in enumerate(shapes) if s.trainable]
     if strategy["name"] == "ddp":
         return 2 * sum(shapes[i].numel for i in trained)
     if strategy["name"] in ("zero1", "zero2"):
@@ -27,9 +28,10 @@ def predict_volume(strategy: dict[str, Any], shapes: Sequence[ParameterShape], w
         return 2 * sum(_padded(shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds)
     volume = 0
     for name, mine in by_unit(shapes).items():
+        gathers = 1 if name == ROOT else schedule.uses.count(name) + 1
         for kind in by_kind(shapes, mine):
-            passes = (1 if name == ROOT else 2) + shapes[kind[0]].trainable
-            volume += passes * _padded(shapes, kind, world_size, None)
+            if name == ROOT or name in schedule.uses:
+                volume += (gathers + shapes[kind[0]].trainable) * _padded(shapes, kind, world_size, None)
     return volume
 
 
