@@ -24,11 +24,10 @@ def find_reusable(cell: Cell) -> dict[str, Any] | None:
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
-    for folder in sorted(results_dir.glob(f"{_prefix(cell)}-*"), reverse=True):
-        if (folder / "run.json").is_file():
-            row = tables.read_row(folder)
-            if row["status"] == "ok":
-                return row
+    for folder in sorted(results_dir.glob(f"{_prefix(cell)}-*"), key=lambda f: f.stat().st_mtime, reverse=True):
+        row = tables.read_row(folder)
+        if row is not None and row["status"] == "ok":
+            return row
     return None
 
 

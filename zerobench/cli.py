@@ -92,7 +92,7 @@ def _sweep(arguments: list[str]) -> int:
 
 
 def _run_hydra(arguments: list[str], journal: Path, cells: int) -> int:
-    """Lets Hydra compose and launch the jobs. Returns 0, 2 for a composition that failed, 130 for Ctrl-C."""
+    """Lets Hydra compose and launch the jobs. Returns 0, 2 for what Hydra refused, 130 for Ctrl-C."""
     import hydra
 
     from .config import config_dir
@@ -107,6 +107,9 @@ def _run_hydra(arguments: list[str], journal: Path, cells: int) -> int:
         return 130
     except SystemExit as stop:
         return 2 if stop.code else 0
+    except Exception as error:
+        print(f"zerobench: {type(error).__name__}: {_first_line(error)}", file=sys.stderr)
+        return 2
     finally:
         sys.argv = before
         signal.signal(signal.SIGTERM, terminate)
@@ -119,28 +122,42 @@ def _stop(_signal: int, _frame: Any) -> NoReturn:
 
 def run_job(journal: Path, reporter: Any, config: Any) -> None:
     """One job of Hydra's: a composed config becomes a row. Failed cells do not raise; the sweep goes on."""
+    row: dict[str, Any] = dict.fromkeys(("strategy", "model", "world_size", "batch"), "?")
+    reused, spoilt = False, "invalid"
+    try:
+        cell = _cell_of(config)
+        spoilt = "crash"
+        reporter.start(cell.title)
+        row |= {key: cell.row_key(key) for key in row}
+        from .cell import find_reusable, run_cell
+
+        found = find_reusable(cell)
+        reused = found is not None
+        row = found or asdict(run_cell(cell, reporter.progress))
+        row["results_dir"] = os.path.abspath(cell.config["results_dir"])
+    except KeyboardInterrupt:
+        reporter.end(row | {"status": "interrupted", "reason": "stopped by the user"}, reused=False)
+        raise
+    except Exception as error:  # the sweep goes on, and says what this cell was spoilt by
+        row |= {"status": spoilt, "reason": f"{type(error).__name__}: {_first_line(error)}"}
+    reporter.end(row, reused)
+    with journal.open("a") as file:  # a launcher may run jobs in processes of its own
+        file.write(json.dumps(row) + "\n")
+
+
+def _cell_of(config: Any) -> Any:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from .cell import find_reusable, run_cell
     from .overrides import stray_keys
     from .resolve import resolve
 
-    stray = stray_keys(config)
-    cell = resolve(OmegaConf.to_object(config), HydraConfig.get().runtime.choices["model"], stray)  # type: ignore[arg-type]
-    reporter.start(cell.title)
-    row = find_reusable(cell)
-    reused = row is not None
-    try:
-        if row is None:
-            row = asdict(run_cell(cell, reporter.progress))
-    except KeyboardInterrupt:
-        row = {"status": "interrupted", "reason": "stopped by the user"}
-        reporter.end(row, reused=False)
-        raise
-    reporter.end(row, reused)
-    with journal.open("a") as file:  # a launcher may run jobs in processes of its own
-        file.write(json.dumps(row | {"results_dir": os.path.abspath(cell.config["results_dir"])}) + "\n")
+    plain: Any = OmegaConf.to_object(config)
+    return resolve(plain, HydraConfig.get().runtime.choices["model"], stray_keys(config))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _conclude(journal: Path, code: int) -> int:
@@ -150,7 +167,7 @@ def _conclude(journal: Path, code: int) -> int:
     rows = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
     if rows:
         print_table(rows)
-        for folder in sorted({row["results_dir"] for row in rows}):
+        for folder in sorted({row["results_dir"] for row in rows if "results_dir" in row}):
             print(f"tables: {folder}   (zerobench.load, zerobench export)")
     if code:
         return code

@@ -6,6 +6,7 @@ and what does not exist is answered with the nearest name that does.
 
 from __future__ import annotations
 
+import os
 import textwrap
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -16,14 +17,21 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from .config import SCHEMAS, Config
 
 GROUPS = (*SCHEMAS, "experiment")
+
+CHOSEN_BY_GROUP = ("strategy.name", "model.kind", "data.name", "optimizer.name", "precision.name")
+"""Keys that say which choice of a group this is."""
+
+UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError)
+"""What a yaml of a user's may raise when it is composed."""
 
 
 class Overrides:
@@ -40,22 +48,44 @@ class Overrides:
 
     def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         """The overrides as Hydra shall see them; fills `problems` and `cells`, the number of cells."""
+        try:
+            return self._check_all(arguments, multirun, verbs)
+        except UNREADABLE as error:
+            words = " ".join(str(error.__cause__ or error).split())
+            self.problems.append(f"{' '.join(arguments)}: it cannot be composed: {words[:300]}")
+            return arguments
+
+    def _check_all(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         parsed = [override for argument in arguments if (override := self._parse(argument, verbs))]
-        picked = {o.key_or_group: _values(o) for o in parsed if o.key_or_group in GROUPS}
+        for override in parsed:
+            if override.is_interval_sweep():
+                self.problems.append(f"{override.input_line}: an interval has no end of values; list them")
+        if self.problems:
+            return arguments
+        parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
+        picked = {o.key_or_group: self._values(o) for o in parsed if o.key_or_group in GROUPS}
+        self._check_mode(picked)
         checked = [self._check_one(override, picked) for override in parsed]
-        swept = {o.key_or_group: len(_values(o)) for o in parsed if o.is_sweep_override()}
+        swept = {o.key_or_group: len(self._values(o)) for o in parsed if o.is_sweep_override()}
+        modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
         if not self.problems:
             study = [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e is not None]
             hydra = self._compose(study, with_hydra=True).hydra
-            multirun |= hydra.mode is not None and hydra.mode.name == "MULTIRUN"
+            mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
+            multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
             if swept and not multirun:
                 self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
             given = {o.key_or_group for o in parsed}
-            for key, value in (hydra.sweeper.params or {}).items():
+            for key, value in (hydra.sweeper.params or {}).items() if multirun else ():
                 if key not in given and (override := self._parse(f"{key}={value!s}", [])):
-                    swept[key] = len(_values(override))
+                    swept[key] = len(self._values(override))
         self.cells = prod(swept.values())
         return checked
+
+    def _check_mode(self, picked: dict[str, list[Any]]) -> None:
+        """An experiment sets the stage for a whole sweep; several of them would each want their own."""
+        if len(picked.get("experiment", [])) > 1:
+            self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
 
     def list_choices(self) -> str:
         """The groups and their choices, a line each."""
@@ -86,17 +116,37 @@ class Overrides:
             self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
             return line
         line = line.lstrip("+")
-        if override.package is not None:
+        if key in CHOSEN_BY_GROUP:
+            group = root
+            self.problems.append(
+                f"{line}: it follows from the group; choose it with {group}={'|'.join(self._choices[group])}"
+            )
+        elif root == "huggingface" and "huggingface" not in picked.get("model", []) and "experiment" not in picked:
+            self.problems.append(f"{line}: it has a meaning for model=huggingface only; add that")
+        elif key == "results_dir":
+            self._check_results_dir(line, self._values(override))
+        elif override.package is not None:
             self.problems.append(f"{line}: {key} cannot be moved to another package")
         elif key in GROUPS:
-            self._check_choice(key, _values(override))
+            self._check_choice(key, self._values(override))
         elif root in SCHEMAS:
             for choice in picked.get(root, [None]):
                 if choice is None or choice in self._choices[root]:
-                    self._check_key(key, _values(override), [f"{root}={choice}"] if choice else [], picked)
+                    self._check_key(key, self._values(override), [f"{root}={choice}"] if choice else [], picked)
         else:
-            self._check_key(key, _values(override), [], picked)
+            self._check_key(key, self._values(override), [], picked)
         return "++" + line if key.startswith("huggingface.options.") else line
+
+    def _check_results_dir(self, line: str, values: list[Any]) -> None:
+        """The folder must be there or makeable, before a sweep of hours finds that it is not."""
+        for value in values:
+            if not isinstance(value, str) or "${" in value or not value:
+                self.problems.append(f"{line}: name a folder")
+                continue
+            where = Path(value).expanduser().absolute()
+            existing = next(p for p in (where, *where.parents) if p.exists())
+            if not existing.is_dir() or not os.access(existing, os.W_OK):
+                self.problems.append(f"{line}: {existing} is no folder that can be written to")
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
         known = self._choices[group]
@@ -142,6 +192,15 @@ class Overrides:
                     return_hydra_config=with_hydra,
                 )
         return self._composed[where]
+
+    def _values(self, override: Override) -> list[Any]:
+        """What an override sets or sweeps over; a glob picks among a group's choices."""
+        value = override.value()
+        if isinstance(value, Glob):
+            return list(value.filter(self._choices.get(override.key_or_group, [])))
+        if override.is_interval_sweep():
+            return []
+        return list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
 
     def _choices_of(self, group: str) -> list[str]:
         found = {
@@ -202,12 +261,6 @@ def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> l
         if isinstance(node, DictConfig) and kind is not None and is_dataclass(kind):
             problems += stray_keys(node, kind, f"{name}.")
     return problems
-
-
-def _values(override: Override) -> list[Any]:
-    if override.is_sweep_override():
-        return list(override.sweep_iterator(transformer=lambda x: x))
-    return [override.value()]
 
 
 def _nearest(name: str, known: list[str], prefix: str = "") -> str:

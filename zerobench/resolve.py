@@ -32,6 +32,11 @@ class Cell:
         kept = {k: v for k, v in self.config.items() if k not in VOLATILE}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
+    def row_key(self, key: str) -> Any:
+        """What a row says under `key`: strategy and model by their names, the rest as it is."""
+        value = self.config[key]
+        return value["name"] if isinstance(value, dict) else value
+
     @property
     def title(self) -> str:
         """A short name for people."""
@@ -70,8 +75,6 @@ def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     ranks = plain["world_size"]
     if ranks is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
-    if ranks < 1:
-        problems.append(f"world_size={ranks}: there must be at least 1 rank")
     if plain["device"] == "auto":
         plain["device"] = "cuda" if gpus >= max(1, ranks) and plain["backend"] != "gloo" else "cpu"
     if plain["backend"] == "auto":
@@ -125,7 +128,8 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
     if "vocabulary" in shape:
         shape["vocabulary"] = shape["vocabulary"] if shape["vocabulary"] is not None else wanted or TEXT_VOCABULARY
         if wanted is not None and shape["vocabulary"] < wanted:
-            problems.append(f"model.vocabulary={shape['vocabulary']}: the data's tokens need at least {wanted}")
+            name = "huggingface" if model["kind"] == "huggingface" else "model"
+            problems.append(f"{name}.vocabulary={shape['vocabulary']}: the data's tokens need at least {wanted}")
     data["vocabulary"] = wanted or shape.get("vocabulary") or TEXT_VOCABULARY
     if "positions" in shape:
         shape["positions"] = shape["positions"] if shape["positions"] is not None else plain["sequence"]
@@ -136,29 +140,48 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
             if name in model and model[name] is None:
                 model[name] = data["vocabulary"] if name == "vocabulary" else plain["sequence"]
         return
+    where = "huggingface" if model["kind"] == "huggingface" else "model"
     too_small = [k for k in ("layers", "hidden", "heads", "vocabulary") if k in shape and shape[k] < 1]
-    problems += [f"model.{k}={shape[k]}: must be at least 1" for k in too_small]
+    problems += [f"{where}.{k}={shape[k]}: must be at least 1" for k in too_small]
     if not too_small and "heads" in shape and shape["hidden"] % shape["heads"]:
-        problems.append(f"model.heads={shape['heads']}: it must divide hidden={shape['hidden']}")
+        problems.append(f"{where}.heads={shape['heads']}: it must divide hidden={shape['hidden']}")
     if model["kind"] == "huggingface":
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 
 
+LIMITS: dict[str, tuple[float, float]] = {
+    "world_size": (1, 1024),
+    "threads": (1, 1024),
+    "timeout_s": (0.001, 1e7),
+    "sequence": (1, 1e9),
+    "seed": (0, 2**31),
+    "measure.steps": (1, 1e7),
+    "measure.warmup": (MINIMUM_WARMUP, 1e7),
+    "data.vocabulary": (2, 1e9),
+    "strategy.bucket_bytes": (1024, 2**40),
+    "strategy.prefetch": (0, 1e6),
+    "optimizer.lr": (0, 1e6),
+    "optimizer.weight_decay": (0, 1e6),
+    "optimizer.momentum": (0, 1),
+    "optimizer.beta1": (0, 0.9999999),
+    "optimizer.beta2": (0, 0.9999999),
+    "optimizer.eps": (0, 1e6),
+}
+"""Key of a resolved config -> least and greatest value that makes sense."""
+
+USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s"}
+
+
 def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
-    at_least = {
-        "sequence": 1, "measure.steps": 1, "measure.warmup": MINIMUM_WARMUP, "threads": 1, "data.vocabulary": 2,
-        "strategy.bucket_bytes": 1024, "strategy.prefetch": 0, "optimizer.lr": 0, "optimizer.weight_decay": 0,
-        "seed": 0,
-    }  # fmt: skip
-    for key, least in at_least.items():
+    for key, (least, most) in LIMITS.items():
         node: Any = plain
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
-        if node is not None and node < least:
-            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
-            problems.append(f"{key}={node}: must be at least {least}{why}")
-    if plain["timeout_s"] <= 0:
-        problems.append(f"launch.timeout_s={plain['timeout_s']}: must be more than 0 seconds")
+        if node is None or least <= node <= most:
+            continue
+        why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
+        bound = f"at most {most:g}" if node > most else f"at least {least:g}"
+        problems.append(f"{USER_KEYS.get(key, key)}={node}: must be {bound}{why}")
     how = plain["optimizer"]["implementation"]
     if how not in ("fused", "foreach", "loop"):
         problems.append(f"optimizer.implementation={how}: use fused, foreach or loop")

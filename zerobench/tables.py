@@ -8,8 +8,10 @@ It is written aside and renamed, so a folder that is there is whole.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -47,11 +49,10 @@ def load(path: str | Path) -> Results:
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
-    folders = run_folders(where)
-    rows = sorted((read_row(folder) | {"folder": folder} for folder in folders), key=lambda row: row["started"])
-    order = [row.pop("folder") for row in rows]
-    tables = {name: _read_table(order, name, kind) for name, kind in TABLES.items()}
-    return Results(_frame(rows, RunRow), **tables)
+    found = [(row, folder) for folder in run_folders(where) if (row := read_row(folder)) is not None]
+    found.sort(key=lambda one: one[0]["started"])
+    tables = {name: _read_table([folder for _, folder in found], name, kind) for name, kind in TABLES.items()}
+    return Results(_frame([row for row, _ in found], RunRow), **tables)
 
 
 def run_folders(where: Path) -> list[Path]:
@@ -61,16 +62,23 @@ def run_folders(where: Path) -> list[Path]:
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())
 
 
-def read_row(folder: Path) -> dict[str, Any]:
-    """A run's one row. Raises ValueError where it cannot be read."""
+def read_row(folder: Path) -> dict[str, Any] | None:
+    """A run's one row; None, with a warning, where its run.json cannot be read: other runs are not to suffer.
+
+    Raises ValueError for a table of a newer version.
+    """
     try:
         row: dict[str, Any] = json.loads((folder / "run.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder / 'run.json'}: it cannot be read ({error})") from error
-    if row.get("schema_version", 0) > SCHEMA_VERSION:
-        raise ValueError(
-            f"{folder}: schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}; update zerobench"
-        )
+        missing = [f.name for f in fields(RunRow) if f.name not in row]
+    except (OSError, ValueError, TypeError) as error:
+        warnings.warn(f"{folder / 'run.json'} cannot be read and is left out: {error}", stacklevel=2)
+        return None
+    if missing:
+        warnings.warn(f"{folder / 'run.json'} lacks {', '.join(missing[:3])} and is left out", stacklevel=2)
+        return None
+    if row["schema_version"] > SCHEMA_VERSION:
+        newer = f"schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}"
+        raise ValueError(f"{folder}: {newer}; update zerobench")
     return row
 
 
@@ -119,7 +127,7 @@ def write_run(
     while True:
         row.run_id = f"{prefix}-{attempt}"
         target = aside.parent / row.run_id
-        (aside / "run.json").write_text(json.dumps(asdict(row), indent=1))
+        (aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
         try:
             if not target.exists():
                 aside.rename(target)  # fails, rather than replaces, if somebody else was faster
@@ -128,6 +136,11 @@ def write_run(
             if not target.exists():
                 raise
         attempt += 1
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: a loss that is not finite is null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def _write_table(path: Path, rows: Sequence[Any], kind: type) -> None:

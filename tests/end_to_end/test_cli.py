@@ -79,6 +79,11 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["strategy"], "strategy: neither KEY=VALUE nor a verb"),
         (["model.layers.x=3"], "model.layers.x: no such key"),
         (["model._target_=os.system"], "model._target_: no such key"),
+        (["strategy=zero1", "strategy.name=zero2"], "strategy.name=zero2: it follows from the group"),
+        (["huggingface.layers=3"], "it has a meaning for model=huggingface only"),
+        (["results_dir=/dev/null"], "/dev/null is no folder that can be written to"),
+        (["-m", "seed=interval(0,1)"], "an interval has no end of values"),
+        (["--resolve"], "--resolve flag can only be used"),
     ],
 )
 def test_a_mistyped_command_is_one_sentence_and_exit_2(
@@ -111,8 +116,11 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         (["model.vocabulary=100"], "model.vocabulary=100: the data's tokens need at least 256"),
         (["model.positions=8"], "sequence=16: the model has only 8 positions"),
         (["data.path=nowhere.txt"], "data.path=nowhere.txt: there is no such file"),
+        (["launch.timeout_s=nan"], "launch.timeout_s=nan: must be at least"),
+        (["optimizer.lr=inf"], "optimizer.lr=inf: must be at most"),
+        (["launch.threads=0"], "launch.threads=0: must be at least 1"),
         (["backend=mpi"], "backend=mpi: use one of auto, gloo, nccl"),
-        (["world_size=0"], "world_size=0: there must be at least 1 rank"),
+        (["world_size=0"], "world_size=0: must be at least 1"),
         (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
     ],
 )
@@ -123,6 +131,37 @@ def test_values_that_make_no_sense_get_a_sentence(
     assert cli.run([*SMALL, *arguments]) == 1
     assert words in capsys.readouterr().err
     assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["invalid"]
+
+
+def test_a_users_own_experiment_with_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    (tmp_path / "mine/experiment/bad.yaml").write_text("# @package _global_\nworld_sise: 3\n")
+    (tmp_path / "mine/experiment/good.yaml").write_text("# @package _global_\nworld_size: 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["--config-dir", "mine", "experiment=bad", *SMALL]) == 2
+    errors = capsys.readouterr().err
+    assert "world_sise" in errors
+    assert len(errors.splitlines()) == 1
+    assert cli.run(["--config-dir", "mine", "experiment=good", *SMALL]) == 0
+
+
+def test_a_cell_that_cannot_be_resolved_does_not_end_the_sweep(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["-m", "sequence='${micro_batch}',16", "world_size=1", *SMALL[:-2], "device=cpu"]) == 1
+    shown = capsys.readouterr()
+    assert "invalid" in shown.out
+    assert "Traceback" not in shown.err
+    assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["ok"]
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["-m", "world_size=1", "seed=0,1", *SMALL]) == 0
+    runs = zerobench.load("results/runs").runs
+    for content in ("{", "[]", '{"status": "ok"}'):
+        (Path("results/runs") / runs.run_id[0] / "run.json").write_text(content)
+        with pytest.warns(UserWarning, match="left out"):
+            assert zerobench.load("results/runs").runs.run_id.tolist() == [runs.run_id[1]]
 
 
 def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:

@@ -23,8 +23,14 @@ class DdpEngine:
         self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
-        return self._ddp(*inputs, **named_inputs)
+        """The module's forward. Raises RuntimeError with the way out where a parameter got no gradient before."""
+        try:
+            return self._ddp(*inputs, **named_inputs)
+        except RuntimeError as error:
+            if "find_unused_parameters=True" in str(error):
+                words = "some parameters got no gradient in the last step; set strategy.find_unused_parameters=true"
+                raise RuntimeError(f"ddp: {words}") from error
+            raise
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates; DDP reduces the gradients as its buckets fill."""

@@ -22,6 +22,18 @@ class CausalLM(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+SHAPE_KEYS = {
+    "num_hidden_layers": "huggingface.layers",
+    "hidden_size": "huggingface.hidden",
+    "num_attention_heads": "huggingface.heads",
+    "vocab_size": "huggingface.vocabulary",
+    "max_position_embeddings": "huggingface.positions",
+    "torch_dtype": "precision",
+    "dtype": "precision",
+}
+"""transformers' names of what has a key of its own here."""
+
+
 def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
     """Sentences on what keeps `architecture` with `options` from being built."""
     try:
@@ -34,8 +46,10 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
         hint = _nearest(architecture, known)
         return [f"huggingface.architecture={architecture}: no causal language model of that name{hint}"]
     plain = CONFIG_MAPPING[architecture]()
-    strange = [name for name in options if not hasattr(plain, name)]
-    return [
+    aliases = getattr(plain, "attribute_map", {})
+    ours = {alias: SHAPE_KEYS[name] for name, alias in aliases.items() if name in SHAPE_KEYS} | SHAPE_KEYS
+    strange = [name for name in options if not hasattr(plain, name) and name not in ours]
+    return [f"huggingface.options.{name}: set {ours[name]} instead" for name in options if name in ours] + [
         f"huggingface.options.{name}: {architecture} has no such setting{_nearest(name, list(plain.to_dict()))}"
         for name in strange
     ]

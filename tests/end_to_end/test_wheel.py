@@ -1,0 +1,27 @@
+"""The wheel works elsewhere: conf/ travels inside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.end_to_end.command import ROOT, SMALL
+
+
+def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(ROOT)]
+    subprocess.run(build, check=True, timeout=120)
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    site = tmp_path / "a site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, timeout=120)
+    assert (site / "zerobench/conf/config.yaml").is_file()
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    where = "import zerobench; print(zerobench.__file__)"
+    seen = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert str(site) in seen.stdout
+    command = [sys.executable, "-m", "zerobench", "strategy=zero3", "world_size=2", *SMALL]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
