@@ -17,7 +17,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -140,8 +140,9 @@ class Overrides:
     def _check_results_dir(self, line: str, values: list[Any]) -> None:
         """The folder must be there or makeable, before a sweep of hours finds that it is not."""
         for value in values:
-            if not isinstance(value, str) or "${" in value or not value:
+            if not isinstance(value, str) or not value:
                 self.problems.append(f"{line}: name a folder")
+            if not isinstance(value, str) or "${" in value:
                 continue
             where = Path(value).expanduser().absolute()
             existing = next(p for p in (where, *where.parents) if p.exists())
@@ -175,6 +176,8 @@ class Overrides:
             self.problems.append(f"{key}: it has parts; set one of them{_nearest('', [f'{key}.{k!s}' for k in node])}")
             return
         for value in values:
+            if isinstance(value, str) and "${" in value:
+                continue  # an interpolation has its value when the cell is composed
             try:
                 OmegaConf.update(self._compose(overrides).copy(), key, value)
             except OmegaConfBaseException:
@@ -200,7 +203,8 @@ class Overrides:
             return list(value.filter(self._choices.get(override.key_or_group, [])))
         if override.is_interval_sweep():
             return []
-        return list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
+        found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
+        return [one.text if isinstance(one, QuotedString) else one for one in found]
 
     def _choices_of(self, group: str) -> list[str]:
         found = {

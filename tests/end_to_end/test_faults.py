@@ -79,7 +79,7 @@ def test_a_killed_sweep_leaves_no_process_and_no_half_run(tmp_path: Path) -> Non
     sweep = start(tmp_path, "strategy=zero2", "world_size=2", *LONG)
     below = [*ranks_of(sweep, 2), *psutil.Process(sweep.pid).children()]
     sweep.kill()
-    sweep.wait()
+    sweep.communicate()
     wait_until_gone(below)
     runs = tmp_path / "results/runs"
     assert len(zerobench.load(runs).runs) == 0
