@@ -50,7 +50,7 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
         "source_hash": source_hash(config["model"]["kind"]),
         "command": sys.argv,
         "python": platform.python_version(),
