@@ -15,7 +15,11 @@ def _ours(name: str) -> Callable[..., Any]:
     return lambda model, optimizer, **options: zero.initialize(model, optimizer, name, **options)
 
 
-def _ddp(model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, **options: Any) -> DdpEngine:
+def _ddp(
+    model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, **options: Any
+) -> DdpEngine:
+    if not broadcast_buffers:  # the default needs no word, and torch 2.13 warns of this one
+        options["broadcast_buffers"] = False
     return DdpEngine(model, optimizer, bucket_cap_mb=bucket_bytes / 2**20, **options)
 
 
