@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -69,52 +71,61 @@ class Reporter:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-COLUMNS = (
-    "cell",
-    "status",
-    "peak MiB",
-    "states MiB",
-    "predicted",
-    "volume ψ",
-    "predicted",
-    "step ms (95 % interval)",
-    "tokens/s",
-    "last loss",
-)
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f}"
 
 
-def print_table(rows: Iterable[dict[str, Any]]) -> None:
-    """The sweep's table, failed cells with their reason."""
-    table = Table(title="zerobench", title_justify="left")
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=number < 2)
-    failures = []
-    for row in rows:
-        title = f"{row['strategy']} {row['model']} N={row['world_size']} b={row['batch']}"
-        if row["status"] != "ok":
-            table.add_row(title, row["status"], *["–"] * (len(COLUMNS) - 2))
-            failures.append(f"{title}: {row['status']}: {row['reason']}")
-            continue
-        table.add_row(title, "ok", *_cells(row))
+def _interval(row: dict[str, Any]) -> str:
+    if row["step_s_low"] is None or pd.isna(row["step_s_low"]):
+        return "too few steps"
+    return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
+
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "peak MiB": lambda row: _mib(row["peak_bytes"]),
+    "states MiB": lambda row: _mib(row["states_bytes"]),
+    "predicted": lambda row: _mib(row["predicted_states_bytes"]),
+    "volume ψ": lambda row: f"{row['volume_psi']:.3f}",
+    "predicted ψ": lambda row: f"{row['predicted_volume_psi']:.3f}",
+    "step ms": lambda row: f"{row['step_s'] * 1000:.1f}",
+    "95 % interval": _interval,
+    "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",
+    "last loss": lambda row: "not finite" if row["loss_last"] is None else f"{row['loss_last']:.4f}",
+}
+
+FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
+"""What a narrow terminal does without; every column is in the tables on disk."""
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """The sweep's table, as wide as the terminal permits, and the failed cells with their reason."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
+    dropped = 0
+    table = _table(rows, COLUMNS)
+    free = console.options.update(max_width=1000)
+    while Measurement.get(console, free, table).maximum > console.width and dropped < len(FIRST_TO_GO):
+        dropped += 1
+        table = _table(rows, {name: c for name, c in COLUMNS.items() if name not in FIRST_TO_GO[:dropped]})
     console.print(table)
-    for line in failures:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for row in rows:
+        if row["status"] != "ok":
+            words = f"{_title(row)}: {row['status']}: {row['reason']}"
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    step = f"{row['step_s'] * 1000:.1f}"
-    if not pd.isna(row["step_s_low"]) and row["step_s_low"] is not None:
-        step += f" ({row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f})"
-    return [
-        f"{row['peak_bytes'] / MIB:.1f}",
-        f"{row['states_bytes'] / MIB:.1f}",
-        f"{row['predicted_states_bytes'] / MIB:.1f}",
-        f"{row['volume_psi']:.3f}",
-        f"{row['predicted_volume_psi']:.3f}",
-        step,
-        f"{row['tokens_per_s']:.0f}",
-        f"{row['loss_last']:.4f}",
-    ]
+def _title(row: dict[str, Any]) -> str:
+    return f"{row['strategy']} {row['model']} N={row['world_size']} b={row['batch']}"
+
+
+def _table(rows: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("cell", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [show(row) if row["status"] == "ok" else "–" for show in columns.values()]
+        table.add_row(_title(row), row["status"], *cells)
+    return table

@@ -7,6 +7,7 @@ a timeout first says where it hangs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import multiprocessing as mp
@@ -214,6 +215,8 @@ def _detach(log: str) -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel is to take a rank and not the sweep
+            Path("/proc/self/oom_score_adj").write_text("1000")
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

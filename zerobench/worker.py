@@ -58,16 +58,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         PASSES[job.mode](device) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
-        seed_everything(config["seed"])
-        with probe.phase("init"):
-            model = build_model(config).to(device)
-            shapes = shapes_of(model)
-            probe.adopt(model)
-            _check_precision(model)
-            optimizer = optimizers.build(config["optimizer"], model.parameters())
-            engine = baselines.wrap(config["strategy"], model, optimizer)
-            batches = build_batches(config, job.rank, device)
-        seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
+        model, shapes, engine, batches = _build(job, probe, device)
 
         # 2 warm up, then measure: the steps are alike
         losses: list[float] = []
@@ -92,6 +83,21 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
     # 3 bring home
     return _record(job, probe, losses, shapes)
+
+
+def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
+    config = job.config
+    seed_everything(config["seed"])
+    with probe.phase("init"):
+        model = build_model(config).to(device)
+        shapes = shapes_of(model)
+        _check_precision(model)
+        probe.adopt(model)
+        optimizer = optimizers.build(config["optimizer"], model.parameters())
+        engine = baselines.wrap(config["strategy"], model, optimizer)
+        batches = build_batches(config, job.rank, device)
+    seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
+    return model, shapes, engine, batches
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:

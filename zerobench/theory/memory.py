@@ -13,13 +13,12 @@ model's own schedule (shapes.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
+from .replay import Replay, bytes_of, hold_fresh, hold_waiting
 from .shapes import ROOT, ParameterShape, Schedule
-
-STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
 
 @dataclass(frozen=True)
@@ -47,28 +46,6 @@ class Prediction:
         return self.states_bytes if category == "states" else self.highest.get(category)
 
 
-@dataclass
-class Replay:
-    """Live bytes by (category, name) while a schedule is played; remembers the maxima."""
-
-    live: dict[tuple[str, Any], int] = field(default_factory=dict)
-    highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
-    most: int = 0
-
-    def hold(self, category: str, name: Any, size: int) -> None:
-        """`name` comes alive (again: no effect)."""
-        self.live[category, name] = size
-        totals = dict.fromkeys(self.highest, 0)
-        for (kind, _), value in self.live.items():
-            totals[kind] += value
-        self.highest = {kind: max(self.highest[kind], totals[kind]) for kind in totals}
-        self.most = max(self.most, sum(totals.values()))
-
-    def drop(self, category: str, name: Any) -> None:
-        """`name` is freed."""
-        self.live.pop((category, name), None)
-
-
 def predict_states(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape
 ) -> Prediction:
@@ -80,8 +57,8 @@ def predict_states(
 
 
 def _floor(name: str, shapes: Sequence[ParameterShape], n: int, k: int) -> int:
-    whole = sum(_bytes(s) for s in shapes)
-    trained = sum(_bytes(s) for s in shapes if s.trainable)
+    whole = sum(bytes_of(s) for s in shapes)
+    trained = sum(bytes_of(s) for s in shapes if s.trainable)
     shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
     return sum(-(-size // ranks) for size, ranks in zip((whole, trained, k * trained), shared, strict=True))
 
@@ -90,36 +67,17 @@ def _trainable(shapes: Sequence[ParameterShape]) -> list[int]:
     return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
 
 
-def _bytes(shape: ParameterShape) -> int:
-    return shape.numel * shape.element_bytes
-
-
-def _hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """The gradient that autograd hands over; of a tied parameter, for a moment beside those from each place of use."""
-    if shape.uses > 1:
-        replay.drop("gradients", ("waiting", shape))
-        replay.hold("gradients", "fresh", (shape.uses + 1) * _bytes(shape))
-    replay.hold("gradients", "fresh", _bytes(shape))
-
-
-def _hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
-    """Tied parameters: the gradients of all uses but the first in forward wait through most of the backward."""
-    for shape in shapes:
-        if shape.trainable and shape.uses > 1:
-            replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * _bytes(shape))
-
-
 def _replay_ddp(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape
 ) -> None:
     shapes = schedule.shapes
-    replay.hold("parameters", "all", sum(_bytes(s) for s in shapes))
+    replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
     used = sorted(set(schedule.arrivals))
-    replay.hold("optimizer", "all", sum(optimizer.bytes_of(_bytes(shapes[i]), 1) for i in used))
-    replay.hold("gradients", "buckets", sum(_bytes(shapes[i]) for i in _trainable(shapes)))
-    _hold_waiting(replay, shapes)
+    replay.hold("optimizer", "all", sum(optimizer.bytes_of(bytes_of(shapes[i]), 1) for i in used))
+    replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in _trainable(shapes)))
+    hold_waiting(replay, shapes)
     for i in schedule.arrivals:
-        _hold_fresh(replay, shapes[i])
+        hold_fresh(replay, shapes[i])
 
 
 def _hold_optimizer(
@@ -143,10 +101,10 @@ def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
         buffers = [lay_out(shapes, kind, n, strategy["bucket_bytes"]) for kind in kinds]
         whole = sum(b.padded_bytes for b in buffers)
         replay.hold("parameters", "flat", whole)
-        replay.hold("parameters", "frozen", sum(_bytes(s) for s in shapes if not s.trainable))
+        replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
         _hold_optimizer(replay, buffers, schedule, n, optimizer)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
-        _hold_waiting(replay, shapes)
+        hold_waiting(replay, shapes)
         _Buckets(replay, schedule, n, keep_gradients, buffers).backward()
 
     return play
@@ -174,7 +132,7 @@ class _Buckets:
 
     def backward(self) -> None:
         for parameter in self.schedule.arrivals:
-            _hold_fresh(self.replay, self.schedule.shapes[parameter])
+            hold_fresh(self.replay, self.schedule.shapes[parameter])
             for bucket in self.places[parameter]:
                 self._open(bucket)
                 self.missing[bucket].discard(parameter)
@@ -242,7 +200,7 @@ class _Stage3:
 
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
-        _hold_waiting(self.replay, self.schedule.shapes)
+        hold_waiting(self.replay, self.schedule.shapes)
         here = len(self.uses)
         for i in self.schedule.arrivals:
             name = self.schedule.shapes[i].unit
@@ -272,7 +230,7 @@ class _Stage3:
 
     def _arrive(self, i: int) -> None:
         shape = self.schedule.shapes[i]
-        _hold_fresh(self.replay, shape)
+        hold_fresh(self.replay, shape)
         if self.n > 1:
             self.replay.hold("communication", ("gradients", shape.unit), self.gradients[shape.unit])
         self.replay.drop("gradients", "fresh")

@@ -27,8 +27,8 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements [start, stop) of parameter `parameter`, at `offset` of the unit (all in elements)."""
+class Range:
+    """Elements [start, stop) of parameter number `parameter`, at `offset` of something (all in elements)."""
 
     parameter: int
     start: int
@@ -37,23 +37,16 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Elements in this piece."""
+        """Elements in this range."""
         return self.stop - self.start
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What one rank owns of one parameter: elements [start, stop), at `offset` of the rank's shard."""
+class Piece(Range):
+    """What a unit holds of a parameter; `offset` counts from the start of the unit."""
 
-    parameter: int
-    start: int
-    stop: int
-    offset: int
 
-    @property
-    def numel(self) -> int:
-        """Elements in this segment."""
-        return self.stop - self.start
+class Segment(Range):
+    """What one rank owns of a parameter; `offset` counts from the start of the rank's shard."""
 
 
 @dataclass(frozen=True)
