@@ -104,6 +104,7 @@ class Stage3(Stage2):
             unit.parameter_shard = unit.full_parameters
         else:
             unit.parameter_shard = unit.own_slice(unit.full_parameters).clone()
+            labels.label(unit.parameter_shard, labels.PARAMETERS, name)
             self.reshard(unit)
         if unit.trainable:
             self.place_gradients(unit, None, 0)
