@@ -177,6 +177,16 @@ def test_a_group_of_some_ranks() -> None:
     assert run_ranks(3, subgroup)[1:] == run_ranks(2, whole_world)
 
 
+def test_a_module_called_root_is_not_the_root() -> None:
+    model = nn.Sequential()
+    for name in ("first", "root", "last"):
+        model.add_module(name, nn.Linear(4, 4))
+    model.register_parameter("own", nn.Parameter(torch.ones(3)))
+    engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
+    names = {name for name in engine.state_dict()["tensors"] if name.startswith("unit")}
+    assert names == {"unit (root)", "unit first", "unit root", "unit last"}
+
+
 def units_whole_at_once(rank: int, n: int) -> int:
     """The largest number of units gathered at any time while backward recomputes in spans."""
     model = zoo.build("adapted_spans")

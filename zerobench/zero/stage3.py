@@ -75,7 +75,7 @@ class Stage3(Stage2):
         unit_of = unit_of_parameters(self.module, modules)
         for name, module in [(ROOT, self.module), *modules]:
             mine = [p for p, unit in unit_of.items() if unit == name and p.numel()]
-            units = self._adopt_module(name or "root", mine)
+            units = self._adopt_module(name or "(root)", mine)
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
