@@ -14,8 +14,6 @@ STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
 
 CATEGORIES = (*STATES, "activations", "inputs", "temporary")
-PHASES = ("init", "data", "forward", "backward", "update")
-STATUSES = ("ok", "crash", "oom", "timeout", "invalid", "interrupted")
 
 
 @dataclass
@@ -25,6 +23,7 @@ class RunRow:
     run_id: str
     cell_id: str
     status: str
+    """ok, crash, oom, timeout, invalid or interrupted; `reason` says why it is not ok."""
     reason: str
     strategy: str
     model: str
