@@ -35,13 +35,12 @@ lint: setup
 	$(RUN) -m mypy
 
 plots: setup
-	$(RUN) analysis/memory.py results/reference/cpu --out results/reference/cpu/figures
-	$(RUN) analysis/readme.py results/reference/cpu
+	$(RUN) analysis/memory.py results/reference/cpu/stages --out results/reference/cpu/figures
+	$(RUN) analysis/readme.py
 
 reference: setup
-	rm -rf results/reference/cpu
-	$(RUN) -m zerobench experiment=stages device=cpu world_size=2 results_dir=results/reference/cpu
-	$(RUN) -m zerobench export results/reference/cpu --latest --format markdown --out results/reference/cpu/runs.md
+	$(RUN) -m zerobench experiment=stages device=cpu world_size=2 results_dir=results/runs/reference
+	$(RUN) -m zerobench export results/runs/reference --latest --format parquet --out results/reference/cpu/stages
 	$(MAKE) plots
 
 clean:

@@ -92,7 +92,7 @@ def main() -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "runs", nargs="?", default="results/reference/cpu", help="a results folder (default: %(default)s)"
+        "runs", nargs="?", default="results/reference/cpu/stages", help="a results folder (default: %(default)s)"
     )
     parser.add_argument(
         "--out",

@@ -6,7 +6,6 @@ python analysis/readme.py [RUNS] [--check]
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -43,11 +42,10 @@ def table(where: Path) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     first = runs.iloc[0]
-    machine = json.loads((where / first.run_id / "provenance.json").read_text())
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
-        f"tokens a step, {first.precision}, {first.optimizer}; {machine['cores']} cores, "
-        f"torch {machine['versions']['torch']}, {first.started[:10]}. Medians of the slowest rank with their 95 % "
+        f"tokens a step, {first.precision}, {first.optimizer}; {first.cores} cores, "
+        f"torch {first.torch_version}, {first.started[:10]}. Medians of the slowest rank with their 95 % "
         "intervals. `make reference` makes it again."
     )
     return "\n".join([BEGIN, "", *lines, "", source, "", END])
@@ -56,7 +54,7 @@ def table(where: Path) -> str:
 def main() -> int:
     """Rewrites the README; with --check only says whether it would change. Exit code 1 if so."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="?", type=Path, default=ROOT / "results/reference/cpu")
+    parser.add_argument("runs", nargs="?", type=Path, default=ROOT / "results/reference/cpu/stages")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
     chosen = parser.parse_args()
     readme = ROOT / "README.md"

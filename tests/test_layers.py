@@ -9,11 +9,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero"},
+    {"records", "theory", "zero", "units"},
     {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
     {"worker", "tables", "resolve", "provenance", "overrides"},
-    {"launch", "join", "export", "console"},
-    {"cell"},
+    {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
+    {"cell", "console", "export"},
+    {"sweep"},
+    {"live", "dry_run"},
     {"cli", "__init__", "__main__"},
 ]
 """From the bottom up. A module may import its own layer's and those below."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import join, provenance, tables
-from .launch import Interrupted, launch
+from . import folders, join, provenance, tables
+from .launch import launch
 from .records import RunRow
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
@@ -19,40 +21,52 @@ PASS_ORDER = ("timed", "accounted")
 Progress = Callable[[dict[str, Any]], None]
 
 
-def find_reusable(cell: Cell) -> dict[str, Any] | None:
-    """The row of an ok run of the same cell, code, torch and device class, or None."""
+def find_reusable(cell: Cell, repeat: int = 0) -> dict[str, Any] | None:
+    """The row of an ok run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None."""
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
     for folder in sorted(results_dir.glob(f"{_prefix(cell)}-*"), key=lambda f: f.stat().st_mtime, reverse=True):
         row = tables.read_row(folder)
-        if row is not None and row["status"] == "ok":
+        if row is not None and row["status"] == "ok" and row["repeat"] == repeat:
             return row
     return None
 
 
-def run_cell(cell: Cell, on_progress: Progress) -> RunRow:
-    """Runs a cell to its row, whatever happens. Raises Interrupted when the user stops us; the row is written first."""
+class StoppedError(KeyboardInterrupt):
+    """The user stopped us; the run's row is written."""
+
+    def __init__(self, row: RunRow) -> None:
+        super().__init__()
+        self.row = row
+
+
+def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
+    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C."""
     prefix = _prefix(cell)
-    aside = tables.claim_folder(Path(cell.config["results_dir"]), prefix)
-    row = _blank_row(cell)
+    aside = folders.claim_folder(Path(cell.config["results_dir"]), prefix)
+    row = _blank_row(cell, repeat)
     begun = time.monotonic()
-    records: list[RankRecord] = []
-    interrupted: Interrupted | None = None
-    if cell.problems:
-        row.status, row.reason = "invalid", "; ".join(cell.problems)
-    else:
-        try:
-            row.status, row.reason, records = _run_passes(cell, aside, on_progress)
-        except Interrupted as stop:
-            row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
     written: dict[str, list[Any]] = {}
-    if row.status == "ok":
-        written = join.join(row, cell.config, records)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        if cell.problems:
+            row.status, row.reason = "invalid", "; ".join(cell.problems)
+        else:
+            row.status, row.reason, records = _run_passes(cell, aside.path, on_progress)
+            if row.status == "ok":
+                written = join.join(row, cell.config, records)
+    except KeyboardInterrupt as stop:
+        row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
+    except Exception as error:  # ours: the sweep goes on, and says what this cell was spoilt by
+        row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
+        written = {}
+        (aside.path / "logs").mkdir(exist_ok=True)
+        (aside.path / "logs/harness.log").write_text(traceback.format_exc())
     row.seconds = round(time.monotonic() - begun, 3)
-    tables.write_run(aside, prefix, row, cell.config, provenance.provenance(cell.config), written)
+    folders.write_run(aside, prefix, row, cell.config, provenance.provenance(cell.config), written)
     if interrupted is not None:
-        raise interrupted
+        raise StoppedError(row) from interrupted
     return row
 
 
@@ -77,12 +91,14 @@ def _prefix(cell: Cell) -> str:
     return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
 
 
-def _blank_row(cell: Cell) -> RunRow:
+def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
     config = cell.config
     optimizer = config["optimizer"]
+    machine = provenance.provenance(config)
     return RunRow(
         run_id="",
         cell_id=cell.cell_id,
+        repeat=repeat,
         status="",
         reason="",
         strategy=config["strategy"]["name"],
@@ -93,12 +109,22 @@ def _blank_row(cell: Cell) -> RunRow:
         precision=config["precision"]["name"],
         optimizer=f"{optimizer['name']}/{optimizer['implementation']}",
         micro_batch=config["micro_batch"],
+        accumulation=config["accumulation"],
         batch=config["batch"],
         sequence=config["sequence"],
         seed=config["seed"],
         threads=config["threads"],
         data=config["data"]["name"],
         text_hash=config["data"].get("text_hash"),
+        config=json.dumps(config),
+        command=machine["command"],
+        commit=machine["commit"],
+        source_hash=machine["source_hash"],
+        torch_version=machine["versions"]["torch"],
+        device_class=machine["device_class"],
+        processor=machine["processor"],
+        cores=machine["cores"],
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         seconds=0.0,
+        checkpointing=config["model"].get("checkpointing"),
     )

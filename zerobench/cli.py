@@ -8,15 +8,9 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import signal
 import sys
-import tempfile
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 HELP = """\
@@ -69,106 +63,52 @@ def run(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from .config import Model, config_dir, store_schemas
-    from .models import registered_models, schema_of
-    from .overrides import Overrides, split_arguments
+    from .compose import RefusedError, checker, compose_cells
+    from .overrides import split_arguments
 
-    user_models = {name: schema_of(name, build, Model) for name, build in registered_models().items()}
-    store_schemas(user_models)
-    flags, overrides, extra_dirs = split_arguments(arguments)
-    check = Overrides(config_dir(), list(user_models), extra_dirs)
+    flags, _, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags):
+        check = checker(extra_dirs)
         print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
         return 0
-    overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(VERBS))
-    if check.problems:
-        for problem in check.problems:
+    dry_run = "--dry-run" in arguments
+    try:
+        cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))
+    except RefusedError as refused:
+        for problem in refused.problems:
             print(f"zerobench: {problem}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
-        journal = Path(folder) / "rows.jsonl"
-        code = _run_hydra([*flags, *overrides], journal, check.cells)
-        return _conclude(journal, code)
-
-
-def _run_hydra(arguments: list[str], journal: Path, cells: int) -> int:
-    """Lets Hydra compose and launch the jobs. Returns 0, 2 for what Hydra refused, 130 for Ctrl-C."""
-    import hydra
-
-    from .config import config_dir
-    from .console import Reporter
-
-    app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
-    before, sys.argv = sys.argv, ["zerobench", *arguments]
-    terminate = signal.signal(signal.SIGTERM, _stop)
-    try:
-        app(partial(run_job, journal, Reporter(cells)))()
     except KeyboardInterrupt:
         return 130
-    except SystemExit as stop:
-        return 2 if stop.code else 0
-    except Exception as error:
-        print(f"zerobench: {type(error).__name__}: {_first_line(error)}", file=sys.stderr)
-        return 2
+    if dry_run:
+        from .dry_run import print_plan
+
+        return print_plan(cells)
+    return run_cells(cells) if cells else 0
+
+
+def run_cells(cells: list[Any]) -> int:
+    """Runs cells with progress and a table at the end. Returns the exit code."""
+    from .console import print_results
+    from .live import Reporter
+    from .sweep import Sweep
+
+    terminate = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with Reporter() as reporter:
+            sweep = Sweep(reporter)
+            sweep.run(cells)
     finally:
-        sys.argv = before
         signal.signal(signal.SIGTERM, terminate)
-    return 0
+    if sweep.rows:
+        print_results(sweep.rows)
+        for folder in sorted({cell.config["results_dir"] for cell in cells}):
+            print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
+    if sweep.failed_fast:
+        left = len(reporter.entries) - len(sweep.rows)
+        print(f"fail_fast=true: stopped at the first failure; {left} launches were not started", file=sys.stderr)
+    return 130 if sweep.stopped else int(any(row["status"] != "ok" for row in sweep.rows))
 
 
 def _stop(_signal: int, _frame: Any) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def run_job(journal: Path, reporter: Any, config: Any) -> None:
-    """One job of Hydra's: a composed config becomes a row. Failed cells do not raise; the sweep goes on."""
-    row: dict[str, Any] = dict.fromkeys(("strategy", "model", "world_size", "batch"), "?")
-    reused, spoilt = False, "invalid"
-    try:
-        cell = _cell_of(config)
-        spoilt = "crash"
-        reporter.start(cell.title)
-        row |= {key: cell.row_key(key) for key in row}
-        from .cell import find_reusable, run_cell
-
-        found = find_reusable(cell)
-        reused = found is not None
-        row = found or asdict(run_cell(cell, reporter.progress))
-        row["results_dir"] = os.path.abspath(cell.config["results_dir"])
-    except KeyboardInterrupt:
-        reporter.end(row | {"status": "interrupted", "reason": "stopped by the user"}, reused=False)
-        raise
-    except Exception as error:  # the sweep goes on, and says what this cell was spoilt by
-        row |= {"status": spoilt, "reason": f"{type(error).__name__}: {_first_line(error)}"}
-    reporter.end(row, reused)
-    with journal.open("a") as file:  # a launcher may run jobs in processes of its own
-        file.write(json.dumps(row) + "\n")
-
-
-def _cell_of(config: Any) -> Any:
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    from .overrides import stray_keys
-    from .resolve import resolve
-
-    plain: Any = OmegaConf.to_object(config)
-    return resolve(plain, HydraConfig.get().runtime.choices["model"], stray_keys(config))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
-
-
-def _conclude(journal: Path, code: int) -> int:
-    """Prints the table of what ran and returns the exit code."""
-    from .console import print_table
-
-    rows = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    if rows:
-        print_table(rows)
-        for folder in sorted({row["results_dir"] for row in rows if "results_dir" in row}):
-            print(f"tables: {folder}   (zerobench.load, zerobench export)")
-    if code:
-        return code
-    return int(any(row["status"] != "ok" for row in rows))

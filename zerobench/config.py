@@ -178,10 +178,14 @@ class Precision:
 
 @dataclass
 class Measure:
-    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist."""
+    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
+
+    `repeats`: launches of each cell, interleaved with those of the sweep's other cells.
+    """
 
     steps: int = 10
     warmup: int = 3
+    repeats: int = 1
 
 
 @dataclass
@@ -190,6 +194,18 @@ class Launch:
 
     timeout_s: float = 1800.0
     threads: int | None = None
+
+
+@dataclass
+class Search:
+    """With a memory limit (a rank, as in `96 MiB`) a cell becomes a search: which micro-batch x accumulation x
+    checkpointing fits and trains fastest? The winners are measured again, `repeats` launches of `steps` steps.
+    """
+
+    memory_limit: str | None = None
+    checkpointing: list[bool] = field(default_factory=lambda: [False, True])
+    steps: int = 10
+    repeats: int = 3
 
 
 @dataclass
@@ -209,10 +225,13 @@ class Config:
     backend: str = "auto"
     seed: int = 0
     micro_batch: int | None = None
+    accumulation: int = 1
     batch: int | None = None
     sequence: int = 128
+    search: Search = field(default_factory=Search)
     results_dir: str = "results/runs"
     rerun: bool = False
+    fail_fast: bool = False
 
 
 SCHEMAS: dict[str, dict[str, type]] = {

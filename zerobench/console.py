@@ -1,131 +1,147 @@
-"""What people see: progress while a sweep runs, a table at its end. A bar on a terminal, plain lines elsewhere."""
+"""Tables for people: the sweep's results, sorted, with the best value of each comparison marked."""
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from .naming import base_name, name_cells
+from .records import RunRow
+from .summary import SETTING, summarize
+from .tables import frame_of
 
 MIB = 2**20
+PLAIN_WIDTH = 160
+
+Row = dict[str, Any]
 
 
-class Reporter:
-    """Tells of cells as they start, step and end."""
+@dataclass(frozen=True)
+class Column:
+    """How a value is shown. `best`: min or max picks the best of strategies that are compared, None marks none."""
 
-    def __init__(self, cells: int) -> None:
-        self.cells = cells
-        self._done = 0
-        self._title = ""
-        self._begun = 0.0
-        self._console = Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: Any = None
-
-    def start(self, title: str) -> None:
-        """A cell starts."""
-        self._done += 1
-        self._title = f"[{self._done}/{self.cells}] {title}"
-        self._begun = time.monotonic()
-        if self._console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(f"{escape(self._title)}: starting", total=None)
-        else:
-            self._line(f"{self._title}: running")
-
-    def progress(self, news: dict[str, Any]) -> None:
-        """A step is done on rank 0."""
-        if self._bar is not None:
-            words = f"{escape(self._title)}: {news['mode']} pass, loss {news['loss']:.4f}"
-            self._bar.update(self._task, description=words, completed=news["step"], total=news["steps"])
-
-    def end(self, row: dict[str, Any], reused: bool) -> None:
-        """A cell has its row."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        if row["status"] == "ok":
-            how = "reused an earlier run" if reused else f"{time.monotonic() - self._begun:.1f} s"
-            words = f"ok, {how}, peak {row['peak_bytes'] / MIB:.1f} MiB, step {row['step_s'] * 1000:.1f} ms"
-        else:
-            words = f"{row['status']}: {row['reason']}"
-        self._line(f"{self._title}: {words}")
-        if row["status"] == "ok" and not row["passes_agree"]:
-            self._line(f"{self._title}: the losses of the two passes differ; the model or device is not deterministic")
-
-    def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+    show: Callable[[Row], str]
+    value: Callable[[Row], Any] | None = None
+    best: Callable[..., Any] | None = None
 
 
-def _mib(size: int) -> str:
-    return f"{size / MIB:.1f}"
+def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
+    return Column(lambda row: f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}", lambda row: row[key], best)
 
 
-def _interval(row: dict[str, Any]) -> str:
-    if row["step_s_low"] is None or pd.isna(row["step_s_low"]):
+def _interval(row: Row) -> str:
+    if pd.isna(row["step_s_low"]):
         return "too few steps"
     return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
 
 
-COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "peak MiB": lambda row: _mib(row["peak_bytes"]),
-    "states MiB": lambda row: _mib(row["states_bytes"]),
-    "predicted": lambda row: _mib(row["predicted_states_bytes"]),
-    "volume ψ": lambda row: f"{row['volume_psi']:.3f}",
-    "predicted ψ": lambda row: f"{row['predicted_volume_psi']:.3f}",
-    "step ms": lambda row: f"{row['step_s'] * 1000:.1f}",
-    "95 % interval": _interval,
-    "tokens/s": lambda row: f"{row['tokens_per_s']:.0f}",
-    "last loss": lambda row: "not finite" if row["loss_last"] is None else f"{row['loss_last']:.4f}",
+def _loss(row: Row) -> str:
+    return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
+
+
+COLUMNS: dict[str, Column] = {
+    "peak MiB": _mib("peak_bytes", min),
+    "states MiB": _mib("states_bytes", min),
+    "predicted": _mib("predicted_states_bytes"),
+    "volume ψ": Column(lambda row: f"{row['volume_psi']:.3f}", lambda row: round(row["volume_psi"], 3), min),
+    "predicted ψ": Column(lambda row: f"{row['predicted_volume_psi']:.3f}"),
+    "step ms": Column(lambda row: f"{row['step_s'] * 1000:.1f}", lambda row: row["step_s"], min),
+    "95 % interval": Column(_interval),
+    "tokens/s": Column(lambda row: f"{row['tokens_per_s']:.0f}", lambda row: row["tokens_per_s"], max),
+    "last loss": Column(_loss),
 }
 
 FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
 """What a narrow terminal does without; every column is in the tables on disk."""
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """The sweep's table, as wide as the terminal permits, and the failed cells with their reason."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    dropped = 0
-    table = _table(rows, COLUMNS)
+def print_results(rows: list[Row]) -> None:
+    """The sweep's table, a line a cell, as wide as the terminal permits, and the failed cells with their reason."""
+    cells = sorted_cells(rows)
+    console = stdout_console()
+    dropped, columns = 0, dict(COLUMNS)
     free = console.options.update(max_width=1000)
-    while Measurement.get(console, free, table).maximum > console.width and dropped < len(FIRST_TO_GO):
+    while Measurement.get(console, free, _table(cells, columns)).maximum > console.width and dropped < len(FIRST_TO_GO):
+        columns.pop(FIRST_TO_GO[dropped])
         dropped += 1
-        table = _table(rows, {name: c for name, c in COLUMNS.items() if name not in FIRST_TO_GO[:dropped]})
-    console.print(table)
-    for row in rows:
-        if row["status"] != "ok":
-            words = f"{_title(row)}: {row['status']}: {row['reason']}"
+    console.print(_table(cells, columns))
+    if any(best_rows(cells, column) for column in columns.values()):
+        console.print("* the best of the strategies that train the same thing", style="dim")
+    for cell in cells:
+        if cell["status"] != "ok":
+            words = f"{cell['name']}: {cell['status']}: {cell['reason']}"
             console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _title(row: dict[str, Any]) -> str:
-    return f"{row['strategy']} {row['model']} N={row['world_size']} b={row['batch']}"
+def sorted_cells(rows: list[Row]) -> list[Row]:
+    """A row a cell with its `name`: by model and world size, then batch, the strategies of each in a fixed order."""
+    frame = summarize(frame_of(rows, RunRow))
+    cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
+    configs = [json.loads(cell["config"]) for cell in cells]
+    for cell, name in zip(cells, name_cells(configs), strict=True):
+        cell["name"] = name
+    order = ["model", "world_size", "batch", "sequence", "precision", "strategy"]
+    return sorted(cells, key=lambda c: tuple((pd.isna(c[k]), 0 if pd.isna(c[k]) else c[k]) for k in order))
 
 
-def _table(rows: list[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]]) -> Table:
+def best_rows(cells: list[Row], column: Column) -> set[int]:
+    """Places of the best values, one comparison at a time; where all are equal none is best."""
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, cell in enumerate(cells):
+        if cell["status"] == "ok":
+            places.setdefault(tuple(cell[key] for key in SETTING), []).append(place)
+    found: set[int] = set()
+    for mine in places.values():
+        values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
+        if len(set(values.values())) > 1 and column.best is not None:
+            best = column.best(values.values())
+            found |= {place for place, value in values.items() if value == best}
+    return found
+
+
+def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("cell", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [show(row) if row["status"] == "ok" else "–" for show in columns.values()]
-        table.add_row(_title(row), row["status"], *cells)
+    best = {name: best_rows(cells, column) for name, column in columns.items()}
+    for place, cell in enumerate(cells):
+        status = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
+        shown = []
+        for name, column in columns.items():
+            text = column.show(cell) if cell["status"] == "ok" else "–"
+            mark = ("*" if place in best[name] else " ") if column.best else ""
+            shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
+        table.add_row(Text(cell["name"]), status, *shown)
     return table
+
+
+def stdout_console() -> Console:
+    """Standard output, as wide as the terminal, or wide enough for a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Table:
+    """Aligned columns: the first `left` to the left, the others to the right."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for number, name in enumerate(header):
+        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def name_of(row: Row) -> str:
+    """A run's name for people."""
+    return base_name(json.loads(row["config"]))

@@ -1,7 +1,7 @@
 """Tokens for training: a text file read byte by byte, or seeded random ones.
 
-A step's *global* batch depends on the seed and the step only. Rank r of N takes rows
-[r · micro_batch, (r + 1) · micro_batch) of it, so that N ranks together see what one rank would.
+A step's *global* batch depends on the seed and the step only. Rank r of N takes its r-th part, and that part
+is split into micro-batches, so that N ranks together see what one rank would, however they accumulate.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ class Batches:
     vocabulary: int
     sequence: int
     micro_batch: int
+    accumulation: int
     rank: int
     world_size: int
     seed: int
     device: torch.device
 
-    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets (the tokens that follow), both (micro_batch, sequence) int64, of step `step`."""
+    def batch(self, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets (the tokens that follow), both (micro_batch, sequence) int64, of one micro-batch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        rows, length = self.micro_batch * self.world_size, self.sequence + 1
+        rows, length = self.micro_batch * self.accumulation * self.world_size, self.sequence + 1
         if self.text is None:
             drawn = torch.randint(self.vocabulary, (rows, length), generator=generator)
         else:
             starts = torch.randint(len(self.text) - length + 1, (rows, 1), generator=generator)
             drawn = self.text[starts + torch.arange(length)].long()
-        mine = drawn[self.rank * self.micro_batch : (self.rank + 1) * self.micro_batch].to(self.device)
+        first = (self.rank * self.accumulation + micro) * self.micro_batch
+        mine = drawn[first : first + self.micro_batch].to(self.device)
         return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 

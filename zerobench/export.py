@@ -1,4 +1,4 @@
-"""`zerobench export`: tables of finished runs as CSV or Markdown."""
+"""`zerobench export`: tables of finished runs as CSV or Markdown, or all of them as a collection of parquet files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,25 @@ def export(arguments: list[str]) -> int:
     parser.add_argument(
         "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
     )
-    parser.add_argument("--format", choices=("csv", "markdown"), default="csv")
-    parser.add_argument("--table", choices=("runs", *tables.TABLES), default="runs")
+    parser.add_argument(
+        "--format",
+        choices=("csv", "markdown", "parquet"),
+        default="csv",
+        help="parquet: every table of all runs as one file each in the folder --out; zerobench.load reads it",
+    )
+    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
-    parser.add_argument("--out", type=Path, help="a file; default: standard output")
+    parser.add_argument("--out", type=Path, help="a file (default: standard output); for parquet a folder")
     chosen = parser.parse_args(arguments)
+    if chosen.format == "parquet" and chosen.out is None:
+        parser.error("--format parquet needs --out FOLDER")
     try:
+        if chosen.format == "parquet":
+            results = tables.load(chosen.runs)
+            kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
+            tables.collect(results.of(kept), chosen.out)
+            return 0
         frame = select(chosen.runs, chosen.table, chosen.columns, chosen.latest, short=chosen.format == "markdown")
     except (FileNotFoundError, ValueError) as error:
         print(f"zerobench export: {error}", file=sys.stderr)
@@ -49,7 +61,7 @@ def select(path: str, table: str, columns: str | None, latest: bool, short: bool
     """The table as a frame. Raises ValueError for a column that it does not have."""
     results = tables.load(path)
     frame: pd.DataFrame = getattr(results, table)
-    if latest:
+    if latest and "run_id" in frame:
         kept = tables.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
     wanted = columns.split(",") if columns else list(SHORT) if short and table == "runs" else list(frame.columns)

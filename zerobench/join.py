@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from . import optimizers
-from .records import CATEGORIES, MemoryRow, RunRow, StepRow, TrafficRow
+from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predict_states
 from .theory.traffic import predict_volume
 from .worker import RankRecord
@@ -31,7 +31,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     prediction = predict_states(config["strategy"], schedule, row.world_size, optimizers.shape_of(config["optimizer"]))
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
-        row.predicted_volume_psi = predict_volume(config["strategy"], schedule, row.world_size) / row.psi
+        volume = predict_volume(config["strategy"], schedule, row.world_size)
+        row.predicted_volume_psi = volume / row.psi
     for m in memory:
         if m.phase == "step":
             m.predicted_bytes = prediction.of_category(m.category)
@@ -40,6 +41,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         "memory": memory,
         "tensors": [t for record in accounted for t in record.tensors],
         "traffic": [t for record in accounted for t in record.traffic],
+        "timeline": [t for record in accounted for t in record.timeline],
     }
 
 
@@ -73,7 +75,11 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     row.wire_bytes = round(sum(per_step(traffic, "wire_bytes") for traffic in data) / len(data))
     row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
     if row.psi:
-        row.volume_psi = max(per_step(traffic, "volume_elements") for traffic in data) / row.psi
+        most = max(data, key=lambda traffic: per_step(traffic, "volume_elements"))
+        row.volume_psi = per_step(most, "volume_elements") / row.psi
+        for name in COLLECTIVES:
+            part = [t for t in most if t.kind == name]
+            setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:

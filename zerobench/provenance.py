@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -52,7 +53,7 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
         "source_hash": source_hash(config["model"]["kind"]),
-        "command": sys.argv,
+        "command": _command(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("zerobench", "torch", "numpy", "hydra-core", "transformers")},
         "device_class": device_class(config["device"]),
@@ -63,6 +64,13 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }
+
+
+def _command() -> str:
+    """What was typed, as far as it can be told."""
+    script = Path(sys.argv[0]).name
+    program = "zerobench" if script in ("__main__.py", "zerobench") else script
+    return shlex.join([program, *sys.argv[1:]])
 
 
 @cache

@@ -1,27 +1,33 @@
 """Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
 
-A *run* is one measured cell. Its folder holds run.json (one RunRow) and a parquet file for each of the
-other tables, whose rows carry the run's id.
+A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow) and a
+parquet file for each of the other tables, whose rows carry the run's id.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
 
 CATEGORIES = (*STATES, "activations", "inputs", "temporary")
 
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
+"""What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""
+
 
 @dataclass
 class RunRow:
-    """One row a cell. What a failed run could not measure is None."""
+    """One row a run. What a failed run could not measure is None."""
 
     run_id: str
     cell_id: str
+    """Hash of the config less what does not change a measurement."""
+    repeat: int
+    """Which launch of its cell this is, from 0."""
     status: str
     """ok, crash, oom, timeout, invalid or interrupted; `reason` says why it is not ok."""
     reason: str
@@ -33,16 +39,33 @@ class RunRow:
     precision: str
     optimizer: str
     micro_batch: int
+    """Sequences on one rank in one forward."""
+    accumulation: int
+    """Micro-batches a step."""
     batch: int
+    """Sequences a step over all ranks: micro_batch · accumulation · world_size."""
     sequence: int
     seed: int
     threads: int
     data: str
     text_hash: str | None
+    config: str
+    """The whole resolved config, JSON."""
+    command: str
+    commit: str | None
+    source_hash: str
+    """Of this package's code, and of the user's model where there is one."""
+    torch_version: str
+    device_class: str
+    """cpu, or the GPU's model."""
+    processor: str
+    cores: int
     started: str
     """UTC, ISO 8601."""
     seconds: float
     """Wall time of all passes."""
+    checkpointing: bool | None = None
+    """Whether blocks recompute their activations; None where the model has no such choice."""
     psi: int | None = None
     """Unique trainable parameters."""
     peak_bytes: int | None = None
@@ -79,6 +102,11 @@ class RunRow:
     volume_psi: float | None = None
     """Elements moved in one step over ψ, by the paper's convention, control traffic apart."""
     predicted_volume_psi: float | None = None
+    volume_all_reduce_psi: float | None = None
+    """This and the following: the parts of volume_psi by collective."""
+    volume_reduce_scatter_psi: float | None = None
+    volume_all_gather_psi: float | None = None
+    volume_other_psi: float | None = None
     payload_bytes: int | None = None
     """Bytes of the logical tensors of one step's operations."""
     wire_bytes: int | None = None
@@ -95,7 +123,7 @@ class RunRow:
     update_s: float | None = None
     tokens_per_s: float | None = None
     loss_first: float | None = None
-    """Mean over the ranks, first step of all."""
+    """Mean over the ranks and micro-batches, first step of all."""
     loss_last: float | None = None
     passes_agree: bool | None = None
     """The losses of the timed and the accounted pass are equal to the bit, on every rank and step."""
@@ -111,6 +139,7 @@ class StepRow:
     step: int
     warmup: bool
     loss: float
+    """Mean over the rank's micro-batches."""
     seconds: float | None
     forward_s: float | None
     backward_s: float | None
@@ -137,6 +166,29 @@ class MemoryRow:
 
 
 @dataclass
+class TimelineRow:
+    """Live bytes by category at one instant of the last measured step of the accounted pass, on one rank.
+
+    Instants are thinned out to a few hundred; each stretch keeps the one where the sum is largest.
+    `seconds` since the step began is the accounted pass's own time, which the instrument slows down.
+    """
+
+    rank: int
+    instant: int
+    """The number of the event among all of the step's."""
+    seconds: float
+    phase: str
+    parameters_bytes: int
+    gradients_bytes: int
+    master_bytes: int
+    optimizer_bytes: int
+    communication_bytes: int
+    activations_bytes: int
+    inputs_bytes: int
+    temporary_bytes: int
+
+
+@dataclass
 class TensorRow:
     """One of the largest storages alive at the peak instant of the measured steps."""
 
@@ -159,6 +211,8 @@ class TrafficRow:
     operator: str
     collective: str
     """The logical collective that the engine says they make up, or empty."""
+    kind: str
+    """What the volume is counted under, one of COLLECTIVES."""
     unit: str
     dtype: str
     group_size: int
@@ -170,3 +224,35 @@ class TrafficRow:
     control: bool
     known: bool
     """False for an operator that the probe has no formula for: listed, not counted."""
+
+
+@dataclass
+class SearchRow:
+    """What a search under a memory limit found for one strategy: the fastest run that fits, or that none does."""
+
+    search_id: str
+    strategy: str
+    model: str
+    world_size: int
+    batch: int
+    sequence: int
+    device: str
+    limit_bytes: int
+    """Memory a rank may use at its peak."""
+    status: str
+    """found, or nothing_fits."""
+    reason: str
+    tried: int
+    """Combinations that were run."""
+    least_bytes: int | None
+    """The smallest peak of all combinations."""
+    run_ids: str
+    """The runs of the fastest combination, separated by spaces."""
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    checkpointing: bool | None = None
+    peak_bytes: int | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_low: float | None = None
+    tokens_per_s_high: float | None = None
+    schema_version: int = SCHEMA_VERSION

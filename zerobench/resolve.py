@@ -12,9 +12,13 @@ from typing import Any
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
+from .units import parse_bytes
 
-VOLATILE = ("results_dir", "rerun", "timeout_s")
+VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
 """Keys of a resolved config that do not change what is measured."""
+
+LOCAL = ("threads", "data.path", "data.text_hash")
+"""Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
 
 MINIMUM_WARMUP = 2
 
@@ -29,8 +33,11 @@ class Cell:
     @property
     def cell_id(self) -> str:
         """Hash of the config less what is volatile: 12 hex digits."""
-        kept = {k: v for k, v in self.config.items() if k not in VOLATILE}
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+        return _hash(self.config)
+
+    def changed(self, **changes: Any) -> Cell:
+        """The same cell with other values at the top of its config."""
+        return Cell({**self.config, **changes}, self.problems)
 
     def row_key(self, key: str) -> Any:
         """What a row says under `key`: strategy and model by their names, the rest as it is."""
@@ -41,6 +48,23 @@ class Cell:
     def title(self) -> str:
         """A short name for people."""
         return f"{self.config['strategy']['name']} {self.config['model']['name']} N={self.config['world_size']}"
+
+
+def work_id(config: dict[str, Any]) -> str:
+    """What is measured, on whatever machine: the hash of a resolved config less what is volatile or local."""
+    kept: dict[str, Any] = json.loads(json.dumps(config))
+    for key in LOCAL:
+        *path, last = key.split(".")
+        node = kept
+        for part in path:
+            node = node.get(part) or {}
+        node.pop(last, None)
+    return _hash(kept)
+
+
+def _hash(config: dict[str, Any]) -> str:
+    kept = {k: v for k, v in config.items() if k not in VOLATILE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
@@ -56,6 +80,24 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     return Cell(plain, tuple(problems))
 
 
+def unresolved(config: Any, model_name: str, reason: str) -> Cell:
+    """A cell whose config lacks values, with what can be read of it, so that it becomes a row all the same."""
+    from omegaconf import OmegaConf
+
+    plain: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
+    launch = plain.pop("launch")
+    plain["model"]["name"] = model_name
+    plain["results_dir"] = plain["results_dir"] or "results/runs"
+    more = {"threads": launch["threads"], "timeout_s": launch["timeout_s"], "repeats": plain["measure"].pop("repeats")}
+    return Cell(plain | more, (reason,))
+
+
+def _without_interpolations(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_interpolations(value) for key, value in node.items()}
+    return None if isinstance(node, str) and ("${" in node or node == "???") else node
+
+
 def _plain(config: Config) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
@@ -63,7 +105,8 @@ def _plain(config: Config) -> dict[str, Any]:
     launch = plain.pop("launch")
     if plain["model"]["kind"] != "huggingface":
         del plain["huggingface"]
-    return plain | {"threads": launch["threads"], "timeout_s": launch["timeout_s"]}
+    repeats = plain["measure"].pop("repeats")
+    return plain | {"threads": launch["threads"], "timeout_s": launch["timeout_s"], "repeats": repeats}
 
 
 def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
@@ -95,15 +138,35 @@ def _count_gpus() -> int:
 
 
 def _resolve_batch(plain: dict[str, Any], problems: list[str]) -> None:
+    """batch = micro_batch · accumulation · world_size. A search chooses the first two itself."""
+    searching = plain["search"]["memory_limit"] is not None
+    if searching:
+        _check_search(plain, problems)
     ranks, micro, batch = max(1, plain["world_size"] or 1), plain["micro_batch"], plain["batch"]
+    parts = ranks * max(1, plain["accumulation"])
     if micro is not None and batch is not None:
         problems.append(f"batch={batch}: give either batch or micro_batch={micro}, not both; the other is derived")
-    elif batch is not None and batch % ranks:
-        problems.append(f"batch={batch}: world_size={ranks} must divide it, for a mean of means would be another mean")
-    micro = micro if micro is not None else batch // ranks if batch is not None else 4
-    plain["micro_batch"], plain["batch"] = micro, batch if batch is not None else micro * ranks
+    elif batch is not None and batch % parts:
+        of = f"world_size={ranks}" + (f" times accumulation={plain['accumulation']}" if parts > ranks else "")
+        problems.append(f"batch={batch}: {of} must divide it, for a mean of means would be another mean")
+    micro = micro if micro is not None else batch // parts if batch is not None else 4
+    plain["micro_batch"], plain["batch"] = micro, batch if batch is not None else micro * parts
     if micro < 1:
         problems.append(f"micro_batch={micro}: every rank needs at least 1 sequence")
+
+
+def _check_search(plain: dict[str, Any], problems: list[str]) -> None:
+    search = plain["search"]
+    try:
+        parse_bytes(search["memory_limit"])
+    except ValueError as error:
+        problems.append(f"search.memory_limit: {error}")
+    if plain["batch"] is None:
+        problems.append("search.memory_limit: give batch, the sequences a step that all combinations have in common")
+    if plain["micro_batch"] is not None or plain["accumulation"] != 1:
+        problems.append("search.memory_limit: micro_batch and accumulation are what is searched for; leave them out")
+    if not search["checkpointing"]:
+        problems.append("search.checkpointing=[]: name at least one of false and true")
 
 
 def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
@@ -154,6 +217,10 @@ LIMITS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "timeout_s": (0.001, 1e7),
     "sequence": (1, 1e9),
+    "accumulation": (1, 1e6),
+    "repeats": (1, 1000),
+    "search.steps": (1, 1e7),
+    "search.repeats": (1, 1000),
     "seed": (0, 2**31),
     "measure.steps": (1, 1e7),
     "measure.warmup": (MINIMUM_WARMUP, 1e7),
@@ -169,7 +236,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 }
 """Key of a resolved config -> least and greatest value that makes sense."""
 
-USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s"}
+USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
 
 
 def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:

@@ -1,16 +1,14 @@
-"""Rows <-> pandas <-> files. A run's folder::
+"""Rows <-> pandas <-> files, the reading side (folders.py writes). A run's folder::
 
-    config.yaml  provenance.json  run.json  steps.parquet  memory.parquet  tensors.parquet  traffic.parquet  logs/
+    config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, traffic as parquet
 
-It is written aside and renamed, so a folder that is there is whole.
+A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
+`load` reads a run, a results folder, a collection, or a folder of any of these.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,11 +18,25 @@ from typing import Any, get_type_hints
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
-from .records import SCHEMA_VERSION, MemoryRow, RunRow, StepRow, TensorRow, TrafficRow
+from .records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 
-TABLES: dict[str, type] = {"steps": StepRow, "memory": MemoryRow, "tensors": TensorRow, "traffic": TrafficRow}
+TABLES: dict[str, type] = {
+    "steps": StepRow,
+    "memory": MemoryRow,
+    "timeline": TimelineRow,
+    "tensors": TensorRow,
+    "traffic": TrafficRow,
+}
+"""The long tables, whose rows carry `run_id`."""
+
+ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
+
+SEARCHES = "searches"
+"""The folder, in a results folder, of what searches found: a JSON file each."""
+
+CODE = ("source_hash", "torch_version", "device_class")
+"""What launches of a cell must share to be the same measurement."""
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
@@ -32,27 +44,42 @@ _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 @dataclass(frozen=True)
 class Results:
-    """Tables of one or many runs. `runs`: a row a cell. The others carry `run_id`; their columns: records.py."""
+    """Tables of one or many runs. `runs`: a row a run. The others carry `run_id`; their columns: records.py."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     memory: pd.DataFrame
+    timeline: pd.DataFrame
     tensors: pd.DataFrame
     traffic: pd.DataFrame
+    searches: pd.DataFrame
+
+    def of(self, run_ids: Iterable[str]) -> Results:
+        """The same tables, of these runs alone."""
+        kept = set(run_ids)
+        own = {name: (frame := getattr(self, name))[frame["run_id"].isin(kept)] for name in ("runs", *TABLES)}
+        return Results(**own, searches=self.searches)
 
 
 def load(path: str | Path) -> Results:
-    """Reads a run's folder, or all runs in a results folder, oldest first.
+    """Reads a run's folder, all runs in a results folder, or a collection; runs are in the order in which they began.
 
     Raises FileNotFoundError where there is no such folder, ValueError for tables of a newer version.
     """
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
+    collections = collections_in(where)
     found = [(row, folder) for folder in run_folders(where) if (row := read_row(folder)) is not None]
-    found.sort(key=lambda one: one[0]["started"])
-    tables = {name: _read_table([folder for _, folder in found], name, kind) for name, kind in TABLES.items()}
-    return Results(_frame([row for row, _ in found], RunRow), **tables)
+    runs = [pd.DataFrame([row for row, _ in found]), *(_read(c / "runs.parquet") for c in collections)]
+    searches = [pd.DataFrame(_read_searches(where)), *(_read(c / "searches.parquet") for c in collections)]
+    tables = {}
+    for name, kind in TABLES.items():
+        frames = [_read(folder / f"{name}.parquet", folder.name) for _, folder in found]
+        frames += [_read(c / f"{name}.parquet") for c in collections]
+        tables[name] = _frame(frames, kind, "run_id")
+    whole = _frame(runs, RunRow).sort_values("started", kind="stable", ignore_index=True)
+    return Results(whole, **tables, searches=_frame(searches, SearchRow))
 
 
 def run_folders(where: Path) -> list[Path]:
@@ -62,112 +89,94 @@ def run_folders(where: Path) -> list[Path]:
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())
 
 
+def collections_in(where: Path) -> list[Path]:
+    """`where` itself if it is a collection, else those right in it."""
+    if (where / "runs.parquet").is_file():
+        return [where]
+    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
+
+
 def read_row(folder: Path) -> dict[str, Any] | None:
     """A run's one row; None, with a warning, where its run.json cannot be read: other runs are not to suffer.
 
     Raises ValueError for a table of a newer version.
     """
+    return _read_json_row(folder / "run.json", RunRow)
+
+
+def _read_searches(where: Path) -> list[dict[str, Any]]:
+    rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
+    return [row for row in rows if row is not None]
+
+
+def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     try:
-        row: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        missing = [f.name for f in fields(RunRow) if f.name not in row]
+        row: dict[str, Any] = dict(json.loads(path.read_text()))
+        missing = [f.name for f in fields(kind) if f.name not in row]
     except (OSError, ValueError, TypeError) as error:
-        warnings.warn(f"{folder / 'run.json'} cannot be read and is left out: {error}", stacklevel=2)
+        warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
-    if missing:
-        warnings.warn(f"{folder / 'run.json'} lacks {', '.join(missing[:3])} and is left out", stacklevel=2)
-        return None
-    if row["schema_version"] > SCHEMA_VERSION:
+    if row.get("schema_version", 0) > SCHEMA_VERSION:
         newer = f"schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}"
-        raise ValueError(f"{folder}: {newer}; update zerobench")
+        raise ValueError(f"{path.parent}: {newer}; update zerobench")
+    if missing:
+        words = f"lacks {', '.join(missing[:3])} and is left out; an older zerobench wrote it"
+        warnings.warn(f"{path} {words}", stacklevel=3)
+        return None
     return row
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest run of each cell, in the order in which the cells were first run."""
-    return runs.loc[runs.groupby("cell_id", sort=False).tail(1).index]
+    """The newest launches of each cell, all by the same code, of each repeat the newest; cells as they first came."""
+    kept: list[Any] = []
+    for _, mine in runs.groupby("cell_id", sort=False):
+        same = (mine[list(CODE)] == mine[list(CODE)].iloc[-1]).all(axis=1)
+        kept += list(mine[same].groupby("repeat", sort=True).tail(1).sort_values("repeat").index)
+    return runs.loc[kept]
 
 
-def claim_folder(results_dir: Path, prefix: str) -> Path:
-    """A hidden folder to write a run in; those that dead processes left behind are removed."""
-    results_dir.mkdir(parents=True, exist_ok=True)
-    for left in results_dir.glob(".partial-*"):
-        owner = left.name.split("-")[1]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    aside = results_dir / f".partial-{os.getpid()}-{prefix}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    return aside
+def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
+    """Rows of dataclass `kind` as a parquet file."""
+    pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind)), path)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def collect(results: Results, folder: Path) -> None:
+    """Writes a collection: every table as one parquet file. It replaces one that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kind in ALL_TABLES.items():
+        schema = _schema(kind, with_run_id=name in TABLES)
+        aside = folder / f".{name}.parquet"
+        pq.write_table(pa.Table.from_pandas(getattr(results, name), schema=schema, preserve_index=False), aside)
+        aside.replace(folder / f"{name}.parquet")
 
 
-def write_run(
-    aside: Path,
-    prefix: str,
-    row: RunRow,
-    config: dict[str, Any],
-    provenance: dict[str, Any],
-    tables: dict[str, list[Any]],
-) -> Path:
-    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, the first attempt that is free; sets row.run_id."""
-    (aside / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    (aside / "provenance.json").write_text(json.dumps(provenance, indent=1))
-    for name, kind in TABLES.items():
-        _write_table(aside / f"{name}.parquet", tables.get(name, []), kind)
-    attempt = 1
-    while True:
-        row.run_id = f"{prefix}-{attempt}"
-        target = aside.parent / row.run_id
-        (aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
-        try:
-            if not target.exists():
-                aside.rename(target)  # fails, rather than replaces, if somebody else was faster
-                return target
-        except OSError:
-            if not target.exists():
-                raise
-        attempt += 1
+def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
+    """Rows as dicts -> a frame with the columns of `kind` and their types."""
+    return _frame([pd.DataFrame(rows)], kind)
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: a loss that is not finite is null."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
-def _write_table(path: Path, rows: Sequence[Any], kind: type) -> None:
-    schema = _schema(kind)
-    pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema=schema), path)
-
-
-def _schema(kind: type) -> pa.Schema:
-    columns = [pa.field(name, _ARROW[base]) for name, base in _columns(kind)]
+def _schema(kind: type, with_run_id: bool = False) -> pa.Schema:
+    columns = [pa.field("run_id", pa.string())] * with_run_id
+    columns += [pa.field(name, _ARROW[base]) for name, base in _columns(kind)]
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
-def _read_table(folders: Iterable[Path], name: str, kind: type) -> pd.DataFrame:
-    frames = []
-    for folder in folders:
-        if (folder / f"{name}.parquet").is_file():
-            frame = pq.read_table(folder / f"{name}.parquet").to_pandas()
-            frame.insert(0, "run_id", folder.name)
-            frames.append(frame)
-    if not frames:
-        return pd.DataFrame(columns=["run_id", *(f.name for f in fields(kind))])
-    return pd.concat(frames, ignore_index=True)
+def _read(path: Path, run_id: str | None = None) -> pd.DataFrame:
+    if not path.is_file():
+        return pd.DataFrame()
+    frame = pq.read_table(path).to_pandas()
+    if run_id is not None:
+        frame.insert(0, "run_id", run_id)
+    return frame
 
 
-def _frame(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
+def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
+    """The parts below one another with the columns of `kind` and their types, whatever is missing in a part."""
     columns = dict(_columns(kind))
-    frame = pd.DataFrame(rows, columns=list(columns))
+    filled = [part for part in parts if len(part)]
+    names = [*more, *columns]
+    frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
+    frame = frame.reindex(columns=names)
     return frame.astype({name: _PANDAS[base] for name, base in columns.items()})
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from . import baselines, data, models, optimizers
 from .environment import rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
-from .records import MemoryRow, StepRow, TensorRow, TrafficRow
+from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .zero.modules import default_units, unit_of_parameters
 
@@ -45,6 +45,7 @@ class RankRecord:
     memory: list[MemoryRow]
     tensors: list[TensorRow]
     traffic: list[TrafficRow]
+    timeline: list[TimelineRow]
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -65,24 +66,37 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
             with probe.step(measured=number >= measure["warmup"]):
-                tokens, targets = batches.batch(number)
-                probe.inputs(tokens, targets)
-                with probe.phase("forward"):
-                    loss = engine(tokens, targets)
-                probe.before_backward(loss)
-                with probe.phase("backward"):
-                    engine.backward(loss)
-                    probe.after_backward(model)
+                loss = _accumulate(engine, batches, probe, model, number, config["accumulation"])
                 with probe.phase("update"):
                     engine.step()
                 probe.after_update(engine.optimizer)
             losses.append(loss.item())
-            del loss
             if job.rank == 0:
-                tell({"mode": job.mode, "step": number + 1, "steps": total, "loss": losses[-1]})
+                news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": losses[-1]}
+                tell(news | {"peak_bytes": probe.peak_bytes})
 
     # 3 bring home
     return _record(job, probe, losses, shapes)
+
+
+def _accumulate(
+    engine: Any, batches: data.Batches, probe: Any, model: nn.Module, number: int, micro_batches: int
+) -> torch.Tensor:
+    """Forward and backward of a step's micro-batches; the mean of their losses."""
+    mean = torch.zeros(())
+    for micro in range(micro_batches):
+        tokens, targets = batches.batch(number, micro)
+        probe.inputs(tokens, targets)
+        with baselines.synchronising(engine, last=micro == micro_batches - 1):
+            with probe.phase("forward"):
+                loss = engine(tokens, targets)
+            probe.before_backward(loss)
+            with probe.phase("backward"):
+                engine.backward(loss / micro_batches if micro_batches > 1 else loss)
+                probe.after_backward(model)
+        mean = loss.detach() if micro_batches == 1 else mean.to(loss) + loss.detach() / micro_batches
+        del loss
+    return mean
 
 
 def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
@@ -112,7 +126,7 @@ def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> da
     section = config["data"]
     text = data.read_text(section["path"], config["sequence"]) if section["name"] == "text" else None
     return data.Batches(
-        text, section["vocabulary"], config["sequence"], config["micro_batch"], rank,
+        text, section["vocabulary"], config["sequence"], config["micro_batch"], config["accumulation"], rank,
         config["world_size"], config["seed"], device,
     )  # fmt: skip
 
@@ -132,12 +146,13 @@ def _check_precision(model: nn.Module) -> None:
             raise ValueError(f"{name} is {parameter.dtype}, but the run's precision is fp32, the only one so far")
 
 
-def _schedule(probe: Any, shapes: list[ParameterShape]) -> Schedule:
+def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> Schedule:
     """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
     if not isinstance(probe, AccountedPass):
-        return Schedule.sequential(shapes)
+        return Schedule.sequential(shapes, micro_batches)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}
-    return Schedule(tuple(shapes), tuple(probe.arrivals), tuple(name for name in probe.modules_run if name in units))
+    uses = tuple(name for name in probe.modules_run if name in units)
+    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches)
 
 
 def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[ParameterShape]) -> RankRecord:
@@ -155,8 +170,9 @@ def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[Paramete
         mode=job.mode,
         steps=steps,
         process_memory=probe.memory,
-        schedule=_schedule(probe, shapes),
+        schedule=_schedule(probe, shapes, job.config["accumulation"]),
         memory=probe.memory_rows(job.rank) if accounted else [],
         tensors=probe.tensor_rows(job.rank) if accounted else [],
         traffic=probe.traffic_rows(job.rank) if accounted else [],
+        timeline=probe.timeline_rows(job.rank) if accounted else [],
     )

@@ -10,7 +10,7 @@ from tests.cells import MODELS, cell
 from zerobench import cell as cells
 from zerobench import tables
 from zerobench.config import Sgd
-from zerobench.records import CATEGORIES, STATES
+from zerobench.records import CATEGORIES, COLLECTIVES, STATES
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 
@@ -54,6 +54,40 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
         assert row.wire_bytes == pytest.approx(4 * row.volume_psi * row.psi * (n - 1) / n, rel=1e-9)
         kinds = set(results.traffic[~results.traffic.control].collective)
         assert kinds == {"reduce_scatter", "all_gather"}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("n", [2, 3])
+def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: str, n: int) -> None:
+    """Three micro-batches a step: volumes to the element, states as predicted, the loss of one large batch."""
+    whole, _ = measured(tmp_path, strategy, n, micro_batch=6)
+    row, results = measured(tmp_path, strategy, n, micro_batch=2, accumulation=3)
+    assert (row.batch, whole.batch) == (6 * n, 6 * n)
+    assert row.passes_agree
+    assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+    assert row.volume_psi == row.predicted_volume_psi
+    assert row.loss_last == pytest.approx(whole.loss_last, rel=1e-6)
+    assert row.max_activations_bytes < whole.max_activations_bytes
+    factor = {"ddp": 1, "zero1": 1, "zero2": 2, "zero3": 3}[strategy]
+    assert row.volume_psi == pytest.approx(factor * whole.volume_psi, rel=1e-9)
+    parts = [getattr(row, f"volume_{kind}_psi") for kind in COLLECTIVES]
+    assert sum(parts) == pytest.approx(row.volume_psi)
+    assert parts[-1] == 0
+    steps = results.steps[(results.steps["mode"] == "timed") & ~results.steps.warmup]
+    assert (steps.forward_s + steps.backward_s + steps.update_s <= steps.seconds).all()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_timeline_tells_of_the_last_step(tmp_path, strategy: str) -> None:
+    row, results = measured(tmp_path, strategy, 2)
+    for _, line in results.timeline.groupby("rank"):
+        total = line[[f"{category}_bytes" for category in CATEGORIES]].sum(axis=1)
+        assert list(line.phase.drop_duplicates()) == ["data", "forward", "backward", "update"]
+        assert total.max() <= row.peak_bytes
+        assert line.seconds.is_monotonic_increasing
+        assert len(line) <= 2 * 400
+    fullest = results.timeline[[f"{category}_bytes" for category in CATEGORIES]].sum(axis=1).max()
+    assert fullest == pytest.approx(row.peak_bytes, rel=0.001)
 
 
 def test_ddp_holds_sixteen_bytes_a_parameter(tmp_path) -> None:

@@ -12,9 +12,26 @@ from zerobench.data import Batches, default_text, read_text, text_hash
 CPU = torch.device("cpu")
 
 
-def batches(text: bool, rank: int, world_size: int, batch: int = 12, seed: int = 3) -> Batches:
+def batches(text: bool, rank: int, world_size: int, batch: int = 12, seed: int = 3, accumulation: int = 1) -> Batches:
     content = read_text(None, 16) if text else None
-    return Batches(content, 50 if not text else 256, 16, batch // world_size, rank, world_size, seed, CPU)
+    return Batches(
+        content,
+        50 if not text else 256,
+        16,
+        batch // world_size // accumulation,
+        accumulation,
+        rank,
+        world_size,
+        seed,
+        CPU,
+    )
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_micro_batches_together_are_the_batch(text: bool) -> None:
+    whole = batches(text, 1, 2).batch(5)[0]
+    parts = [batches(text, 1, 2, accumulation=3).batch(5, micro)[0] for micro in range(3)]
+    assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.parametrize("text", [True, False])

@@ -21,7 +21,7 @@ def record(rank: int, mode: str, losses: list[float], seconds: list[float]) -> R
         StepRow(rank, mode, number, number < 2, loss, s, s / 2, s / 4, s / 4)
         for number, (loss, s) in enumerate(zip(losses, seconds, strict=True))
     ]
-    return RankRecord(rank, mode, steps, {}, None, [], [], [])  # type: ignore[arg-type]
+    return RankRecord(rank, mode, steps, {}, None, [], [], [], [])  # type: ignore[arg-type]
 
 
 def test_the_slowest_rank_of_each_step_after_warm_up() -> None:

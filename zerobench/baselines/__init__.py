@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn, optim
@@ -30,3 +31,11 @@ def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer)
     """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`."""
     options = {key: value for key, value in strategy.items() if key != "name"}
     return STRATEGIES[strategy["name"]](model, optimizer, **options)
+
+
+def synchronising(engine: Any, last: bool) -> AbstractContextManager[Any]:
+    """Around a micro-batch. With whole gradients on every rank (DDP, stage 1) only a step's last one communicates;
+    stages 2 and 3 reduce every one into the shard, for keeping it whole would undo what they save.
+    """
+    keeps_whole_gradients = getattr(engine, "stage", 0) < 2
+    return engine.no_sync() if keeps_whole_gradients and not last else nullcontext()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TrafficRow
+from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
@@ -67,7 +67,10 @@ class AccountedPass:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of a step, or "init"."""
+        """A phase of a step, or "init". Arrivals and modules are those of the step's last forward."""
+        if name == "forward":
+            self.arrivals.clear()
+            self.modules_run.clear()
         self._enter_phase(name)
         yield
         if name == "init":
@@ -79,8 +82,6 @@ class AccountedPass:
         """One whole step; what is not measured leaves no trace."""
         self.ledger.begin()
         self.meter.operations.clear()
-        self.arrivals.clear()
-        self.modules_run.clear()
         self._enter_phase("data")
         yield
         if measured:
@@ -140,13 +141,26 @@ class AccountedPass:
         """Every operation of the measured steps, like ones of a step together."""
         return [
             TrafficRow(
-                rank=rank, step=step, phase=o.phase, operator=o.operator, collective=o.collective, unit=o.unit,
-                dtype=o.dtype, group_size=o.group_size, calls=calls, elements=calls * o.elements,
+                rank=rank, step=step, phase=o.phase, operator=o.operator, collective=o.collective, kind=o.kind,
+                unit=o.unit, dtype=o.dtype, group_size=o.group_size, calls=calls, elements=calls * o.elements,
                 payload_bytes=calls * o.payload_bytes, wire_bytes=calls * o.wire_bytes,
                 volume_elements=calls * o.volume_elements, control=o.control, known=o.known,
             )
             for step, o, calls in self.traffic
         ]  # fmt: skip
+
+    def timeline_rows(self, rank: int) -> list[TimelineRow]:
+        """The last measured step, instant by instant."""
+        return [
+            TimelineRow(rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES})
+            for i in self.ledger.timeline
+        ]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The largest sum of live bytes in the measured steps so far."""
+        step = self.ledger.extremes.get("step")
+        return step.peak if step is not None else None
 
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self.arrivals.append(number)

@@ -18,7 +18,7 @@ class TimedPass:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: dict[str, tuple[Any, Any]] = {}
+        self._marks: dict[str, list[tuple[Any, Any]]] = {}
         self._measuring = False
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
@@ -37,10 +37,10 @@ class TimedPass:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of a step, or "init"."""
+        """A phase of a step, or "init"; one that comes again adds to its time."""
         begin = self._mark()
         yield
-        self._marks[name] = (begin, self._mark())
+        self._marks.setdefault(name, []).append((begin, self._mark()))
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
@@ -55,7 +55,13 @@ class TimedPass:
             yield
         if self._cuda:
             torch.cuda.synchronize()
-        self.times.append({name: self._between(*marks) for name, marks in self._marks.items()})
+        times = {name: sum(self._between(*one) for one in marks) for name, marks in self._marks.items()}
+        self.times.append(times)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The allocator's peak so far, where it keeps one without being asked: on CUDA."""
+        return torch.cuda.max_memory_allocated() if self._cuda else None
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The loss is there; a clock does not care."""

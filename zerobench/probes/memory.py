@@ -11,6 +11,7 @@ its birth: each step is written down as events and added up when it is over.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -39,9 +40,24 @@ class Event:
     """`stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase began."""
 
     phase: str
+    at: float
     stored: Stored | None = None
     grown: int = 0
     moved: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Live bytes by category after event `number`, `seconds` after the stretch began."""
+
+    number: int
+    seconds: float
+    phase: str
+    totals: Counter[str]
+
+
+INSTANTS = 400
+"""What a stretch's timeline is thinned out to."""
 
 
 @dataclass
@@ -78,10 +94,12 @@ class Ledger(TorchDispatchMode):
         self.phase = "init"
         self.module = ""
         self.extremes: dict[str, Extremes] = {}
+        self.timeline: list[Instant] = []
         self._live: dict[int, Stored] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._events: list[Event] = []
         self._at_begin: dict[Stored, int] = {}
+        self._began = time.perf_counter()
         self._resize = torch.UntypedStorage.resize_
 
     # -- listening ------------------------------------------------------------------------------------
@@ -111,7 +129,7 @@ class Ledger(TorchDispatchMode):
         """A label: from birth if it is the storage's first, from now on otherwise."""
         stored = self._meet(tensor.untyped_storage())
         if stored.labelled and stored.category != category:
-            self._events.append(Event(self.phase, stored, moved=(stored.category, category)))
+            self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
         stored.category, stored.labelled = category, True
         stored.name = name or stored.name
 
@@ -130,7 +148,7 @@ class Ledger(TorchDispatchMode):
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
-            self._events.append(Event(self.phase, stored, grown=size - stored.bytes))
+            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
             stored.bytes = size
         return stored
 
@@ -138,7 +156,7 @@ class Ledger(TorchDispatchMode):
         stored = self._live.pop(key, None)
         self._watches.pop(key, None)
         if stored is not None and stored.bytes:
-            self._events.append(Event(self.phase, stored, grown=-stored.bytes))
+            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=-stored.bytes))
             stored.bytes = 0
 
     def _infer(self) -> str:
@@ -150,11 +168,12 @@ class Ledger(TorchDispatchMode):
     def enter_phase(self, phase: str) -> None:
         """What happens from now on belongs to `phase`."""
         self.phase = phase
-        self._events.append(Event(phase))
+        self._events.append(Event(phase, time.perf_counter()))
 
     def begin(self) -> None:
         """A stretch begins: forgets the events so far."""
         self._events = []
+        self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in self._live.values()}
 
     def end(self, whole: str) -> None:
@@ -164,13 +183,16 @@ class Ledger(TorchDispatchMode):
         for stored, size in sizes.items():
             totals[categories.get(stored, stored.category)] += size
         best, best_at = self.extremes.setdefault(whole, Extremes()), -1
+        instants: list[Instant] = []
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
             self.extremes.setdefault(event.phase, Extremes()).see(totals)
             if best.see(totals):
                 best_at = number
+            instants.append(Instant(number, event.at - self._began, event.phase, totals.copy()))
         if best_at >= 0:
             best.largest = self._alive_at(best_at)
+        self.timeline = thin_out(instants, INSTANTS)
 
     def _first_categories(self) -> dict[Stored, str]:
         """For storages that changed category in this stretch: what they were before."""
@@ -201,3 +223,16 @@ class Ledger(TorchDispatchMode):
             self._apply(event, sizes, categories, Counter())
         alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in sizes.items() if size]
         return sorted(alive, key=lambda one: -one[0])[:20]
+
+
+def thin_out(instants: list[Instant], most: int) -> list[Instant]:
+    """About `most` of them: of each stretch the one with the largest sum, and the first of each phase."""
+    width = max(1, -(-len(instants) // most))
+    kept = []
+    for start in range(0, len(instants), width):
+        stretch = instants[start : start + width]
+        highest = max(stretch, key=lambda i: sum(i.totals.values()))
+        before = instants[start - 1].phase if start else ""
+        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
+                 if i is highest or i.phase != last]  # fmt: skip
+    return kept

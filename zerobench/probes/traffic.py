@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..records import COLLECTIVES
 from ..zero import labels
 
 
@@ -75,6 +76,19 @@ RULES = {
     "send": _SEND,
 }
 
+KINDS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+}
+"""Operator -> what its volume is counted under where no label says better; the others under "other"."""
+
 SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
 """Operators that move nothing of their own: a receive is counted where it is sent."""
 
@@ -85,6 +99,7 @@ class Operation(NamedTuple):
     phase: str
     operator: str
     collective: str
+    kind: str
     unit: str
     dtype: str
     group_size: int
@@ -125,6 +140,7 @@ class TrafficMeter(TorchDispatchMode):
                 phase=self.phase,
                 operator=name,
                 collective=collective,
+                kind=collective if collective in COLLECTIVES else KINDS.get(name, "other"),
                 unit=unit,
                 dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                 group_size=n,

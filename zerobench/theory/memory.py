@@ -8,6 +8,9 @@ With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam:
 Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
 units on their way, the receive side of an exchange. That part is replayed event by event in the order of the
 model's own schedule (shapes.py).
+
+DDP's no_sync keeps the gradients of the micro-batches before the last beside its buckets: another G while
+they accumulate, for after zero_grad the parameters have lost their views of the buckets.
 """
 
 from __future__ import annotations
@@ -75,9 +78,16 @@ def _replay_ddp(
     used = sorted(set(schedule.arrivals))
     replay.hold("optimizer", "all", sum(optimizer.bytes_of(bytes_of(shapes[i]), 1) for i in used))
     replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in _trainable(shapes)))
-    hold_waiting(replay, shapes)
-    for i in schedule.arrivals:
-        hold_fresh(replay, shapes[i])
+    for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
+        last = micro == schedule.micro_batches - 1
+        hold_waiting(replay, shapes)
+        for i in schedule.arrivals:
+            hold_fresh(replay, shapes[i])
+            replay.drop("gradients", "fresh")
+            if last:  # what no_sync kept is copied into the bucket
+                replay.drop("gradients", ("unsynced", i))
+            else:
+                replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
 
 
 def _hold_optimizer(

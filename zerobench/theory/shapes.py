@@ -28,15 +28,18 @@ class Schedule:
     """A model's parameters, and one step's order of events.
 
     `arrivals`: parameters in the order in which their gradients come; one that is missing is not used.
-    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not.
+    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. Both in one
+    micro-batch, of which a step has `micro_batches`.
     """
 
     shapes: tuple[ParameterShape, ...]
     arrivals: tuple[int, ...]
     uses: tuple[str, ...]
+    micro_batches: int = 1
 
     @staticmethod
-    def sequential(shapes: Sequence[ParameterShape]) -> Schedule:
+    def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
         """What to expect before a run: units as registered, gradients in the reverse order of the parameters."""
         arrivals = tuple(i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel)
-        return Schedule(tuple(shapes), arrivals, tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT)))
+        units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
+        return Schedule(tuple(shapes), arrivals, units, micro_batches)

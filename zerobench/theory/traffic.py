@@ -1,9 +1,11 @@
-"""Elements moved in one step of one micro-batch, by the paper's convention: all-reduce 2, the others 1 of the whole.
+"""Elements moved in one step of `a` micro-batches, by the paper's convention: all-reduce 2, the others 1 of the whole.
 
-ddp            2ψ                    all-reduce
-zero1, zero2   2 · padded            reduce-scatter, all-gather
-zero3          a unit that forward uses u times: u + 1 all-gathers of its padded size, and one reduce-scatter of
-               what is trainable in it; the root, which stays between forward and backward: one all-gather
+ddp            2ψ                    all-reduce, after the last micro-batch
+zero1          2 · padded            reduce-scatter after the last micro-batch, all-gather
+zero2          (a + 1) · padded      a reduce-scatter each micro-batch, one all-gather
+zero3          each micro-batch: of a unit that forward uses u times, u + 1 all-gathers of its padded size and one
+               reduce-scatter of what is trainable in it; of the root, which stays between forward and backward,
+               one all-gather
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ def predict_volume(strategy: dict[str, Any], schedule: Schedule, world_size: int
         return 2 * sum(shapes[i].numel for i in trained)
     if strategy["name"] in ("zero1", "zero2"):
         kinds = by_kind(shapes, trained[::-1])
-        return 2 * sum(_padded(shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds)
+        reductions = schedule.micro_batches if strategy["name"] == "zero2" else 1
+        whole = sum(_padded(shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds)
+        return (reductions + 1) * whole
     volume = 0
     for name, mine in by_unit(shapes).items():
         gathers = 1 if name == ROOT else schedule.uses.count(name) + 1
         for kind in by_kind(shapes, mine):
             if name == ROOT or name in schedule.uses:
                 volume += (gathers + shapes[kind[0]].trainable) * _padded(shapes, kind, world_size, None)
-    return volume
+    return schedule.micro_batches * volume
 
 
 def _padded(shapes: Sequence[ParameterShape], indices: list[int], world_size: int, unit_bytes: int | None) -> int:

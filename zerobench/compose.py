@@ -1,0 +1,91 @@
+"""A command line -> cells. Hydra composes every job of a sweep before the first rank starts; none is run by Hydra.
+
+So an override that does not compose refuses the whole sweep, a dry run is the same thing without what follows, and
+the order of the runs is ours (sweep.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .config import Model, config_dir, store_schemas
+from .models import registered_models, schema_of
+from .overrides import Overrides, split_arguments, stray_keys
+from .resolve import Cell, resolve, unresolved
+
+
+class RefusedError(Exception):
+    """The command line makes no sweep; `problems` says why, a sentence each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def checker(extra_dirs: list[Path]) -> Overrides:
+    """Knows every choice and key, users' models included."""
+    user_models = {name: schema_of(name, build, Model) for name, build in registered_models().items()}
+    store_schemas(user_models)
+    return Overrides(config_dir(), list(user_models), extra_dirs)
+
+
+def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
+    """The cells of `[-m] KEY=VALUE ...`, in Hydra's order; none where a flag of Hydra's asks for something else.
+
+    Raises RefusedError where the command line is wrong.
+    """
+    flags, overrides, extra_dirs = split_arguments(arguments)
+    check = checker(extra_dirs)
+    overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
+    if check.problems:
+        raise RefusedError(check.problems)
+    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+        journal = Path(folder) / "cells.jsonl"
+        if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
+            overrides = [*overrides, f"hydra.sweep.dir='{folder}'"]
+        _run_hydra([*flags, *overrides], journal)
+        lines = journal.read_text().splitlines() if journal.exists() else []
+    return [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
+
+
+def _run_hydra(arguments: list[str], journal: Path) -> None:
+    import hydra
+
+    app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+    before, sys.argv = sys.argv, ["zerobench", *arguments]
+    try:
+        app(partial(_note_cell, journal))()
+    except SystemExit as stop:
+        if stop.code:
+            raise RefusedError([]) from stop  # Hydra has said why
+    except Exception as error:
+        raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
+    finally:
+        sys.argv = before
+
+
+def _note_cell(journal: Path, config: Any) -> None:
+    """One job of Hydra's: a composed config becomes a cell."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    model = HydraConfig.get().runtime.choices["model"]
+    try:
+        plain: Any = OmegaConf.to_object(config)
+        cell = resolve(plain, model, stray_keys(config))
+    except Exception as error:  # the other cells are not to suffer; this one becomes a row
+        cell = unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
+    cell.config["results_dir"] = os.path.abspath(cell.config["results_dir"])
+    with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
+        file.write(json.dumps({"config": cell.config, "problems": cell.problems}) + "\n")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or "no message").splitlines()[0]

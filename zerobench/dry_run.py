@@ -1,0 +1,59 @@
+"""`--dry-run`: the cells of a sweep with what theory predicts, and whether each would be run, reused or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cell import find_reusable
+from .compose import first_line
+from .console import plain_table, stdout_console
+from .estimate import Estimate, estimate
+from .naming import name_cells
+from .resolve import Cell
+from .units import show_bytes
+
+HEADER = ["cell", "plan", "ψ", "predicted states", "predicted volume ψ"]
+
+
+def print_plan(cells: list[Cell]) -> int:
+    """Prints the table. Returns the exit code: 1 if a cell would be refused."""
+    console = stdout_console()
+    names = name_cells([cell.config for cell in cells])
+    plans = [_plan(cell) for cell in cells]
+    rows, notes = [], []
+    for name, cell, plan in zip(names, cells, plans, strict=True):
+        prediction, why = (None, "; ".join(cell.problems)) if cell.problems else _predict(cell.config)
+        rows.append([name, plan, *_show(prediction)])
+        notes += [f"{name}: {why}"] if why else []
+    console.print(plain_table(HEADER, rows, left=2))
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
+    words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
+    console.print(f"{len(cells)} cells: {words}; nothing was started", highlight=False)
+    return int(any(cell.problems for cell in cells))
+
+
+def _plan(cell: Cell) -> str:
+    if cell.problems:
+        return "refuse"
+    if cell.config["search"]["memory_limit"] is not None:
+        return f"search under {cell.config['search']['memory_limit']}"
+    wanted = cell.config["repeats"]
+    there = sum(find_reusable(cell, repeat) is not None for repeat in range(wanted))
+    if there == wanted:
+        return "reuse"
+    return "run" if wanted == 1 else f"run {wanted - there} of {wanted} launches"
+
+
+def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
+    try:
+        return estimate(config), ""
+    except Exception as error:  # a user's builder may do what a model without memory cannot
+        return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
+
+
+def _show(prediction: Estimate | None) -> list[str]:
+    if prediction is None:
+        return ["–"] * 3
+    return [f"{prediction.psi:,}", show_bytes(prediction.states_bytes), f"{prediction.volume_psi:.3f}"]

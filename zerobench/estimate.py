@@ -1,0 +1,36 @@
+"""What a cell will need, before it runs: its model is built without memory (torch's meta device), and theory replays
+the schedule that a model of modules in a row has. The run itself is judged by the schedule that it really had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import optimizers
+from .theory.memory import predict_states
+from .theory.shapes import Schedule
+from .theory.traffic import predict_volume
+from .worker import build_model, shapes_of
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`psi` trainable parameters; bytes of the states on the fullest rank; elements moved a step over psi."""
+
+    psi: int
+    states_bytes: int
+    volume_psi: float
+
+
+def estimate(config: dict[str, Any]) -> Estimate:
+    """The prediction for a resolved cell. What the model's own builder raises comes through."""
+    with torch.device("meta"):
+        shapes = shapes_of(build_model(config))
+    schedule, ranks = Schedule.sequential(shapes, config["accumulation"]), config["world_size"]
+    psi = sum(shape.numel for shape in shapes if shape.trainable)
+    states = predict_states(config["strategy"], schedule, ranks, optimizers.shape_of(config["optimizer"]))
+    volume = predict_volume(config["strategy"], schedule, ranks)
+    return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

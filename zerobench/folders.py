@@ -1,0 +1,118 @@
+"""Folders of runs, the writing side. A run is written aside, in a folder that a lock marks as somebody's, and renamed.
+
+The lock is the kernel's (flock): it goes with its process, so nothing stale is left, and neither another machine
+nor another container on the same folder takes a living run for a dead one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shutil
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .records import RunRow, SearchRow
+from .tables import SEARCHES, TABLES, write_rows
+
+PARTIAL = ".partial-"
+
+
+@dataclass
+class Aside:
+    """A hidden folder in which a run comes to be. It is ours as long as `lock` is open."""
+
+    path: Path
+    lock: int
+
+    def release(self) -> None:
+        """No longer ours: renamed, or to be removed by whoever comes next."""
+        os.close(self.lock)
+
+
+def claim_folder(results_dir: Path, prefix: str) -> Aside:
+    """A folder to write a run in; those that dead processes left behind are removed."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    for left in results_dir.glob(f"{PARTIAL}*"):
+        if not is_claimed(left):
+            shutil.rmtree(left, ignore_errors=True)
+    name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+    unlocked = results_dir / f".claim-{name}"
+    unlocked.mkdir()
+    lock = os.open(unlocked, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody can take it from us either
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    aside = results_dir / f"{PARTIAL}{name}"  # only now is it looked at by others
+    unlocked.rename(aside)
+    return Aside(aside, lock)
+
+
+def is_claimed(partial: Path) -> bool:
+    """Whether a process that lives, anywhere, writes in this folder. Where locks do not work: yes."""
+    try:
+        descriptor = os.open(partial, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def write_run(
+    aside: Aside,
+    prefix: str,
+    row: RunRow,
+    config: dict[str, Any],
+    provenance: dict[str, Any],
+    tables: dict[str, list[Any]],
+) -> Path:
+    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, the first attempt that is free; sets row.run_id."""
+    (aside.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
+    for name, kind in TABLES.items():
+        write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
+    try:
+        return _rename_free(aside.path, prefix, row)
+    finally:
+        aside.release()
+
+
+def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
+    attempt = 1
+    while True:
+        row.run_id = f"{prefix}-{attempt}"
+        target = aside.parent / row.run_id
+        (aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
+        try:
+            if not target.exists():
+                aside.rename(target)  # fails, rather than replaces, if somebody else was faster
+                return target
+        except OSError:
+            if not target.exists():
+                raise
+        attempt += 1
+
+
+def write_search(results_dir: Path, row: SearchRow) -> None:
+    """Keeps what a search found; the same search again replaces it."""
+    folder = results_dir / SEARCHES
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{row.search_id}.{os.getpid()}"
+    aside.write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
+    aside.replace(folder / f"{row.search_id}.json")
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: a loss that is not finite is null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

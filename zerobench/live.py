@@ -1,0 +1,166 @@
+"""What people see while a sweep runs: a table of its launches on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .sweep import Launch
+from .units import show_bytes
+
+PASSES = ("timed", "accounted")
+LINE_EVERY_S = 30.0
+"""Plain lines tell of a long pass this often."""
+
+STYLES = {"ok": "green", "running": "bold", "waiting": "dim", "skipped": "dim"}
+
+
+@dataclass
+class Entry:
+    """One line of the table: what is known of a launch."""
+
+    name: str
+    state: str = "waiting"
+    mode: str = ""
+    step: str = ""
+    loss: float | None = None
+    peak_bytes: int | None = None
+    seconds: float = 0.0
+    done: float = 0.0
+    """Share of both passes' steps."""
+    ran: bool = False
+    """Measured now, rather than reused."""
+
+
+class Reporter:
+    """Hears of launches as they are expected, start, step and end. Use it as a context."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.entries: list[Entry] = []
+        self._current = -1
+        self._begun = 0.0
+        self._last_line = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> Reporter:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, get_renderable=self._table, transient=True, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def expect(self, launches: list[Launch]) -> None:
+        """These are to come, after what has been."""
+        self.entries += [Entry(_title(launch)) for launch in launches]
+
+    def start(self, launch: Launch) -> None:
+        """The next launch begins."""
+        self._current += 1
+        self._begun = self._last_line = time.monotonic()
+        self.entry.state = "running"
+        if self._live is None:
+            self._line("running")
+
+    def skip(self, launch: Launch) -> None:
+        """The next launch is left out, for an earlier one of the same cell failed."""
+        self._current += 1
+        self.entry.state = "skipped"
+
+    def progress(self, news: dict[str, Any]) -> None:
+        """A step is done on rank 0."""
+        entry = self.entry
+        entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
+        entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
+        entry.done = (PASSES.index(entry.mode) + news["step"] / news["steps"]) / len(PASSES)
+        now = time.monotonic()
+        entry.seconds = now - self._begun
+        if self._live is None and now - self._last_line > LINE_EVERY_S:
+            self._last_line = now
+            self._line(f"{entry.mode} pass, step {entry.step}, loss {entry.loss:.4f}, {self._left()}")
+
+    def end(self, row: dict[str, Any], reused: bool) -> None:
+        """The launch has its row."""
+        entry = self.entry
+        entry.state, entry.done, entry.ran = row["status"], 1.0, not reused
+        entry.seconds = time.monotonic() - self._begun
+        entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
+        if row["status"] == "ok":
+            entry.loss = row["loss_last"]
+            how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
+            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {row['step_s'] * 1000:.1f} ms"
+        else:
+            words = f"{row['status']}: {row['reason']}"
+        entry.state = "reused" if reused else entry.state
+        if self._live is None:
+            self._line(f"{words}; {self._left()}" if self._current + 1 < len(self.entries) else words)
+        elif row["status"] != "ok":
+            self._line(words)
+        if row["status"] == "ok" and not row["passes_agree"]:
+            self._line("the losses of the two passes differ; the model or device is not deterministic")
+
+    @property
+    def entry(self) -> Entry:
+        """The launch that is under way, or was last."""
+        return self.entries[self._current]
+
+    def _left(self) -> str:
+        """The time left, by what the launches so far took that were not reused."""
+        ran = [e.seconds / e.done for e in self.entries if e.done > 0.1 and (e.ran or e.state == "running")]
+        if not ran:
+            return "time left unknown"
+        mean = sum(ran) / len(ran)
+        waiting = sum(e.state == "waiting" for e in self.entries)
+        rest = mean * waiting + sum(mean * (1 - e.done) for e in self.entries if e.state == "running")
+        return f"about {_duration(rest)} left"
+
+    def _line(self, text: str) -> None:
+        number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
+        self.console.print(number + text, markup=False, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1), caption=self._caption(), caption_justify="left")
+        table.add_column("cell", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        table.add_column("pass", no_wrap=True)
+        for name in ("step", "peak", "loss", "s"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for entry in self._window():
+            peak = show_bytes(entry.peak_bytes) if entry.peak_bytes else ""
+            loss = f"{entry.loss:.4f}" if entry.loss is not None else ""
+            seconds = f"{entry.seconds:.0f}" if entry.seconds else ""
+            state = Text(entry.state, style=STYLES.get(entry.state.replace("reused", "ok"), "red"))
+            table.add_row(escape(entry.name), state, entry.mode, entry.step, peak, loss, seconds)
+        return table
+
+    def _caption(self) -> str:
+        done = sum(e.state not in ("waiting", "running") for e in self.entries)
+        return f"{done} of {len(self.entries)} launches done; {self._left()}"
+
+    def _window(self) -> list[Entry]:
+        """As many entries as the terminal has lines for, those around the current one."""
+        room = max(3, self.console.height - 6)
+        first = max(0, min(self._current - room // 2, len(self.entries) - room))
+        return self.entries[first : first + room]
+
+
+def _title(launch: Launch) -> str:
+    return f"{launch.name}, launch {launch.repeat + 1}" if launch.cell.config["repeats"] > 1 else launch.name
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

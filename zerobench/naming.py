@@ -1,0 +1,58 @@
+"""Short names for cells that tell them apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from .resolve import LOCAL, VOLATILE
+
+DERIVED = (*VOLATILE, *LOCAL, "micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
+"""Keys that say nothing that the base name, or another key, does not say."""
+
+
+def base_name(config: dict[str, Any]) -> str:
+    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates and "recomputed" where blocks are."""
+    name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
+    if config["accumulation"] not in (1, None):
+        name += f" a={config['accumulation']}"
+    return name + " recomputed" * bool(config["model"].get("checkpointing"))
+
+
+def name_cells(configs: list[dict[str, Any]]) -> list[str]:
+    """A name for each; those whose base names are equal get the keys in which they differ."""
+    groups = defaultdict(list)
+    for place, config in enumerate(configs):
+        groups[base_name(config)].append(place)
+    names = [""] * len(configs)
+    for base, places in groups.items():
+        flat = [_flatten(configs[place]) for place in places]
+        differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
+        for place, mine in zip(places, flat, strict=True):
+            parts = [f"{key.split('.', 1)[-1]}={_show(mine[key])}" for key in differing if key in mine]
+            names[place] = " ".join([base, *parts])
+    return names
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys of resolved configs with different values, less what is volatile: key -> (one's, the other's)."""
+    mine, theirs = _flatten(one, VOLATILE), _flatten(other, VOLATILE)
+    keys = dict.fromkeys([*mine, *theirs])
+    return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
+
+
+def _flatten(config: dict[str, Any], without: tuple[str, ...] = DERIVED, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if name in without:
+            continue
+        if isinstance(value, dict):
+            flat |= _flatten(value, without, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,68 @@
+"""Launches of a cell -> one row: bytes at their largest, times over the launches.
+
+One launch: medians over its steps, with the interval that it brought along. Several: the geometric mean of their
+medians, with a 95 % t-interval of the logarithms in which the launch is the unit, for steps of one process are alike
+in ways in which two processes are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .tables import latest
+
+TIMES = ("step_s", "forward_s", "backward_s", "update_s")
+
+SETTING = ("model", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data")
+"""What strategies are compared under: runs that agree in these belong side by side."""
+
+
+def summarize(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a cell, of its newest launches: the columns of `runs`, and `launches`. A failed launch fails the cell."""
+    kept = latest(runs)
+    rows = [_summarize_cell(mine) for _, mine in kept.groupby("cell_id", sort=False)]
+    frame = pd.DataFrame(rows, columns=[*runs.columns, "launches", "tokens_per_s_low", "tokens_per_s_high"])
+    return frame.astype({**runs.dtypes.to_dict(), "launches": "Int64"})
+
+
+def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
+    failed = launches[launches["status"] != "ok"]
+    row: dict[str, Any] = {str(k): v for k, v in (failed if len(failed) else launches).iloc[-1].items()}
+    row["launches"] = len(launches)
+    if not len(failed):
+        _merge_launches(row, launches)
+    row["tokens_per_s_low"], row["tokens_per_s_high"] = _rates(row)
+    return row
+
+
+def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
+    row["seconds"] = float(launches["seconds"].sum())
+    row["passes_agree"] = bool(launches["passes_agree"].all())
+    if len(launches) == 1:
+        return
+    fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").argmax())]
+    bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
+    row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
+    row |= {name: float(np.exp(np.log(launches[name]).mean())) for name in TIMES}
+    row["step_s_low"], row["step_s_high"] = geometric_interval(launches["step_s"].to_list())
+    row["tokens_per_s"] = row["batch"] * row["sequence"] / row["step_s"]
+
+
+def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
+    """t-interval of the geometric mean of at least two positive values."""
+    logs = np.log(values)
+    reach = float(stats.sem(logs) * stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
+    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
+
+
+def _rates(row: dict[str, Any]) -> tuple[float, float]:
+    """The interval of tokens/s from that of the step; NaN where there is none."""
+    low, high = row["step_s_low"], row["step_s_high"]
+    if row["status"] != "ok" or pd.isna(low) or low <= 0:
+        return float("nan"), float("nan")
+    tokens = row["batch"] * row["sequence"]
+    return tokens / high, tokens / low

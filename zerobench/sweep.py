@@ -1,0 +1,76 @@
+"""Runs the cells of a sweep, launch by launch, and collects their rows.
+
+Repeats are rounds: all cells once, then all again (A B C A B C), so that what drifts in a machine over an hour falls
+on every cell alike. What is finished stays finished: a launch that an earlier sweep has measured is reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .cell import StoppedError, find_reusable, run_cell
+from .naming import name_cells
+from .resolve import Cell
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a cell. `name` tells the cell from the others of its sweep."""
+
+    name: str
+    cell: Cell
+    repeat: int
+
+
+@dataclass
+class Sweep:
+    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole."""
+
+    reporter: Any
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    stopped: bool = False
+    failed_fast: bool = False
+
+    def run(self, cells: list[Cell]) -> None:
+        """Runs or reuses every launch of `cells`; no failure of a cell is raised."""
+        launches = list(rounds(cells))
+        self.reporter.expect(launches)
+        spoilt: set[str] = set()
+        for launch in launches:
+            if self.stopped or self.failed_fast:
+                return
+            if launch.name in spoilt:
+                self.reporter.skip(launch)
+                continue
+            row = self.run_one(launch)
+            if row is not None and row["status"] != "ok":
+                spoilt.add(launch.name)
+                self.failed_fast = bool(launch.cell.config["fail_fast"])
+
+    def run_one(self, launch: Launch) -> dict[str, Any] | None:
+        """The row of one launch, reused or new; None where the user stopped it before it had one."""
+        self.reporter.start(launch)
+        found = None
+        try:
+            found = find_reusable(launch.cell, launch.repeat)
+            row = found or asdict(run_cell(launch.cell, self.reporter.progress, launch.repeat))
+        except StoppedError as stop:
+            self.stopped, row = True, asdict(stop.row)
+        except KeyboardInterrupt:
+            self.stopped = True
+            return None
+        self.rows.append(row)
+        self.reporter.end(row, reused=found is not None)
+        return row
+
+
+def rounds(cells: list[Cell]) -> Iterator[Launch]:
+    """Launches in their order. A cell that makes no sense is launched once, for its row."""
+    names = name_cells([cell.config for cell in cells])
+    repeats = [1 if cell.problems else cell.config["repeats"] for cell in cells]
+    for repeat in range(max(repeats, default=0)):
+        for name, cell, wanted in zip(names, cells, repeats, strict=True):
+            if repeat < wanted:
+                yield Launch(name, cell, repeat)

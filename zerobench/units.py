@@ -1,0 +1,30 @@
+"""Sizes as people write them: "24 GiB" <-> bytes."""
+
+from __future__ import annotations
+
+import re
+
+SIZES = {
+    "b": 1,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+
+_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "96 MiB" -> 100663296. A bare number is bytes. Raises ValueError with what would be right."""
+    found = _SIZE.fullmatch(str(text).strip())
+    unit = (found[2].lower() or "b") if found else ""
+    if found is None or unit not in SIZES:
+        raise ValueError(f"{text!r} is no size; write bytes or a number and a unit, as in 96 MiB or 24 GiB")
+    return round(float(found[1]) * SIZES[unit])
+
+
+def show_bytes(size: float) -> str:
+    """In the largest binary unit that keeps it above 1: "1.50 GiB", "96.0 MiB", "512 B"."""
+    for unit, digits in (("tib", 2), ("gib", 2), ("mib", 1), ("kib", 1)):
+        if abs(size) >= SIZES[unit]:
+            return f"{size / SIZES[unit]:.{digits}f} {unit[0].upper()}iB"
+    return f"{size:.0f} B"
