@@ -15,7 +15,9 @@ LAYERS = [
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console", "export"},
     {"sweep"},
-    {"live", "dry_run"},
+    {"live", "dry_run", "search", "budget", "budget_file", "budget_report"},
+    {"runner"},
+    {"budgets"},
     {"cli", "__init__", "__main__"},
 ]
 """From the bottom up. A module may import its own layer's and those below."""

@@ -9,9 +9,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
-from typing import Any, NoReturn
 
 HELP = """\
 zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
@@ -22,11 +20,19 @@ A sweep, every combination; finished cells of the same code are reused:
   zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4
 The main job, as `make bench` runs it:
   zerobench experiment=stages
+What it would run, with predicted bytes and what is reused:
+  zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4 --dry-run
+Three launches of each cell, interleaved, so that times have an interval over launches:
+  zerobench -m strategy=ddp,zero2 measure.repeats=3
+Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
+  zerobench experiment=memory_cap
 What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
 
 Verbs:
-  zerobench export [RUNS] --format csv|markdown [--out FILE]     tables of finished runs
+  zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
+  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
+  zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
 
 Groups (GROUP=CHOICE):
 {groups}
@@ -39,7 +45,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {"export": ".export"}
+VERBS = {"export": ".export", "budget": ".budgets"}
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 
@@ -84,31 +90,6 @@ def _sweep(arguments: list[str]) -> int:
         from .dry_run import print_plan
 
         return print_plan(cells)
-    return run_cells(cells) if cells else 0
+    from .runner import run_cells
 
-
-def run_cells(cells: list[Any]) -> int:
-    """Runs cells with progress and a table at the end. Returns the exit code."""
-    from .console import print_results
-    from .live import Reporter
-    from .sweep import Sweep
-
-    terminate = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with Reporter() as reporter:
-            sweep = Sweep(reporter)
-            sweep.run(cells)
-    finally:
-        signal.signal(signal.SIGTERM, terminate)
-    if sweep.rows:
-        print_results(sweep.rows)
-        for folder in sorted({cell.config["results_dir"] for cell in cells}):
-            print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
-    if sweep.failed_fast:
-        left = len(reporter.entries) - len(sweep.rows)
-        print(f"fail_fast=true: stopped at the first failure; {left} launches were not started", file=sys.stderr)
-    return 130 if sweep.stopped else int(any(row["status"] != "ok" for row in sweep.rows))
-
-
-def _stop(_signal: int, _frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
+    return run_cells(cells)[0] if cells else 0

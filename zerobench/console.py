@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .naming import base_name, name_cells
-from .records import RunRow
+from .records import RunRow, SearchRow
 from .summary import SETTING, summarize
 from .tables import frame_of
+from .units import show_bytes
 
 MIB = 2**20
 PLAIN_WIDTH = 160
@@ -124,6 +125,31 @@ def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
             shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
         table.add_row(Text(cell["name"]), status, *shown)
     return table
+
+
+def print_searches(found: list[SearchRow]) -> None:
+    """What searches found, a line each, limit by limit; the fastest strategy of each limit marked."""
+    order = sorted(found, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy))
+    rows = []
+    for search in order:
+        rivals = [s for s in found if s.limit_bytes == search.limit_bytes and s.model == search.model]
+        fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
+        mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
+        start = [show_bytes(search.limit_bytes), f"{search.strategy} {search.model} N={search.world_size}"]
+        rows.append([*start, *_show_found(search, mark), str(search.tried)])
+    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
+    console = stdout_console()
+    console.print(plain_table(header, rows, left=3))
+    console.print("* the fastest under this limit", style="dim")
+
+
+def _show_found(search: SearchRow, mark: str) -> list[str]:
+    if search.tokens_per_s is None or search.peak_bytes is None:
+        return [f"nothing fits: {search.reason}", "–", "–", "–"]
+    how = f"{search.micro_batch} × {search.accumulation}" + ", recomputed" * bool(search.checkpointing)
+    low, high = search.tokens_per_s_low, search.tokens_per_s_high
+    interval = "too few steps" if low is None or pd.isna(low) else f"{low:.0f}–{high:.0f}"
+    return [how, show_bytes(search.peak_bytes), f"{search.tokens_per_s:.0f}{mark}", interval]
 
 
 def stdout_console() -> Console:

@@ -105,7 +105,8 @@ class Reporter:
             words = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state
         if self._live is None:
-            self._line(f"{words}; {self._left()}" if self._current + 1 < len(self.entries) else words)
+            more = self._current + 1 < len(self.entries) and not reused
+            self._line(f"{words}; {self._left()}" if more else words)
         elif row["status"] != "ok":
             self._line(words)
         if row["status"] == "ok" and not row["passes_agree"]:

@@ -1,0 +1,156 @@
+"""Budgets gate: a leak and a double gather, planted in the engine, are caught and named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.end_to_end.command import ROOT, SMALL
+
+LEAK = (
+    "zerobench/zero/stage2.py",
+    "        unit.full_gradients = None\n\n    def forget",
+    "        self.kept = [*getattr(self, 'kept', []), unit.full_gradients][-2:]\n"
+    "        unit.full_gradients = None\n\n    def forget",
+)
+DOUBLE_GATHER = (
+    "zerobench/zero/stage3.py",
+    "            unit.gather = self.comm.all_gather(full, unit.name)",
+    "            self.comm.all_gather(full, unit.name).wait()\n"
+    "            unit.gather = self.comm.all_gather(full, unit.name)",
+)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with a budget that it meets."""
+    where = tmp_path_factory.mktemp("checkout")
+    for name in ("zerobench", "conf"):
+        shutil.copytree(ROOT / name, where / name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = budget(where, "record", "-m", "strategy=zero2,zero3", "world_size=2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return where
+
+
+def budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerobench", "budget", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(where)}
+    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=180)
+
+
+def check_with(where: Path, plant: tuple[str, str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`budget check` while the engine is changed."""
+    path, before, after = where / plant[0], plant[1], plant[2]
+    whole = path.read_text()
+    assert whole.count(before) == 1
+    path.write_text(whole.replace(before, after))
+    try:
+        return budget(where, "check", "results_dir=planted", *arguments)
+    finally:
+        path.write_text(whole)
+
+
+def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
+    done = budget(checkout, "check", "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "34 of 34 limits hold" in done.stdout
+    assert done.stderr.count("reused an earlier run") == 2
+
+
+def test_a_leak_is_caught_and_named(checkout: Path) -> None:
+    done = check_with(checkout, LEAK, "--junit", "out/junit.xml", "--markdown", "out/budget.md")
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("regression")]
+    (states,) = [line for line in lines if "zero2 gpt_tiny N=2 b=8: states_bytes is" in line]
+    assert "above its budget of" in states
+    assert "communication moved most" in states
+    assert any("max_communication_bytes" in line for line in lines)
+    assert not any("max_optimizer" in line or "volume" in line for line in lines), "nothing else moved"
+    assert ElementTree.parse(checkout / "out/junit.xml").getroot().get("failures") == str(len(lines))
+    assert "communication moved most" in (checkout / "out/budget.md").read_text()
+
+
+def test_a_double_gather_is_caught_and_named(checkout: Path) -> None:
+    done = check_with(checkout, DOUBLE_GATHER)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("regression")]
+    (volume,) = [line for line in lines if ": volume_psi is" in line]
+    assert "zero3 gpt_tiny N=2" in volume
+    assert "all_gather moved most" in volume
+    assert any(": wire_bytes is" in line and "all_gather moved most" in line for line in lines)
+    assert not any("zero2" in line for line in lines)
+
+
+def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> None:
+    crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
+    done = check_with(checkout, crashing)
+    assert done.returncode == 2
+    assert "17 of 34 limits hold" in done.stdout
+    assert "unjudged: zero2 gpt_tiny N=2 b=8: it could not be measured (crash: timed pass: rank" in done.stdout
+    assert budget(checkout, "check", "--runs", "nowhere").returncode == 2
+    file = checkout / "results/budgets/default.yaml"
+    other = checkout / "other.yaml"
+    other.write_text(file.read_text().replace("cpu, torch", "NVIDIA H100, torch"))
+    done = budget(checkout, "check", "other.yaml")
+    assert done.returncode == 2
+    assert "no budget for cpu, torch" in done.stderr
+    assert "there is one for: NVIDIA H100" in done.stderr
+    other.write_text(file.read_text().replace("zero3 gpt_tiny", "zero9 gpt_tiny").replace("work:", "work: x"))
+    done = budget(checkout, "check", "other.yaml", "--runs", "results/runs")
+    assert done.returncode == 1
+    assert "missing: zero9 gpt_tiny N=2 b=8: the budget has it and the runs have not" in done.stdout
+
+
+def test_a_ceiling_by_hand_stays_when_values_are_recorded_anew(checkout: Path) -> None:
+    file = checkout / "by_hand.yaml"
+    name = "zero2 gpt_tiny N=2 b=8"
+    file.write_text(
+        f"command: [strategy=zero2, world_size=2, {', '.join(SMALL)}]\n"
+        f"environments: {{any: {{cells: {{{name}: {{limits: {{states_bytes: <= 1 KiB, peak_bytes: <= 1 GiB}}}}}}}}}}\n"
+    )
+    done = budget(checkout, "check", "by_hand.yaml")
+    assert done.returncode == 1
+    assert "above its ceiling of 1,024 B (1.0 KiB)" in done.stdout
+    assert "1 of 2 limits hold" in done.stdout
+    done = budget(checkout, "record", "--file", "by_hand.yaml", "--runs", "results/runs")
+    assert done.returncode == 0, done.stderr
+    assert budget(checkout, "check", "by_hand.yaml", "--runs", "results/runs").returncode == 1
+
+
+def test_an_improvement_is_a_notice(checkout: Path) -> None:
+    file = checkout / "results/budgets/default.yaml"
+    generous = checkout / "generous.yaml"
+    lines = file.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if "states_bytes" in line)
+    lines[place] = lines[place].split(":")[0] + ": 999999999"
+    generous.write_text("\n".join(lines) + "\n")
+    done = budget(checkout, "check", "generous.yaml", "--runs", "results/runs")
+    assert done.returncode == 0, done.stdout
+    assert "improvement: " in done.stdout
+    assert "below its budget of 999,999,999 B" in done.stdout
+    assert budget(checkout, "check", "generous.yaml", "--runs", "results/runs", "--strict").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["record"], "name the cells, as in"),
+        (["record", "strategy=zero9"], "no such strategy"),
+        (["record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
+        (["check", "nowhere.yaml"], "nowhere.yaml"),
+        ([], "zerobench budget check [FILE ...]"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_2(tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str) -> None:
+    from zerobench import cli
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["budget", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,194 @@
+"""Limits, verdicts, sentences and files of budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from zerobench.budget import RECORDED, Finding, Limit, judge_cell, parse_limit, show_limit
+from zerobench.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
+from zerobench.budget_report import write_junit, write_markdown
+from zerobench.budgets import exit_code
+from zerobench.units import parse_bytes, show_bytes
+
+MIB = 2**20
+
+
+def row(**more: Any) -> dict[str, Any]:
+    zeros = dict.fromkeys(RECORDED, 0)
+    return {"status": "ok", "reason": "", **zeros, "peak_bytes": 10 * MIB, "max_gradients_bytes": 4 * MIB, **more}
+
+
+def exact(values: dict[str, Any]) -> dict[str, Limit]:
+    return {metric: Limit(float(values[metric])) for metric in RECORDED}
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "limit"),
+    [
+        ("peak_bytes", 1234, Limit(1234)),
+        ("states_bytes", "<= 24 GiB", Limit(24 * 2**30, "<=")),
+        ("peak_bytes", "1.5 MiB ± 2 %", Limit(1.5 * MIB, "", 0.02)),
+        ("step_s", "0.25 ± 25 %", Limit(0.25, "", 0.25)),
+        ("tokens_per_s", ">= 1000", Limit(1000, ">=")),
+        ("volume_psi", 2.986, Limit(2.986)),
+    ],
+)
+def test_limits_are_read_and_written(metric: str, text: Any, limit: Limit) -> None:
+    assert parse_limit(metric, text) == limit
+    assert parse_limit(metric, show_limit(metric, limit)) == limit
+
+
+@pytest.mark.parametrize("text", ["about 3", "24 GB/s", "", "<=", None, True, "± 2 %", "-3 MiB"])
+def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"peak_bytes: .* is no limit; write a value"):
+        parse_limit("peak_bytes", text)
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit", "value", "verdict"),
+    [
+        ("peak_bytes", Limit(100), 100, "ok"),
+        ("peak_bytes", Limit(100), 101, "regression"),
+        ("peak_bytes", Limit(100), 99, "improvement"),
+        ("peak_bytes", Limit(100, "", 0.02), 102, "ok"),
+        ("peak_bytes", Limit(100, "", 0.02), 103, "regression"),
+        ("peak_bytes", Limit(100, "<="), 100, "ok"),
+        ("peak_bytes", Limit(100, "<="), 3, "ok"),
+        ("peak_bytes", Limit(100, "<="), 101, "regression"),
+        ("tokens_per_s", Limit(100, "", 0.1), 80, "regression"),
+        ("tokens_per_s", Limit(100, "", 0.1), 120, "improvement"),
+        ("tokens_per_s", Limit(100, ">="), 99, "regression"),
+        ("max_master_bytes", Limit(0), 0, "ok"),
+        ("max_master_bytes", Limit(0), 1, "regression"),
+        ("volume_psi", Limit(2.9), 2.9 * (1 + 1e-12), "ok"),
+    ],
+)
+def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict: str) -> None:
+    assert limit.judge(metric, value) == verdict
+
+
+def test_a_sentence_has_cell_metric_category_value_and_limit() -> None:
+    limits = exact(row())
+    worse = row(peak_bytes=12 * MIB, max_gradients_bytes=6 * MIB, max_temporary_bytes=8)
+    found = {f.metric: f for f in judge_cell("zero2 tiny N=2", limits, worse)}
+    assert set(found) == {"peak_bytes", "max_gradients_bytes", "max_temporary_bytes"}
+    words = found["peak_bytes"].sentence
+    assert found["peak_bytes"].kind == "regression"
+    for part in ("zero2 tiny N=2: peak_bytes is 12,582,912 B (12.0 MiB)", "2,097,152 B (2.0 MiB), 20.00% above",
+                 "10,485,760 B (10.0 MiB)", "gradients moved most: 4,194,304 B (4.0 MiB) before"):  # fmt: skip
+        assert part in words
+    moved = row(volume_psi=3.0, volume_all_gather_psi=2.0)
+    limits = exact(row(volume_psi=2.0, volume_all_gather_psi=1.0))
+    (volume,) = [f for f in judge_cell("c", limits, moved) if f.metric == "volume_psi"]
+    assert "all_gather moved most: 1 ψ before, 2 ψ now" in volume.sentence
+
+
+def test_a_ceiling_by_hand_names_the_largest_tensor() -> None:
+    limits = {"states_bytes": Limit(MIB, "<=")}
+    (found,) = judge_cell("c", limits, row(states_bytes=2 * MIB), "token_embedding (gradients, 5 B)")
+    assert "above its ceiling of 1,048,576 B (1.0 MiB)" in found.sentence
+    assert "the largest tensor at the peak is token_embedding" in found.sentence
+
+
+def test_missing_cells_and_metrics_and_failed_runs() -> None:
+    limits = {"peak_bytes": Limit(1), "step_s": Limit(1, "", 0.25)}
+    assert [f.kind for f in judge_cell("c", limits, None)] == ["missing"]
+    (found,) = judge_cell("c", limits, row(peak_bytes=1))
+    assert (found.kind, found.metric) == ("missing", "step_s")
+    (found,) = judge_cell("c", limits, row(status="oom", reason="rank 1 ran out"))
+    assert found.kind == "unjudged"
+    assert "oom: rank 1 ran out" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("kinds", "strict", "code"),
+    [
+        ([], False, 0),
+        (["improvement"], False, 0),
+        (["improvement"], True, 1),
+        (["missing"], False, 1),
+        (["unjudged"], False, 2),
+        (["unjudged", "regression"], False, 1),
+    ],
+)
+def test_exit_codes(kinds: list[str], strict: bool, code: int) -> None:
+    assert exit_code([Finding(kind, "c", "m", "") for kind in kinds], strict) == code
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    cells = {"zero2 tiny N=2 b=8": CellBudget("0123", {"peak_bytes": Limit(5), "states_bytes": Limit(2**30, "<=")})}
+    file = BudgetFile(
+        tmp_path / "b/one.yaml", ["-m", "strategy=zero2"], {"cpu, torch 2.13": Environment({"a": 1}, cells)}
+    )
+    write_budget(file)
+    assert read_budget(file.path) == file
+    assert list(tmp_path.rglob(".*")) == []
+
+
+def test_limits_for_any_environment_hold_beside_its_own() -> None:
+    anywhere = {"c": CellBudget(None, {"peak_bytes": Limit(9, "<="), "states_bytes": Limit(8, "<=")})}
+    own = {"c": CellBudget("1", {"peak_bytes": Limit(7)})}
+    file = BudgetFile(Path("b.yaml"), [], {"any": Environment({}, anywhere), "cpu, torch 2.13": Environment({}, own)})
+    assert file.of("cpu, torch 2.13") == [*anywhere.items(), *own.items()]
+    assert file.of("cuda") == list(anywhere.items())
+    assert environment_of("cpu", "2.13.0+cpu") == "cpu, torch 2.13"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a: [", "it is no yaml"),
+        ("enviroments: {}", "enviroments is none of command, environments; did you mean environments?"),
+        ("environments: {cpu: {cells: {c: {limits: {peak_byte: 3}}}}}", "did you mean peak_bytes?"),
+        ("environments: {cpu: {cells: {c: {limits: {peak_bytes: x}}}}}", "c: peak_bytes: 'x' is no limit"),
+        ("environments: {cpu: {cells: [c]}}", "must be a mapping"),
+        ("!!python/object/apply:os.system ['true']", "it is no yaml"),
+    ],
+)
+def test_a_wrong_file_gets_a_sentence(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError) as error:
+        read_budget(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_reports(tmp_path: Path) -> None:
+    findings = [
+        Finding("regression", "a", "peak_bytes", "a: peak | moved"),
+        Finding("unjudged", "b", "", "b: crash"),
+        Finding("improvement", "a", "states_bytes", "a: less"),
+    ]
+    judged = [("a", "peak_bytes"), ("a", "states_bytes"), ("a", "volume_psi")]
+    write_junit(tmp_path / "out/j.xml", findings, judged)
+    suite = ElementTree.parse(tmp_path / "out/j.xml").getroot()
+    assert {k: suite.get(k) for k in ("tests", "failures", "errors")} == {"tests": "4", "failures": "1", "errors": "1"}
+    assert suite.find(".//failure").get("message") == "a: peak | moved"
+    write_markdown(tmp_path / "m.md", findings, judged)
+    text = (tmp_path / "m.md").read_text()
+    assert "1 of 3 limits hold" in text
+    assert "a: peak \\| moved" in text
+
+
+def test_sizes() -> None:
+    assert parse_bytes("96 MiB") == 96 * MIB == parse_bytes("96mib")
+    assert parse_bytes("1.5GB") == 1_500_000_000
+    assert parse_bytes(17) == 17
+    assert [show_bytes(n) for n in (512, 1536, 96 * MIB, 3 * 2**30)] == ["512 B", "1.5 KiB", "96.0 MiB", "3.00 GiB"]
+    for wrong in ("", "x MiB", "3 furlongs", "-1 MiB"):
+        with pytest.raises(ValueError, match="is no size"):
+            parse_bytes(wrong)
+
+
+def test_the_projects_own_budgets_can_be_read() -> None:
+    files = sorted((Path(__file__).parents[2] / "results/budgets").glob("*.yaml"))
+    assert files
+    for path in files:
+        assert read_budget(path).environments
+        assert yaml.safe_load(path.read_text())["command"]

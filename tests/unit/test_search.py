@@ -1,0 +1,132 @@
+"""The search under a memory limit, against a machine that is made up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+import zerobench
+from tests.cells import cell
+from zerobench.cell import _blank_row
+from zerobench.config import Search as SearchConfig
+from zerobench.resolve import Cell
+from zerobench.search import combinations, is_search, run_searches
+
+MIB = 2**20
+
+
+class MadeUp:
+    """Runs a cell by formula: 10 MiB, 4 a sequence (1 if recomputed), 5 more for DDP while it accumulates."""
+
+    def __init__(self, status: str = "ok") -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.stopped = False
+        self.status = status
+        self.limit = 1000 * MIB
+
+    def run(self, cells: list[Cell]) -> None:
+        rounds = max((one.config["repeats"] for one in cells), default=0)
+        self.rows += [self.row(one, repeat) for repeat in range(rounds) for one in cells]
+
+    def row(self, one: Cell, repeat: int) -> dict[str, Any]:
+        config = one.config
+        recomputed = config["model"]["checkpointing"]
+        size, parts = config["micro_batch"], config["accumulation"]
+        peak = 10 * MIB + size * (1 if recomputed else 4) * MIB
+        peak += 5 * MIB * (config["strategy"]["name"] == "ddp" and parts > 1)
+        row = asdict(_blank_row(one, repeat)) | {"run_id": f"{one.cell_id}-{repeat}", "passes_agree": True}
+        if self.status != "ok" or peak > self.limit:
+            return row | {"status": "oom" if peak > self.limit else self.status, "reason": "made up"}
+        step = (1.0 + 0.1 * parts) * (1.3 if recomputed else 1.0) * (1 + 0.01 * repeat)
+        times = {"step_s": step, "forward_s": step, "backward_s": step, "update_s": step}
+        speed = config["batch"] * config["sequence"] / step
+        return row | times | {"status": "ok", "peak_bytes": peak, "tokens_per_s": speed}
+
+
+def search_cell(strategy: str, limit: str, tmp_path: Any, **more: Any) -> Cell:
+    asked = SearchConfig(memory_limit=limit, repeats=3)
+    one = cell(strategy, 2, "tiny", batch=16, search=asked, results_dir=str(tmp_path), **more)
+    assert not one.problems
+    return one
+
+
+def test_combinations_are_all_ways_to_split_the_batch(tmp_path) -> None:
+    plain, recomputed = combinations(search_cell("zero2", "1 GiB", tmp_path))
+    ways = [(one.config["micro_batch"], one.config["accumulation"]) for one in plain]
+    assert ways == [(1, 8), (2, 4), (4, 2), (8, 1)]
+    assert all(one.config["batch"] == 16 for one in (*plain, *recomputed))
+    assert [one.config["model"]["checkpointing"] for one in recomputed] == [True] * 4
+    assert not any(is_search(one) for one in plain)
+    assert plain[0].cell_id == cell("zero2", 2, "tiny", micro_batch=1, accumulation=8).cell_id
+
+
+@pytest.mark.parametrize(
+    ("strategy", "limit", "best"),
+    [
+        ("zero2", "1 GiB", (8, 1, False)),
+        ("zero2", "30 MiB", (4, 2, False)),
+        ("zero2", "15 MiB", (4, 2, True)),
+        ("zero2", "11 MiB", (1, 8, True)),
+        ("zero2", "18 MiB", (2, 4, False)),
+        ("ddp", "18 MiB", (8, 1, True)),
+        ("ddp", "17 MiB", (2, 4, True)),
+        ("ddp", "15 MiB", None),
+    ],
+)
+def test_the_fastest_that_fits_is_found(tmp_path, strategy: str, limit: str, best: tuple | None) -> None:
+    """Checked against all combinations, with the confirmed time."""
+    machine = MadeUp()
+    asked = search_cell(strategy, limit, tmp_path)
+    (found,) = run_searches([asked], machine)
+    if best is None:
+        assert found.status == "nothing_fits"
+        assert found.reason == "needs at least 16.0 MiB, and the limit is 15.0 MiB"
+        return
+    every = [MadeUp().row(one, 1) for ladder in combinations(asked) for one in ladder]
+    fitting = [row for row in every if row["peak_bytes"] <= found.limit_bytes]
+    fastest = max(fitting, key=lambda row: row["tokens_per_s"])
+    assert (found.micro_batch, found.accumulation, found.checkpointing) == best
+    assert (fastest["micro_batch"], fastest["accumulation"], bool(fastest["checkpointing"])) == best
+    assert found.peak_bytes == fastest["peak_bytes"]
+    assert found.tokens_per_s == pytest.approx(fastest["tokens_per_s"], rel=1e-3)
+    assert found.tokens_per_s_low < found.tokens_per_s < found.tokens_per_s_high
+    assert len(found.run_ids.split()) == 3
+
+
+def test_two_limits_share_their_runs_and_leave_rows(tmp_path) -> None:
+    machine = MadeUp()
+    cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]
+    found = run_searches(cells, machine)
+    short = [row["cell_id"] for row in machine.rows if row["run_id"].endswith("-0")]
+    assert len(short) - len(set(short)) == 0
+    kept = zerobench.load(tmp_path).searches.sort_values("limit_bytes")
+    assert list(kept.limit_bytes) == [20 * MIB, 40 * MIB]
+    assert list(kept.tokens_per_s) == [one.tokens_per_s for one in found]
+
+
+def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> None:
+    machine = MadeUp()
+    machine.limit = 20 * MIB
+    (found,) = run_searches([search_cell("zero2", "1 GiB", tmp_path)], machine)
+    assert (found.status, found.checkpointing) == ("found", False)
+    (found,) = run_searches([search_cell("zero2", "1 GiB", tmp_path)], MadeUp("crash"))
+    assert (found.status, found.reason) == ("nothing_fits", "crash: made up")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"search": SearchConfig(memory_limit="9 furlongs"), "batch": 4}, "'9 furlongs' is no size"),
+        ({"search": SearchConfig(memory_limit="9 MiB")}, "give batch"),
+        ({"search": SearchConfig(memory_limit="9 MiB"), "batch": 4, "accumulation": 2}, "are what is searched for"),
+        (
+            {"search": SearchConfig(memory_limit="9 MiB", checkpointing=[]), "batch": 4},
+            "at least one of false and true",
+        ),
+        ({"batch": 6, "accumulation": 2}, "world_size=2 times accumulation=2 must divide it"),
+    ],
+)
+def test_searches_that_make_no_sense(more: dict[str, Any], words: str) -> None:
+    assert words in " ".join(cell("zero2", 2, **more).problems)

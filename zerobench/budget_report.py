@@ -1,0 +1,63 @@
+"""A budget check's findings for people, for CI (JUnit XML) and for a pull request (Markdown)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from rich.console import Console
+
+from .budget import Finding
+
+STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
+JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"}
+
+Judged = list[tuple[str, str]]
+"""(cell, metric) pairs that were held against a limit."""
+
+
+def print_findings(findings: list[Finding], judged: Judged) -> None:
+    """A sentence a finding, and how many limits held."""
+    console = Console(width=None if Console().is_terminal else 10_000)
+    for finding in findings:
+        console.print(f"{finding.kind}: ", style=STYLES[finding.kind], end="")
+        console.print(finding.sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{_held(findings, judged)} of {len(judged)} limits hold", highlight=False)
+    if any(finding.kind == "improvement" for finding in findings):
+        console.print("Improvements are not in the budget yet: zerobench budget record writes it anew.")
+
+
+def _held(findings: list[Finding], judged: Judged) -> int:
+    """Limits without a finding of their own or of their whole cell."""
+    found = {(finding.cell, finding.metric) for finding in findings}
+    return sum((cell, metric) not in found and (cell, "") not in found for cell, metric in judged)
+
+
+def write_junit(path: Path, findings: list[Finding], judged: Judged) -> None:
+    """A test case a limit; a finding without a metric is a case of its own."""
+    by_case = {(finding.cell, finding.metric): finding for finding in findings}
+    suite = ElementTree.Element("testsuite", name="zerobench budget")
+    for cell, metric in dict.fromkeys([*judged, *by_case]):
+        case = ElementTree.SubElement(suite, "testcase", classname=cell, name=metric or "the cell")
+        finding = by_case.get((cell, metric))
+        if finding is None:
+            continue
+        if finding.kind in JUNIT_TAGS:
+            ElementTree.SubElement(case, JUNIT_TAGS[finding.kind], message=finding.sentence, type=finding.kind)
+        else:
+            ElementTree.SubElement(case, "system-out").text = finding.sentence
+    for tag, attribute in (("failure", "failures"), ("error", "errors")):
+        suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
+    suite.set("tests", str(len(suite)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def write_markdown(path: Path, findings: list[Finding], judged: Judged) -> None:
+    """A table of the findings under a line that sums them up."""
+    lines = [f"**Budgets:** {_held(findings, judged)} of {len(judged)} limits hold.", ""]
+    if findings:
+        lines += ["| | what moved |", "| --- | --- |"]
+        lines += [f"| {finding.kind} | {finding.sentence.replace('|', chr(92) + '|')} |" for finding in findings]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")

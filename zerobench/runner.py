@@ -1,0 +1,46 @@
+"""Runs cells as a command does: with progress while they run and a table when they are done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any, NoReturn
+
+from .console import print_results, print_searches
+from .live import Reporter
+from .resolve import Cell
+from .search import is_search, run_searches
+from .sweep import Sweep
+
+
+def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
+    """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed, 130 stopped by the user."""
+    terminate = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with Reporter() as reporter:
+            sweep, search = Sweep(reporter), Sweep(reporter)
+            sweep.run([cell for cell in cells if not is_search(cell)])
+            searching = [cell for cell in cells if is_search(cell)]
+            found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    if sweep.rows:
+        print_results(sweep.rows)
+    if found:
+        print_searches(found)
+    rows = [*sweep.rows, *search.rows]
+    if rows:
+        for folder in sorted({cell.config["results_dir"] for cell in cells}):
+            print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
+    if sweep.failed_fast:
+        left = sum(entry.state == "waiting" for entry in reporter.entries)
+        print(f"fail_fast=true: stopped at the first failure; {left} launches were not started", file=sys.stderr)
+    if sweep.stopped or search.stopped:
+        return 130, rows
+    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is an answer
+    return int(bool(failed)), rows
+
+
+def _stop(_signal: int, _frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
