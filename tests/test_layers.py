@@ -13,9 +13,10 @@ LAYERS = [
     {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
     {"worker", "tables", "resolve", "provenance", "overrides"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
-    {"cell", "console", "export"},
+    {"noise_floor", "paired", "comparison"},
+    {"cell", "console", "export", "compare"},
     {"sweep"},
-    {"live", "dry_run"},
+    {"live", "dry_run", "noise"},
     {"cli", "__init__", "__main__"},
 ]
 """From the bottom up. A module may import its own layer's and those below."""

@@ -27,6 +27,9 @@ What a command line composes to, without running it:
 
 Verbs:
   zerobench export [RUNS] --format csv|markdown [--out FILE]     tables of finished runs
+  zerobench compare A B [--fail-on-change]                       what moved between runs or results folders
+  zerobench noise record [KEY=VALUE ...]                         how much identical code differs on this machine
+  zerobench noise show
 
 Groups (GROUP=CHOICE):
 {groups}
@@ -39,7 +42,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {"export": ".export"}
+VERBS = {"export": ".export", "compare": ".compare", "noise": ".noise"}
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 
