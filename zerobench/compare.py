@@ -136,8 +136,9 @@ def _exact(pair: Compared) -> list[str | Grid]:
         header = ["bytes and volumes", "A", "B", "difference", ""]
         parts += [Grid(header, [_moved(change) for change in pair.moved])]
     parts += _peak(pair)
-    parts += [f"{words}; their largest is compared" for words in pair.unsteady]
-    return [*parts, f"{len(pair.equal)} of {len(pair.equal) + len(pair.moved)} bytes and volumes are equal, exactly"]
+    parts += [f"{words}: noise" for words in pair.unsteady]
+    count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
+    return [*parts, f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"]
 
 
 def _moved(change: Change) -> list[str]:
@@ -151,15 +152,16 @@ def _figure(value: float | None, sign: str = "") -> str:
 
 
 def _peak(pair: Compared) -> list[str]:
-    parts = [(change.metric, change.difference or 0) for change in pair.at_peak]
-    words = ", ".join(
-        f"{name.removeprefix('peak_').removesuffix('_bytes')} {'+' if by > 0 else '−'}{show_bytes(abs(by))}"
-        for name, by in sorted(parts, key=lambda part: -abs(part[1]))
-    )
-    by = sum(by for _, by in parts)
+    parts = [(change.metric.removeprefix("peak_").removesuffix("_bytes"), change.difference) for change in pair.at_peak]
+    words = ", ".join(f"{name} {_signed(by or 0)}" for name, by in sorted(parts, key=lambda part: -abs(part[1] or 0)))
+    by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
     if by:
         return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}: {words} at the peak"]
-    return [f"peak_bytes is equal and made up differently: {words} at the peak"] if parts else []
+    return [f"peak_bytes did not move and is made up differently: {words} at the peak"] if parts else []
+
+
+def _signed(size: float) -> str:
+    return f"{'+' if size > 0 else '−'}{show_bytes(abs(size))}"
 
 
 def _rough(pair: Compared) -> list[str]:

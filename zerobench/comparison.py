@@ -4,14 +4,16 @@ A *pair of cells* is one of each side that is set against the other. Fields of a
 the *work* say what is trained: where they differ, nothing is comparable. Those of a *condition* spoil one kind of
 metric: other cores the times, another seed the losses. All others are what is compared, as a strategy or the source.
 
-*Exact* metrics are bytes and volumes; any difference is a change. *Rough* ones are the process's memory as the system
+*Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so that any difference is a
+change. Where a side's launches do not (a storage may die a moment later in another thread), the metric is *unsteady*:
+it moved only if the two sides' ranges have nothing in common. *Rough* metrics are the process's memory as the system
 sees it. Times: paired.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,9 +95,9 @@ class Compared:
     moved: tuple[Change, ...] = ()
     equal: tuple[str, ...] = ()
     at_peak: tuple[Change, ...] = ()
-    """The categories whose parts at the peak differ."""
+    """The categories whose parts at the peak moved."""
     unsteady: tuple[str, ...] = ()
-    """Sentences on exact metrics in which a side's own launches differ."""
+    """Sentences on exact metrics in which a side's own launches differ by as much as the sides do."""
     rough: tuple[Change, ...] = ()
     losses: tuple[Change, ...] = ()
     pairs: tuple[Pair, ...] = ()
@@ -194,8 +196,8 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
     found = Compared(a, b, tuple(words for key, words in said.items() if not is_work(key)), refused)
     if refused or found.failed:
         return found
-    changes = [change for name in EXACT if (change := _change(name, a.row, b.row))]
-    parts = [change for name in CATEGORIES if (change := _change(f"peak_{name}_bytes", a.row, b.row))]
+    moved, equal, unsteady = _exact(EXACT, a, b)
+    parts = tuple(f"peak_{name}_bytes" for name in CATEGORIES)
     time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said)
     pairs = pair_up(a.launches, b.launches)
     known = _floors_of(a.row, b.row, floors)
@@ -203,10 +205,10 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         found,
         loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said),
         time_refused=time_refused,
-        moved=tuple(change for change in changes if change.a != change.b),
-        equal=tuple(change.metric for change in changes if change.a == change.b),
-        at_peak=tuple(change for change in parts if change.a != change.b),
-        unsteady=(*_unsteady("A", a), *_unsteady("B", b)),
+        moved=moved,
+        equal=equal,
+        at_peak=_exact(parts, a, b)[0],
+        unsteady=unsteady,
         rough=tuple(change for name in ROUGH if (change := _change(name, a.row, b.row))),
         losses=tuple(change for name in LOSSES if (change := _change(name, a.row, b.row))),
         pairs=tuple(pairs),
@@ -225,11 +227,27 @@ def _change(metric: str, a: Row, b: Row) -> Change | None:
     return None if a[metric] is None and b[metric] is None else Change(metric, a[metric], b[metric])
 
 
-def _unsteady(side: str, cell: Measured) -> Iterable[str]:
-    for metric in EXACT:
-        values = {row[metric] for row in cell.launches}
-        if len(values) > 1:
-            yield f"{metric} differs among {side}'s own launches, from {min(values)} to {max(values)}"
+def _exact(
+    metrics: tuple[str, ...], a: Measured, b: Measured
+) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
+    """What moved, the metrics that are equal, and sentences on those that are unsteady."""
+    moved, equal, unsteady = [], [], []
+    for metric in metrics:
+        change = _change(metric, a.row, b.row)
+        if change is None:
+            continue
+        ours, theirs = ({row[metric] for row in side.launches} for side in (a, b))
+        if ours == theirs:
+            equal.append(metric)
+        elif change.difference is None or max(ours) < min(theirs) or max(theirs) < min(ours):
+            moved.append(change)
+        else:
+            unsteady.append(f"{metric} differs among launches of one side: {_range(ours)} in A, {_range(theirs)} in B")
+    return tuple(moved), tuple(equal), tuple(unsteady)
+
+
+def _range(values: set[Any]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
 
 
 def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:

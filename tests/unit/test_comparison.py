@@ -77,11 +77,16 @@ def test_the_category_that_moved_is_named() -> None:
     assert found.worse
 
 
-def test_one_byte_is_a_change_and_launches_that_disagree_are_told_of() -> None:
+def test_one_byte_is_a_change_unless_launches_of_one_side_differ_by_it() -> None:
     one = cell("zero1", 2)
-    found = only(compare([run(one)], [run(one), run(one, 1, wire_bytes=8001)]))
-    assert [(c.metric, c.difference) for c in found.moved] == [("wire_bytes", 1)]
-    assert found.unsteady == ("wire_bytes differs among B's own launches, from 8000 to 8001",)
+    a = [run(one), run(one, 1)]
+    moved = only(compare(a, [run(one, wire_bytes=8001), run(one, 1, wire_bytes=8002)]))
+    assert [(c.metric, c.difference) for c in moved.moved] == [("wire_bytes", 2)]
+    b = [run(one), run(one, 1, wire_bytes=8001)]
+    unsteady = only(compare(a, b))
+    assert unsteady.unsteady == ("wire_bytes differs among launches of one side: 8,000 in A, 8,000 to 8,001 in B",)
+    assert (len(unsteady.equal), unsteady.moved, unsteady.worse) == (18, (), False)
+    assert len(only(compare(b, b)).equal) == 19
 
 
 @pytest.mark.parametrize(
