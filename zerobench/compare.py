@@ -143,8 +143,13 @@ def _exact(pair: Compared) -> list[str | Grid]:
 
 def _moved(change: Change) -> list[str]:
     signed = "–" if change.difference is None else _figure(change.difference, sign="+")
-    percent = "" if change.relative is None else f"{change.relative:+.2%}"
+    percent = "" if change.relative is None else _percent(change.relative, 2)
     return [change.metric, _figure(change.a), _figure(change.b), signed, percent]
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    """Signed; what rounds to nothing is +0, never −0."""
+    return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
 
 
 def _figure(value: float | None, sign: str = "") -> str:
@@ -154,10 +159,11 @@ def _figure(value: float | None, sign: str = "") -> str:
 def _peak(pair: Compared) -> list[str]:
     parts = [(change.metric.removeprefix("peak_").removesuffix("_bytes"), change.difference) for change in pair.at_peak]
     words = ", ".join(f"{name} {_signed(by or 0)}" for name, by in sorted(parts, key=lambda part: -abs(part[1] or 0)))
+    made_of = f": {words} at the peak" if words else ""
     by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
     if by:
-        return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}: {words} at the peak"]
-    return [f"peak_bytes did not move and is made up differently: {words} at the peak"] if parts else []
+        return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"]
+    return [f"peak_bytes did not move and is made up differently{made_of}"] if parts else []
 
 
 def _signed(size: float) -> str:
@@ -169,8 +175,10 @@ def _rough(pair: Compared) -> list[str]:
     for change in pair.rough:
         if change.relative is None:
             continue
-        verdict = f"noise, below {ROUGH_NOISE:.0%}" if abs(change.relative) < ROUGH_NOISE else "moved"
-        shown = f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({change.relative:+.1%})"
+        verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
+        shown = (
+            f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({_percent(change.relative)})"
+        )
         lines.append(f"{shown}: {verdict}; the system's figure is not exact")
     return lines
 
@@ -189,14 +197,12 @@ def _losses(pair: Compared) -> list[str]:
 def _times(pair: Compared) -> list[str | Grid]:
     if pair.time_refused:
         return [f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
-    if not pair.pairs:
-        return [f"times {NOT_COMPARABLE}: no launch of A has the number of one of B"]
     header = ["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"]
     step = pair.effects[0]
     tokens = pair.a.row["batch"] * pair.a.row["sequence"]
     return [
         Grid(header, [_effect(effect) for effect in pair.effects]),
-        f"tokens/s {tokens / step.a:.0f} → {tokens / step.b:.0f} ({1 / step.ratio - 1:+.1%}): {step.verdict}",
+        f"tokens/s {tokens / step.a:.0f} → {tokens / step.b:.0f} ({_percent(1 / step.ratio - 1)}): {step.verdict}",
         _launches(pair),
         *(f"noise floor: of {floor.title}" for floor in pair.floors),
         *([] if pair.floors else [NO_FLOOR]),
@@ -206,7 +212,7 @@ def _times(pair: Compared) -> list[str | Grid]:
 def _effect(effect: Effect) -> list[str]:
     interval = "–" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
     shown = [f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}", interval]
-    return [effect.metric, *shown, f"{effect.threshold:.1%}", effect.verdict]
+    return [effect.metric, *shown, f"{100 * effect.threshold:.1f} %", effect.verdict]
 
 
 def _launches(pair: Compared) -> str:

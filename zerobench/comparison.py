@@ -212,7 +212,7 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         rough=tuple(change for name in ROUGH if (change := _change(name, a.row, b.row))),
         losses=tuple(change for name in LOSSES if (change := _change(name, a.row, b.row))),
         pairs=tuple(pairs),
-        effects=tuple(effects(pairs, minimum_effect, known)) if pairs and not time_refused else (),
+        effects=tuple(effects(pairs, minimum_effect, known)) if not time_refused else (),
         floors=tuple(known),
     )
 

@@ -118,5 +118,5 @@ def _print(floors: list[NoiseFloor]) -> None:
     for floor in floors:
         place = floor.environment
         where = f"{place['device_class']}, {place['processor']}, {place['cores']} cores, torch {place['torch']}"
-        rows.append([where, floor.title, *(f"{floor.of('step_s', k):.1%}" for k in SHOWN_PAIRS)])
+        rows.append([where, floor.title, *(f"{100 * floor.of('step_s', k):.1f} %" for k in SHOWN_PAIRS)])
     stdout_console().print(plain_table(header, rows, left=2))

@@ -1,4 +1,4 @@
-"""Did a time change? Launch i of A is a *pair* with launch i of B; its ratio is B's time over A's.
+"""Did a time change? Launch i of A and launch i of B are a *pair*; its ratio is B's time over A's.
 
 Of the pairs' ratios the geometric mean is reported, with a 95 % t-interval over the logarithms. An *effect* is how far
 a ratio is from 1, the same for twice and for half: max(r, 1/r) − 1. A *threshold* is the larger of the least effect
@@ -42,9 +42,10 @@ class Effect:
 
 
 def pair_up(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Pair]:
-    """Launches of A and B with the same number, in order."""
-    theirs = {row["repeat"]: row for row in b}
-    return [(row, theirs[row["repeat"]]) for row in sorted(a, key=lambda r: r["repeat"]) if row["repeat"] in theirs]
+    """Launches of A and B with the same number; where they have no number in common, in their order."""
+    ours, theirs = ({row["repeat"]: row for row in sorted(side, key=lambda r: r["repeat"])} for side in (a, b))
+    both = [(row, theirs[repeat]) for repeat, row in ours.items() if repeat in theirs]
+    return both or list(zip(ours.values(), theirs.values(), strict=False))
 
 
 def interleaved(pairs: list[Pair]) -> bool:

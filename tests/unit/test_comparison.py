@@ -15,7 +15,7 @@ from zerobench import noise_floor
 from zerobench.cell import _blank_row
 from zerobench.comparison import Compared, Comparison, compare_runs
 from zerobench.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.paired import effect_of, interleaved
+from zerobench.paired import effect_of, interleaved, pair_up
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.resolve import Cell
 from zerobench.tables import frame_of
@@ -216,6 +216,13 @@ def test_fewer_than_three_pairs_are_noise_or_undecided() -> None:
     assert undecided.effects[0].verdict.startswith("undecided: measure.repeats=3 or more")
     assert undecided.effects[0].low is None
     assert not undecided.worse
+
+
+def test_launches_are_paired_by_their_number_and_else_in_order() -> None:
+    one = cell("zero1", 2)
+    a, b = launches(one, [1, 2, 3], 1), launches(one, [1, 2, 3, 4], 2)
+    assert [(x["step_s"], y["step_s"]) for x, y in pair_up(a[::-1], b[1:])] == [(2, 2), (3, 3)]
+    assert [(x["step_s"], y["step_s"]) for x, y in pair_up(a[:2], b[:1:-1])] == [(1, 3), (2, 4)]
 
 
 def test_rounds_are_interleaved_and_blocks_are_not() -> None:
