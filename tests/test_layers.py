@@ -13,11 +13,12 @@ LAYERS = [
     {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
     {"worker", "tables", "resolve", "provenance", "overrides"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
-    {"cell", "console", "export"},
+    {"noise_floor", "paired", "comparison"},
+    {"cell", "console", "export", "compare"},
     {"sweep"},
     {"live", "dry_run", "search", "budget", "budget_file", "budget_report"},
     {"runner"},
-    {"budgets"},
+    {"budgets", "noise"},
     {"cli", "__init__", "__main__"},
 ]
 """From the bottom up. A module may import its own layer's and those below."""

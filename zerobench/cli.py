@@ -33,6 +33,9 @@ Verbs:
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
+  zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
+  zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
+  zerobench noise show
 
 Groups (GROUP=CHOICE):
 {groups}
@@ -45,7 +48,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {"export": ".export", "budget": ".budgets"}
+VERBS = {"export": ".export", "compare": ".compare", "noise": ".noise", "budget": ".budgets"}
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 

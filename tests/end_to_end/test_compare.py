@@ -1,0 +1,85 @@
+"""`zerobench compare` and `zerobench noise` on runs that happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.command import SMALL
+from zerobench import cli, noise_floor
+from zerobench.tables import load
+
+
+def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["-m", "strategy=zero1,zero2", "world_size=2", "measure.repeats=3", *SMALL]) == 0
+    capsys.readouterr()
+
+    assert cli.run(["compare", "results/runs", "results/runs", "--fail-on-change"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("19 of 19 bytes and volumes are equal, exactly") == 2
+    assert shown.count("loss_last is equal to the bit") == 2
+    assert shown.count("1.000–1.000") == 8
+    assert shown.count("noise  \n") == 8
+    assert "differs" not in shown
+    assert "no noise floor is recorded for this machine; zerobench noise record measures it" in shown
+
+    zeros = ["results/runs/zero1-*", "results/runs/zero2-*"]
+    assert cli.run(["noise", "record", "--runs", zeros[0]]) == 0
+    assert cli.run(["noise", "show"]) == 0
+    assert capsys.readouterr().out.count("zero1 gpt_tiny N=2 b=8, 3 launches") == 2
+    assert cli.run(["compare", *zeros, "--format", "markdown", "--out", "out/moved.md", "--fail-on-change"]) == 1
+    moved = (tmp_path / "out/moved.md").read_text()
+    runs = load("results/runs").runs.groupby("strategy").first()
+    difference = int(runs.max_gradients_bytes["zero2"] - runs.max_gradients_bytes["zero1"])
+    assert difference < 0, "zero2 is there to shard gradients"
+    assert "## zero1 gpt_tiny N=2 b=8 against zero2 gpt_tiny N=2 b=8" in moved
+    assert "- differs: strategy.name is zero1 in A and zero2 in B" in moved
+    assert f"| {difference:,} |" in next(line for line in moved.splitlines() if line.startswith("| max_gradients"))
+    assert "at the peak" in moved
+    assert "- 3 pairs of launches, interleaved" in moved
+    assert "- noise floor: of zero1 gpt_tiny N=2 b=8, 3 launches of " in moved
+
+    one, two = (next(iter(sorted(Path("results/runs").glob(f"{name}-*")))) for name in ("zero1", "zero2"))
+    assert cli.run(["compare", str(one), str(two)]) == 0
+    assert "measured one after the other" in capsys.readouterr().out
+    assert cli.run(["noise", "record", "--runs", "results/runs"]) == 2
+    assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
+
+
+def test_noise_is_measured_by_running_one_cell_anew(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["strategy=ddp", "world_size=1", *SMALL]) == 0
+    assert cli.run(["noise", "record", "--launches", "3", "world_size=1", *SMALL]) == 0
+    runs = load("results/runs").runs
+    assert list(runs.repeat) == [0, 0, 1, 2], "the first was not reused"
+    (floor,) = noise_floor.read(Path("results/noise"))
+    assert floor.cell == "ddp gpt_tiny N=1 b=4"
+    assert floor.medians["step_s"] == runs.step_s.to_list()[1:]
+    assert floor.floors["step_s"] == noise_floor.floor_of(floor.medians["step_s"]) > 0
+    assert "recorded in results/noise/cpu.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "nowhere", "."], "compare: nowhere: there is no run, and no folder of runs, of that name"),
+        (["compare", "no*", "."], "compare: no*: there is no run"),
+        (["noise", "record", "--runs", "nowhere"], "noise: nowhere: there is no run"),
+        (["noise", "record", "--launches", "2"], "noise: --launches 2: must be at least 3"),
+        (["noise", "record", "strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
+        (["noise", "record", "-m", "strategy=ddp,zero1"], "makes 2 cells; noise is that of one"),
+        (["noise", "record", "measure.warmup=1"], "measure.warmup=1: must be at least 2"),
+        (["noise", "show", "strategy=ddp"], "strategy=ddp: only a record that runs a cell takes overrides"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(arguments) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert len(errors.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,275 @@
+"""What is said of two sides: bytes exactly, times with an interval, and why something cannot be compared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.cells import cell
+from zerobench import noise_floor
+from zerobench.cell import _blank_row
+from zerobench.comparison import Compared, Comparison, compare_runs
+from zerobench.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
+from zerobench.paired import effect_of, interleaved, pair_up
+from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
+from zerobench.resolve import Cell
+from zerobench.tables import frame_of
+
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def run(of: Cell, repeat: int = 0, step_s: float = 0.1, started: str = "2026-01-01T00:00:00", **more: Any) -> Row:
+    """A row that is ok: 8 MiB at the peak, one in each category."""
+    row = asdict(_blank_row(of, repeat))
+    row |= {f"{kind}_{name}_bytes": MIB for name in CATEGORIES for kind in ("peak", "max")}
+    row |= {f"volume_{name}_psi": 0.5 for name in COLLECTIVES}
+    row |= {"run_id": f"{of.cell_id}-{started}-{repeat}", "status": "ok", "started": started, "psi": 1000}
+    row |= {"peak_bytes": 8 * MIB, "states_bytes": 5 * MIB, "volume_psi": 2.0, "resident_bytes": 500 * MIB}
+    row |= {"payload_bytes": 4000, "wire_bytes": 8000, "control_bytes": 0, "loss_first": 5.5, "loss_last": 5.25}
+    row |= {"step_s": step_s, "forward_s": step_s / 4, "backward_s": step_s / 2, "update_s": step_s / 4}
+    row |= {"tokens_per_s": of.config["batch"] * 32 / step_s, "passes_agree": True}
+    return row | more
+
+
+def compare(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) -> Comparison:
+    return compare_runs(frame_of(a, RunRow), frame_of(b, RunRow), 0.03, floors or [])
+
+
+def only(found: Comparison) -> Compared:
+    assert (len(found.pairs), found.only_a, found.only_b) == (1, [], [])
+    return found.pairs[0]
+
+
+def launches(of: Cell, times: list[float], hour: int, every: int = 2) -> list[Row]:
+    """Launches that begin `every` minutes apart."""
+    stamps = [f"2026-01-01T{hour:02}:{every * place:02}:00" for place in range(len(times))]
+    return [run(of, place, t, stamp) for place, (t, stamp) in enumerate(zip(times, stamps, strict=True))]
+
+
+def verdict(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) -> str:
+    return only(compare(a, b, floors)).effects[0].verdict
+
+
+def test_a_run_against_itself_is_equal_to_the_byte_and_noise() -> None:
+    row = run(cell("zero1", 2))
+    same = only(compare([row], [row]))
+    assert same.moved == same.at_peak == same.differs == same.refused == ()
+    assert len(same.equal) == 19
+    assert all(change.difference == 0 for change in same.losses)
+    assert {(effect.ratio, effect.verdict) for effect in same.effects} == {(1.0, "noise")}
+    assert not same.worse
+
+
+def test_the_category_that_moved_is_named() -> None:
+    one = cell("zero1", 2)
+    more = {"peak_bytes": 9 * MIB, "peak_communication_bytes": 2 * MIB, "max_communication_bytes": 2 * MIB}
+    found = only(compare([run(one)], [run(one, **more)]))
+    assert [(c.metric, c.difference) for c in found.moved] == [("peak_bytes", MIB), ("max_communication_bytes", MIB)]
+    assert [(c.metric, c.difference) for c in found.at_peak] == [("peak_communication_bytes", MIB)]
+    assert found.moved[0].relative == 1 / 8
+    assert len(found.equal) == 17
+    assert found.worse
+
+
+def test_one_byte_is_a_change_unless_launches_of_one_side_differ_by_it() -> None:
+    one = cell("zero1", 2)
+    a = [run(one), run(one, 1)]
+    moved = only(compare(a, [run(one, wire_bytes=8001), run(one, 1, wire_bytes=8002)]))
+    assert [(c.metric, c.difference) for c in moved.moved] == [("wire_bytes", 2)]
+    b = [run(one), run(one, 1, wire_bytes=8001)]
+    unsteady = only(compare(a, b))
+    assert unsteady.unsteady == ("wire_bytes differs among launches of one side: 8,000 in A, 8,000 to 8,001 in B",)
+    assert (len(unsteady.equal), unsteady.moved, unsteady.worse) == (18, (), False)
+    assert len(only(compare(b, b)).equal) == 19
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "words"),
+    [
+        ("zero1", {"model": "untied"}, "model.tied is true in A and false in B"),
+        ("zero1", {"micro_batch": 8}, "batch is 8 in A and 16 in B"),
+        ("zero1", {"sequence": 16}, "sequence is 32 in A and 16 in B"),
+    ],
+)
+def test_other_work_is_not_comparable_and_the_field_is_named(strategy: str, more: Row, words: str) -> None:
+    found = only(compare([run(cell("zero1", 2))], [run(cell(strategy, 2, **more), peak_bytes=1)]))
+    assert words in found.refused
+    assert found.moved == found.effects == found.losses == ()
+    assert found.worse
+
+
+def test_another_device_class_is_other_work() -> None:
+    found = only(compare([run(cell("zero1", 2))], [run(cell("zero1", 2), device_class="NVIDIA H200")]))
+    assert found.refused == ("device_class is cpu in A and NVIDIA H200 in B",)
+
+
+def test_a_strategy_how_a_batch_is_cut_and_recomputing_are_what_is_compared() -> None:
+    other = cell("zero2", 2, model="checkpointed", micro_batch=2, accumulation=2)
+    found = only(compare([run(cell("zero1", 2))], [run(other, source_hash="new")]))
+    assert found.refused == ()
+    for words in ("strategy.name is zero1 in A", "accumulation is 1 in A and 2", "model.checkpointing is false in A"):
+        assert any(words in sentence for sentence in found.differs)
+    assert any(sentence.endswith("and new in B") for sentence in found.differs)
+
+
+@pytest.mark.parametrize(("key", "other"), [("cores", 16), ("processor", "other"), ("backend", "mpi")])
+def test_times_of_another_machine_are_not_comparable_and_bytes_are(key: str, other: object) -> None:
+    one = cell("zero1", 2)
+    there = Cell({**one.config, "backend": other}, ()) if key == "backend" else one
+    mine = {} if key == "backend" else {key: other}
+    here = {} if key == "backend" else {key: 2 if key == "cores" else "mine"}
+    found = only(compare([run(one, **here)], [run(there, **mine)]))
+    assert len(found.time_refused) == 1
+    assert found.time_refused[0].startswith(f"{key} is ")
+    assert found.effects == ()
+    assert len(found.equal) == 19
+    assert not found.worse
+
+
+def test_threads_refuse_times_alone_and_seeds_losses_alone() -> None:
+    one = cell("zero1", 2)
+    threads = only(compare([run(one)], [run(one.changed(threads=2))]))
+    assert (threads.time_refused, threads.loss_refused) == (("threads is 1 in A and 2 in B",), ())
+    seed = only(compare([run(one)], [run(one.changed(seed=1), loss_last=5.0)]))
+    assert (seed.time_refused, seed.loss_refused) == ((), ("seed is 0 in A and 1 in B",))
+    assert len(seed.effects) == 4
+    assert not seed.moved
+
+
+def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None:
+    a = [run(cell("ddp", 2)), run(cell("zero1", 2)), run(cell("zero2", 2))]
+    b = [run(cell("zero1", 2).changed(threads=2)), run(cell("zero3", 2)), run(cell("zero2", 2, bucket_bytes=2048))]
+    found = compare(a, b)
+    assert [(pair.a.row["strategy"], pair.b.row["strategy"]) for pair in found.pairs] == [
+        ("zero1",) * 2,
+        ("zero2",) * 2,
+    ]
+    assert found.pairs[1].differs[0].startswith("strategy.bucket_bytes is 65536 in A and 2048 in B")
+    assert [one.row["strategy"] for one in found.only_a] == ["ddp"]
+    assert [one.row["strategy"] for one in found.only_b] == ["zero3"]
+
+
+def test_cells_that_differ_in_what_is_local_find_their_own_counterpart() -> None:
+    both = [run(cell("zero1", 2)), run(cell("zero1", 2).changed(threads=2))]
+    found = compare(both, both[::-1])
+    assert [pair.a.row["threads"] for pair in found.pairs] == [1, 2]
+    assert all(pair.a.row["cell_id"] == pair.b.row["cell_id"] for pair in found.pairs)
+
+
+def test_a_failed_cell_is_told_of_and_compared_in_nothing() -> None:
+    one = cell("zero1", 2)
+    failed = asdict(_blank_row(one)) | {"status": "oom", "reason": "rank 0 was killed"}
+    worse, better = only(compare([run(one)], [failed])), only(compare([failed], [run(one)]))
+    assert (list(worse.failed), worse.moved, worse.effects) == (["B"], (), ())
+    assert worse.worse
+    assert not better.worse
+
+
+A = [0.100, 0.104, 0.097, 0.101, 0.099]
+
+
+def test_slower_has_the_ratio_and_interval_that_scipy_says() -> None:
+    one = cell("zero1", 2)
+    factors = [1.06, 1.10, 1.08, 1.07, 1.09]
+    b = [time * factor for time, factor in zip(A, factors, strict=True)]
+    found = only(compare(launches(one, A, 1), launches(one, b, 2)))
+    step = found.effects[0]
+    low, high = stats.ttest_1samp(np.log(factors), 0).confidence_interval(0.95)
+    assert step.ratio == pytest.approx(stats.gmean(factors), rel=1e-12)
+    assert (step.low, step.high) == pytest.approx((np.exp(low), np.exp(high)), rel=1e-12)
+    assert step.verdict == "slower"
+    assert found.worse
+    assert verdict(launches(one, b, 1), launches(one, A, 2)) == "faster"
+
+
+def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> None:
+    one = cell("zero1", 2)
+    wide = effect_of("step_s", [1.0, 1.0, 1.0], [1.30, 0.95, 1.10], 0.03)
+    assert wide.low is not None
+    assert wide.low < 1 < wide.ratio - 0.03
+    assert wide.verdict == "noise"
+    little = [time * factor for time, factor in zip(A, [1.019, 1.021, 1.02, 1.018, 1.022], strict=True)]
+    small = only(compare(launches(one, A, 1), launches(one, little, 2))).effects[0]
+    assert small.low is not None
+    assert small.low > 1.01, "certainly slower, and by less than anyone cares for"
+    assert small.verdict == "noise"
+
+
+def test_the_threshold_is_the_same_both_ways() -> None:
+    for ratio in (1.0305, 1.0295):
+        up = effect_of("step_s", [1.0, 1.0], [ratio, ratio], 0.03).verdict
+        assert up == effect_of("step_s", [ratio, ratio], [1.0, 1.0], 0.03).verdict
+        assert (up == "noise") == (ratio < 1.03)
+
+
+def test_fewer_than_three_pairs_are_noise_or_undecided() -> None:
+    one = cell("zero1", 2)
+    assert verdict([run(one)], [run(one, step_s=0.102)]) == "noise"
+    undecided = only(compare([run(one)], [run(one, step_s=0.2), run(one, 1, step_s=0.2)]))
+    assert len(undecided.pairs) == 1
+    assert undecided.effects[0].verdict.startswith("undecided: measure.repeats=3 or more")
+    assert undecided.effects[0].low is None
+    assert not undecided.worse
+
+
+def test_launches_are_paired_by_their_number_and_else_in_order() -> None:
+    one = cell("zero1", 2)
+    a, b = launches(one, [1, 2, 3], 1), launches(one, [1, 2, 3, 4], 2)
+    assert [(x["step_s"], y["step_s"]) for x, y in pair_up(a[::-1], b[1:])] == [(2, 2), (3, 3)]
+    assert [(x["step_s"], y["step_s"]) for x, y in pair_up(a[:2], b[:1:-1])] == [(1, 3), (2, 4)]
+
+
+def test_rounds_are_interleaved_and_blocks_are_not() -> None:
+    one = cell("zero1", 2)
+    first, block = launches(one, A, 1), launches(one, A, 2)
+    turns = [row | {"started": row["started"][:-2] + "30"} for row in first]
+    assert interleaved(list(zip(first, turns, strict=True)))
+    assert not interleaved(list(zip(first, block, strict=True)))
+    assert not interleaved([(first[0], turns[0])])
+
+
+def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
+    random = np.random.default_rng(0)
+    times = np.exp(random.normal(0, 0.02, size=(4000, 8)))
+    ratios = times[:, 6] / times[:, 7]
+    within = [max(r, 1 / r) - 1 <= floor_of(list(mine[:6])) for mine, r in zip(times, ratios, strict=True)]
+    assert np.mean(within) == pytest.approx(0.95, abs=0.012)
+    assert floor_of([1.0, 1.0, 1.0]) == 0
+
+
+def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) -> None:
+    one = cell("ddp", 2)
+    floor = floor_from(launches(one, [0.1, 0.12, 0.09, 0.11], 0), one.config)
+    path = noise_floor.write(tmp_path, floor)
+    assert path.name == "cpu.yaml"
+    assert noise_floor.read(tmp_path) == [floor]
+    slower = [time * 1.08 for time in A]
+    a, b = launches(one, A, 1), launches(one, slower, 2)
+    assert verdict(a, b) == "slower"
+    assert verdict(a, b, [floor]) == "noise"
+    found = only(compare(a, b, [floor]))
+    assert found.floors == (floor,)
+    assert found.effects[0].threshold == floor.floors["step_s"], "drift does not average out"
+    turns = [row | {"started": before["started"][:-2] + "30"} for row, before in zip(b, a, strict=True)]
+    averaged = only(compare(a, turns, [floor])).effects[0].threshold
+    assert np.log1p(averaged) == pytest.approx(np.log1p(floor.floors["step_s"]) / np.sqrt(5))
+    elsewhere = [row | {"cores": 99} for row in (*a, *b)]
+    assert only(compare(elsewhere[:5], elsewhere[5:], [floor])).floors == ()
+
+
+def test_a_new_record_replaces_that_of_its_environment_alone(tmp_path: Path) -> None:
+    one = cell("ddp", 2)
+    old, new = (floor_from(launches(one, times, 0), one.config) for times in ([1, 1.1, 1.2], [1, 1.01, 1.02]))
+    other = floor_from([row | {"cores": 99} for row in launches(one, [1, 2, 3], 0)], one.config)
+    for floor in (old, other, new):
+        noise_floor.write(tmp_path, floor)
+    assert noise_floor.read(tmp_path) == [other, new]
+    assert noise_floor.lookup([other, new], environment_of(launches(one, [1], 0)[0])) == new
+    with pytest.raises(ValueError, match="has 2 launches; a noise floor needs 3"):
+        floor_from(launches(one, [1, 2], 0), one.config)

@@ -1,0 +1,86 @@
+"""Did a time change? Launch i of A and launch i of B are a *pair*; its ratio is B's time over A's.
+
+Of the pairs' ratios the geometric mean is reported, with a 95 % t-interval over the logarithms. An *effect* is how far
+a ratio is from 1, the same for twice and for half: max(r, 1/r) − 1. A *threshold* is the larger of the least effect
+that anyone cares for and of what identical code shows (noise_floor.py). *Slower* and *faster* need both: an interval
+without 1, which rules out chance within these launches, and an effect above the threshold, which rules out what such
+an interval does not see, for instance that the machine was another one an hour ago.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .noise_floor import NoiseFloor
+from .summary import TIMES, geometric_interval
+
+LEAST_PAIRS = 3
+"""With fewer there is no interval."""
+
+NOISE, SLOWER, FASTER = "noise", "slower", "faster"
+UNDECIDED = f"undecided: measure.repeats={LEAST_PAIRS} or more gives an interval"
+
+Pair = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a time did: geometric means of A and B in seconds, their ratio with its interval, and the word for it."""
+
+    metric: str
+    a: float
+    b: float
+    ratio: float
+    low: float | None
+    high: float | None
+    threshold: float
+    verdict: str
+
+
+def pair_up(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Pair]:
+    """Launches of A and B with the same number; where they have no number in common, in their order."""
+    ours, theirs = ({row["repeat"]: row for row in sorted(side, key=lambda r: r["repeat"])} for side in (a, b))
+    both = [(row, theirs[repeat]) for repeat, row in ours.items() if repeat in theirs]
+    return both or list(zip(ours.values(), theirs.values(), strict=False))
+
+
+def interleaved(pairs: list[Pair]) -> bool:
+    """Whether both launches of every pair began before any of the next pair, as the rounds of a sweep do."""
+    spans = [sorted(row["started"] for row in pair) for pair in pairs]
+    return len(pairs) > 1 and all(one[1] < following[0] for one, following in pairwise(spans))
+
+
+def effects(pairs: list[Pair], minimum: float, floors: list[NoiseFloor]) -> list[Effect]:
+    """One of each time. A floor shrinks with the number of pairs only where drift, too, falls on A and B alike."""
+    averaged = len(pairs) if interleaved(pairs) else 1
+    found = []
+    for metric in TIMES:
+        threshold = max([minimum, *(floor.of(metric, averaged) for floor in floors)])
+        found.append(effect_of(metric, [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs], threshold))
+    return found
+
+
+def effect_of(metric: str, a: list[float], b: list[float], threshold: float) -> Effect:
+    """What a time did over pairs of launches, at least one."""
+    ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]
+    ratio = _mean(ratios)
+    low, high = geometric_interval(ratios) if len(ratios) >= LEAST_PAIRS else (None, None)
+    return Effect(metric, _mean(a), _mean(b), ratio, low, high, threshold, _verdict(ratio, low, high, threshold))
+
+
+def _verdict(ratio: float, low: float | None, high: float | None, threshold: float) -> str:
+    if max(ratio, 1 / ratio) - 1 <= threshold:
+        return NOISE
+    if low is None or high is None:
+        return UNDECIDED
+    if low <= 1 <= high:
+        return NOISE
+    return SLOWER if ratio > 1 else FASTER
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.exp(np.log(values).mean()))
