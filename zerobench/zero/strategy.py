@@ -73,6 +73,8 @@ class Strategy:
         self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in self.trainable]
         self.segments: list[OptimizerSegment] = []
         self.used: set[int] = set()
+        # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
+        self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=_device_of(module))
         self._in_flight: deque[Unit] = deque()
         self._synchronising = True
         self._in_backward = False
@@ -282,11 +284,11 @@ class Strategy:
         """Parameters that got a gradient on any rank; on all ranks unused ones keep grad None, as under DDP."""
         if self.comm.size == 1:
             return set(self.used)
-        flags = torch.zeros(len(self.trainable), dtype=torch.int32)
-        flags[list(self.used)] = 1
-        flags = flags.to(self.trainable[0].device if self.trainable else "cpu")
-        self.comm.maximum(flags)
-        return set(flags.nonzero().flatten().tolist())
+        mine = torch.zeros(len(self.trainable), dtype=torch.int32)
+        mine[list(self.used)] = 1
+        self._used_flags.copy_(mine)
+        self.comm.maximum(self._used_flags)
+        return set(self._used_flags.nonzero().flatten().tolist())
 
     def label_units(self) -> None:
         """Names the units' tensors for whoever measures."""
@@ -294,3 +296,7 @@ class Strategy:
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
             labels.label(unit.parameter_shard, labels.PARAMETERS, unit.name)
             labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
