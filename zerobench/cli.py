@@ -27,6 +27,9 @@ What a command line composes to, without running it:
 
 Verbs:
   zerobench export [RUNS] --format csv|markdown [--out FILE]     tables of finished runs
+  zerobench status [RESULTS]                                     what a results folder or collection holds
+  zerobench show RUN [--results DIR]                             one run as a readable account
+  zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]   removes superseded and failed runs
 
 Groups (GROUP=CHOICE):
 {groups}
@@ -39,7 +42,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {"export": ".export"}
+VERBS = {"export": ".export", "status": ".status", "show": ".show", "prune": ".prune"}
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 
