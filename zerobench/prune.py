@@ -12,7 +12,7 @@ from pathlib import Path
 from .console import plain_table, stdout_console
 from .folders import PARTIAL, is_claimed
 from .holdings import PRUNED, Holdings, look, size_of
-from .units import show_bytes
+from .units import show_bytes, show_count
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,8 @@ def _print_plan(held: Holdings, doomed: list[Doomed], older_code: bool) -> None:
         console.print(f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}", highlight=False)
     outdated = held.verdicts().count("outdated")
     if outdated and not older_code:
-        console.print(f"{outdated} ok runs by older code are kept; --older-code removes them too", highlight=False)
+        console.print(
+            f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too", highlight=False
+        )
     for complaint in held.unreadable:
         console.print(f"kept: {complaint}", markup=False, highlight=False, soft_wrap=True)

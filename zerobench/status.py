@@ -15,7 +15,7 @@ from .folders import PARTIAL
 from .holdings import Holdings, look, size_of
 from .models import registered_models
 from .provenance import source_hash
-from .units import show_bytes
+from .units import show_bytes, show_count
 
 DEFAULT = "results/runs"
 BUILT_IN = ("gpt", "mlp", "huggingface")
@@ -49,7 +49,7 @@ def print_status(held: Holdings) -> None:
     lines += [f"being written now: {_claimed_name(path)}" for path in held.writing]
     if held.leftovers:
         size = show_bytes(sum(size_of(path) for path in held.leftovers))
-        lines.append(f"{_number(len(held.leftovers), 'leftover')} of dead processes, {size}")
+        lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in [*lines, *next_steps(held, cells)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -68,6 +68,7 @@ def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
     where = "" if str(held.where) == DEFAULT else f" {held.where}"
     verdicts = held.verdicts()
     own = [verdict for run, verdict in zip(held.runs, verdicts, strict=True) if run.folder is not None]
+    there = where and f" --results{where}"
     steps = []
     if not held.runs:
         inside = [p.name for p in sorted(held.where.glob("*/")) if any(p.glob("*/run.json"))]
@@ -75,11 +76,11 @@ def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
         return [f"no runs here; {hint}"]
     if failed := verdicts.count("failed"):
         removes = f"; `zerobench prune{where}` removes them" if "failed" in own else ""
-        steps.append(f"{_number(failed, 'failed run')}: `zerobench show RUN` tells why{removes}")
+        steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` tells why{removes}")
     if "superseded" in own or held.leftovers:
         steps.append(f"`zerobench prune{where}` removes what is superseded or left over")
     if older := sum(code_of(cell) == "older" for cell in cells):
-        steps.append(f"{_number(older, 'cell')} by older code: the same sweep again measures them anew")
+        steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them anew")
     return steps or [f"`zerobench export{where}` writes these as tables"]
 
 
@@ -87,7 +88,7 @@ def _count(held: Holdings, cells: int) -> str:
     by_status = Counter(run.row["status"] for run in held.runs)
     statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
     size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
-    words = f"{held.where}: {_number(len(held.runs), 'run')} of {_number(cells, 'cell')}"
+    words = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(cells, 'cell')}"
     superseded = held.verdicts().count("superseded")
     notes = [statuses] * bool(statuses) + [f"{superseded} superseded"] * bool(superseded)
     return "; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])
@@ -112,7 +113,3 @@ def _ago(started: str) -> str:
 def _claimed_name(partial: Path) -> str:
     """The run's prefix, without the random end that its folder has until it is whole."""
     return partial.name.removeprefix(PARTIAL).rsplit("-", 1)[0]
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" + "s" * (count != 1)

@@ -14,13 +14,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pandas as pd
 
 import zerobench
+from tests.cells import cell
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
+from zerobench.cell import _blank_row
+from zerobench.records import RunRow
+from zerobench.resolve import Cell
+from zerobench.sweep import Sweep
 from zerobench.tables import run_folders
 
 RUNS = Path("results/runs")
@@ -29,6 +35,9 @@ TINY = [*SMALL, "launch.threads=1"]
 
 ONE = ["world_size=1", *TINY]
 """The cheapest cell."""
+
+LATE = ["peak_bytes", "peak_temporary_bytes", "max_temporary_bytes"]
+"""What gloo's own thread has a say in: it may let go of a step's flags (control_bytes) when the next has begun."""
 
 
 def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
@@ -58,7 +67,8 @@ def measured(where: Path) -> pd.DataFrame:
     runs = zerobench.load(where).runs
     assert not list(where.glob(".*")), "nothing half done is left"
     kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]
-    return runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept].drop(columns="resident_bytes")
+    cells = runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept].drop(columns="resident_bytes")
+    return cells.dropna(axis="columns", how="all")
 
 
 def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: Path) -> None:
@@ -92,8 +102,10 @@ def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: 
     assert calm.returncode == 0, calm.stderr
     ours, theirs = measured(where), measured(tmp_path / "calm" / RUNS)
     assert len(ours) == 4
-    assert ours["peak_bytes"].notna().all()
-    pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
+    assert {"peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "loss_last"} < set(ours)
+    pd.testing.assert_frame_equal(ours.drop(columns=LATE), theirs.drop(columns=LATE), check_exact=True)
+    for column in LATE:
+        assert ((ours[column] - theirs[column]).abs() <= ours["control_bytes"]).all(), column
 
 
 def test_two_sweeps_into_one_folder_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -118,6 +130,22 @@ def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, mo
     assert list(zip(ok.seed, ok.repeat, strict=True)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert list(runs[runs.status == "invalid"].repeat) == [0, 0]
     assert "ok ×2" in capsys.readouterr().out
+
+
+def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypatch) -> None:
+    one, other = (Cell({**cell("ddp", 1).config, "threads": threads, "repeats": 2}, ()) for threads in (1, 2))
+    launched = []
+
+    def run_cell(mine: Cell, _progress: object, repeat: int) -> RunRow:
+        launched.append((mine.config["threads"], repeat))
+        row = _blank_row(mine, repeat)
+        row.status = "crash" if mine is one else "ok"
+        return row
+
+    monkeypatch.setattr("zerobench.sweep.run_cell", run_cell)
+    monkeypatch.setattr("zerobench.sweep.find_reusable", lambda *_: None)
+    Sweep(MagicMock()).run([one, other])
+    assert launched == [(1, 0), (2, 0), (2, 1)]
 
 
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -88,7 +88,10 @@ def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> Non
     assert "4 runs of 3 cells: 3 ok, 1 crash; 1 superseded;" in shown
     assert "being written now: zero3-tiny-n2\n" in shown
     assert "1 leftover of dead processes" in shown
-    assert f"1 failed run: `zerobench show RUN` tells why; `zerobench prune {tmp_path}` removes them" in shown
+    assert (
+        f"1 failed run: `zerobench show RUN --results {tmp_path}` tells why; `zerobench prune {tmp_path}` removes them"
+        in shown
+    )
     assert "1 cell by older code" in shown
     alive.release()
 
@@ -193,7 +196,7 @@ def test_prune_keeps_older_code_unless_told_and_never_the_only_measurement(tmp_p
     alone = make(tmp_path, "ddp", source_hash="0" * 12)
     new = make(tmp_path)
     assert prune(tmp_path, "--yes") == 0
-    assert "1 ok runs by older code are kept" in capsys.readouterr().out
+    assert "1 ok run by older code kept" in capsys.readouterr().out
     assert len(names(tmp_path)) == 3
     assert prune(tmp_path, "--yes", "--older-code") == 0
     assert names(tmp_path) == {alone.name, new.name}
