@@ -30,12 +30,15 @@ What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
 
 Verbs:
+  zerobench status [RESULTS]                                           what a results folder holds
+  zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
-  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
-  zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
-  zerobench noise show
+  zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
+  zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
+  zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
+Each verb explains itself: zerobench VERB --help
 
 Groups (GROUP=CHOICE):
 {groups}
@@ -48,7 +51,10 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {"export": ".export", "compare": ".compare", "noise": ".noise", "budget": ".budgets"}
+VERBS = {
+    "status": ".status", "show": ".show", "export": ".export", "compare": ".compare", "noise": ".noise",
+    "budget": ".budgets", "prune": ".prune",
+}  # fmt: skip
 """Verb -> the module that holds a function of that name; imported when asked for."""
 
 

@@ -159,10 +159,11 @@ def stdout_console() -> Console:
 
 
 def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Table:
-    """Aligned columns: the first `left` to the left, the others to the right."""
+    """Aligned columns: the first `left` to the left, folded where it is narrow, the others to the right."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for number, name in enumerate(header):
-        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+        named = number < left
+        table.add_column(name, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table

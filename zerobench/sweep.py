@@ -41,12 +41,12 @@ class Sweep:
         for launch in launches:
             if self.stopped or self.failed_fast:
                 return
-            if launch.name in spoilt:
+            if launch.cell.cell_id in spoilt:
                 self.reporter.skip(launch)
                 continue
             row = self.run_one(launch)
             if row is not None and row["status"] != "ok":
-                spoilt.add(launch.name)
+                spoilt.add(launch.cell.cell_id)
                 self.failed_fast = bool(launch.cell.config["fail_fast"])
 
     def run_one(self, launch: Launch) -> dict[str, Any] | None:

@@ -28,3 +28,8 @@ def show_bytes(size: float) -> str:
         if abs(size) >= SIZES[unit]:
             return f"{size / SIZES[unit]:.{digits}f} {unit[0].upper()}iB"
     return f"{size:.0f} B"
+
+
+def show_count(count: int, noun: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{count} {noun}" + "s" * (count != 1)

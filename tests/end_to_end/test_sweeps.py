@@ -1,0 +1,242 @@
+"""A sweep on its users' worst day: killed and resumed, stopped, run twice at once, failing, watched, looked after.
+
+What a sweep must keep: a launch that has its row is never lost nor measured twice, and nothing half done is seen.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pandas as pd
+
+import zerobench
+from tests.cells import cell
+from tests.end_to_end.command import SMALL
+from tests.end_to_end.command import zerobench as run
+from zerobench import cli
+from zerobench.cell import _blank_row
+from zerobench.records import RunRow
+from zerobench.resolve import Cell
+from zerobench.sweep import Sweep
+from zerobench.tables import run_folders
+
+RUNS = Path("results/runs")
+TINY = [*SMALL, "launch.threads=1"]
+"""Threads that wait for one another on a busy machine would be most of a cell's time."""
+
+ONE = ["world_size=1", *TINY]
+"""The cheapest cell."""
+
+LATE = ["peak_bytes", "peak_temporary_bytes", "max_temporary_bytes"]
+"""What gloo's own thread has a say in: it may let go of a step's flags (control_bytes) when the next has begun."""
+
+
+def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.Popen([sys.executable, "-m", "zerobench", *arguments], cwd=cwd, text=True, **streams)
+
+
+def wait_for(seen: Callable[[], bool], sweep: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not seen():
+        assert sweep.poll() is None, "the sweep ended before it could be disturbed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def finished(where: Path) -> list[str]:
+    return [folder.name for folder in run_folders(where)] if where.is_dir() else []
+
+
+def tree(where: Path) -> dict[str, int]:
+    """Every file and folder with when it was last written."""
+    return {str(p.relative_to(where)): p.stat().st_mtime_ns for p in where.rglob("*")}
+
+
+def measured(where: Path) -> pd.DataFrame:
+    """What two sweeps over the same cells must agree in, a row a cell; times and the resident set are not among it."""
+    runs = zerobench.load(where).runs
+    assert not list(where.glob(".*")), "nothing half done is left"
+    kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]
+    cells = runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept].drop(columns="resident_bytes")
+    return cells.dropna(axis="columns", how="all")
+
+
+def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    cells = ["-m", "strategy=zero1,zero3", "world_size=1,2", *TINY]
+    (tmp_path / "calm").mkdir()
+    where = tmp_path / RUNS
+
+    killed = start(tmp_path, *cells)
+    wait_for(lambda: len(finished(where)) == 1, killed)
+    wait_for(lambda: bool(list(where.glob(".partial-*/logs"))), killed)
+    killed.kill()
+    killed.communicate()
+    first = finished(where)
+    assert len(first) == 1
+    assert len(list(where.glob(".partial-*"))) == 1, "it was in the midst of the second"
+
+    stopped = start(tmp_path, *cells)
+    wait_for(lambda: len(finished(where)) == 2, stopped)
+    wait_for(lambda: bool(list(where.glob(".partial-*/logs"))), stopped)
+    stopped.send_signal(signal.SIGINT)
+    _, errors = stopped.communicate(timeout=60)
+    assert stopped.returncode == 130, errors
+    assert errors.count("reused an earlier run") == 1
+    assert list(zerobench.load(where).runs.status) == ["ok", "ok", "interrupted"]
+
+    resumed = run(*cells, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.count("reused an earlier run") == 2
+    assert set(first) <= set(finished(where))
+    calm = run(*cells, cwd=tmp_path / "calm")
+    assert calm.returncode == 0, calm.stderr
+    ours, theirs = measured(where), measured(tmp_path / "calm" / RUNS)
+    assert len(ours) == 4
+    assert {"peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "loss_last"} < set(ours)
+    pd.testing.assert_frame_equal(ours.drop(columns=LATE), theirs.drop(columns=LATE), check_exact=True)
+    for column in LATE:
+        assert ((ours[column] - theirs[column]).abs() <= ours["control_bytes"]).all(), column
+
+
+def test_two_sweeps_into_one_folder_at_once_lose_nothing(tmp_path: Path) -> None:
+    both = [start(tmp_path, "-m", "seed=0,1", "rerun=true", *ONE) for _ in range(2)]
+    for sweep in both:
+        _, errors = sweep.communicate(timeout=120)
+        assert sweep.returncode == 0, errors
+    results = zerobench.load(tmp_path / RUNS)
+    assert list(results.runs.status) == ["ok"] * 4
+    assert sorted(results.runs.seed) == [0, 0, 1, 1]
+    assert results.runs.run_id.nunique() == 4
+    for table in (results.steps, results.memory, results.tensors):
+        assert set(table.run_id) == set(results.runs.run_id)
+    assert not list((tmp_path / RUNS).glob(".*"))
+
+
+def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["-m", "seed=0,1", *ONE, "model.heads=2,5", "measure.repeats=2"]) == 1
+    runs = zerobench.load(RUNS).runs.sort_values("started")
+    ok = runs[runs.status == "ok"]
+    assert list(zip(ok.seed, ok.repeat, strict=True)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert list(runs[runs.status == "invalid"].repeat) == [0, 0]
+    assert "ok ×2" in capsys.readouterr().out
+
+
+def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypatch) -> None:
+    one, other = (Cell({**cell("ddp", 1).config, "threads": threads, "repeats": 2}, ()) for threads in (1, 2))
+    launched = []
+
+    def run_cell(mine: Cell, _progress: object, repeat: int) -> RunRow:
+        launched.append((mine.config["threads"], repeat))
+        row = _blank_row(mine, repeat)
+        row.status = "crash" if mine is one else "ok"
+        return row
+
+    monkeypatch.setattr("zerobench.sweep.run_cell", run_cell)
+    monkeypatch.setattr("zerobench.sweep.find_reusable", lambda *_: None)
+    Sweep(MagicMock()).run([one, other])
+    assert launched == [(1, 0), (2, 0), (2, 1)]
+
+
+def test_fail_fast_stops_at_the_first_failure(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["-m", "world_size=2,1", "batch=3", "fail_fast=true", *SMALL]) == 1
+    assert list(zerobench.load(RUNS).runs.status) == ["invalid"]
+    assert "stopped at the first failure; 1 launches were not started" in capsys.readouterr().err
+
+
+def test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["launch.timeout_s=0.05", *ONE]) == 1
+    assert cli.run(["status"]) == 0
+    assert "`zerobench prune` removes them" in capsys.readouterr().out
+    failed = zerobench.load(RUNS).runs.run_id[0]
+    assert cli.run(["show", failed]) == 0
+    assert ": timeout: " in capsys.readouterr().out
+    for arguments, count in ((ONE, 2), (ONE, 2), ([*ONE, "rerun=true"], 3)):
+        assert cli.run(arguments) == 0
+        assert len(finished(RUNS)) == count
+    runs = zerobench.load(RUNS).runs
+    assert list(runs.status) == ["timeout", "ok", "ok"]
+    assert runs.cell_id.nunique() == 1
+
+    capsys.readouterr()
+    assert cli.run(["status"]) == 0
+    assert "3 runs of 1 cell: 2 ok, 1 timeout; 2 superseded" in capsys.readouterr().out
+    assert cli.run(["prune", "--yes"]) == 0
+    assert finished(RUNS) == [runs.run_id[2]]
+    before = tree(RUNS)
+    assert cli.run(ONE) == 0
+    assert tree(RUNS) == before, "what prune leaves is reused"
+    capsys.readouterr()
+    assert cli.run(["show", "ddp"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("Memory in a step, rank 0", "Largest tensors", "Traffic", "the losses of both passes agree"):
+        assert words in shown
+
+
+def test_a_dry_run_tells_what_would_be_done_and_writes_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["--dry-run", "-m", "strategy=ddp,zero3", *ONE]) == 0
+    assert "2 cells: 2 to run; nothing was started" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert cli.run(["seed=0", *ONE]) == 0
+    before = tree(tmp_path)
+    capsys.readouterr()
+    assert cli.run(["-m", "seed=0,1", *ONE, "model.heads=2,5", "--dry-run"]) == 1
+    shown = capsys.readouterr().out
+    plans = re.findall(r"heads=(\d) seed=(\d) +(\w+)", shown)
+    assert plans == [("2", "0", "reuse"), ("5", "0", "refuse"), ("2", "1", "run"), ("5", "1", "refuse")]
+    assert "4 cells: 1 to run, 1 to reuse, 2 to refuse; nothing was started" in shown
+    assert "model.heads=5: it must divide hidden=16" in shown
+    assert tree(tmp_path) == before
+
+
+def test_what_does_not_compose_refuses_the_whole_sweep(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / "mine/measure").mkdir(parents=True)
+    (tmp_path / "mine/measure/good.yaml").write_text("defaults:\n  - quick\n")
+    (tmp_path / "mine/measure/bad.yaml").write_text("defaults:\n  - nowhere\n")
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    cells = ["-m", "--config-dir", "mine", *ONE]
+    assert cli.run([*cells, "measure=good,bad"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert tree(tmp_path) == before
+    assert cli.run([*cells, "measure=good", "--dry-run"]) == 0
+
+
+def test_on_a_terminal_a_live_table_tells_how_far_it_is(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = ["env", "TERM=xterm", "COLUMNS=110", "LINES=30", sys.executable, "-m", "zerobench"]
+    arguments = ["-m", "seed=0,1", *ONE]
+    sweep = subprocess.Popen([*command, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # the last process that writes to the terminal is gone
+            break
+    out, _ = sweep.communicate(timeout=60)
+    os.close(ours)
+    assert sweep.returncode == 0, seen.decode()
+    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    header = next(line.split() for line in frames.splitlines() if "pass" in line and "peak" in line)
+    assert header == ["cell", "pass", "step", "peak", "loss", "s"]
+    line = r"ddp gpt_tiny N=1 b=4 seed=0 +{state} +accounted +5/5 +\d+\.\d KiB +\d\.\d{{4}} +\d+"
+    assert re.search(line.format(state="ok"), frames), frames
+    assert re.search(r"seed=1 +running", frames)
+    assert re.search(r"seed=1 +waiting", frames)
+    assert re.search(r"1 of 2 launches done; about \d+ s left", frames)
+    assert "\x1b[" in seen.decode()
+    assert "seed=1" in out, "the results go to standard output"

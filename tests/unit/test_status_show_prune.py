@@ -1,0 +1,262 @@
+"""The verbs that look after results: what they say of hand-made runs, and what they remove."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import zerobench
+from tests.cells import cell
+from zerobench import cli
+from zerobench.cell import _blank_row
+from zerobench.folders import claim_folder, write_run
+from zerobench.holdings import look
+from zerobench.records import CATEGORIES, MemoryRow, RunRow, TensorRow, TrafficRow
+from zerobench.tables import collect, load
+
+clock = itertools.count()
+
+
+def make(where: Path, strategy: str = "zero2", logs: dict[str, str] | None = None, **more: Any) -> Path:
+    """A run in `where`, each begun a second after the one before; returns its folder."""
+    one = cell(strategy, 2)
+    row = _blank_row(one)
+    now = next(clock)
+    row.started = f"2026-01-01T00:{now // 60:02}:{now % 60:02}.000+00:00"
+    row.status, row.psi, row.peak_bytes, row.states_bytes = "ok", 1000, 5 * 2**20, 3 * 2**20
+    row.predicted_states_bytes, row.volume_psi, row.predicted_volume_psi, row.wire_bytes = 3 * 2**20, 2.0, 2.0, 4000
+    row.step_s, row.forward_s, row.backward_s, row.update_s, row.tokens_per_s = 0.25, 0.0625, 0.125, 0.03125, 1024.0
+    row.loss_first, row.loss_last, row.passes_agree = 5.5, 2.25, True
+    for name, value in more.items():
+        assert name in {f.name for f in fields(RunRow)}
+        setattr(row, name, value)
+    aside = claim_folder(where, f"{strategy}-tiny-n2-{row.cell_id}-code")
+    for name, text in (logs or {}).items():
+        (aside.path / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (aside.path / "logs" / name).write_text(text)
+    tables = _tables() if row.status == "ok" else {}
+    return write_run(aside, f"{strategy}-tiny-n2-{row.cell_id}-code", row, one.config, {}, tables)
+
+
+def _tables() -> dict[str, list[Any]]:
+    """Rank 1 is the fullest, by 1 MiB, of which theory knows nothing."""
+    memory = []
+    for rank in (0, 1):
+        for phase, size in (("forward", 4 + rank), ("step", 4 + rank)):
+            memory += [MemoryRow(rank, phase, c, 0, 0, 0) for c in CATEGORIES if c not in ("gradients", "activations")]
+            memory.append(MemoryRow(rank, phase, "gradients", 2 * 2**20, 0, (2 + rank) * 2**20, 2 * 2**20))
+            memory.append(MemoryRow(rank, phase, "activations", 2 * 2**20, 0, 2 * 2**20))
+            memory.append(MemoryRow(rank, phase, "states", 2 * 2**20, 0, (2 + rank) * 2**20, 2 * 2**20))
+            memory.append(MemoryRow(rank, phase, "total", size * 2**20, 0, size * 2**20))
+    sums = {"calls": 3, "elements": 500, "payload_bytes": 2000, "wire_bytes": 1000.0, "volume_elements": 1000.0}
+    names = {"operator": "send", "collective": "reduce_scatter", "kind": "reduce_scatter", "unit": "u"}
+    more = {"phase": "backward", "dtype": "float32", "group_size": 2, "control": False, "known": True}
+    traffic = [TrafficRow(rank=r, step=s, **names, **sums, **more) for r in (0, 1) for s in (0, 1)]  # type: ignore[arg-type]
+    tensors = [
+        TensorRow(1, 2**20, "activations", "", "blocks.7", "forward"),
+        TensorRow(0, 9, "inputs", "x", "", "data"),
+    ]
+    return {"memory": memory, "traffic": traffic, "tensors": tensors}
+
+
+def names(where: Path) -> set[str]:
+    return {p.name for p in where.iterdir()}
+
+
+def prune(*arguments: str | Path) -> int:
+    return cli.run(["prune", *map(str, arguments)])
+
+
+def test_status_tells_what_is_there_and_what_next(tmp_path: Path, capsys) -> None:
+    make(tmp_path)
+    make(tmp_path)
+    make(tmp_path, "ddp", source_hash="0" * 12)
+    make(tmp_path, "zero1", status="crash", reason="rank 0 raised")
+    (tmp_path / ".partial-dead-n2-0badcafe").mkdir()
+    alive = claim_folder(tmp_path.parent / "other", "zero3-tiny-n2")
+    alive.path.rename(tmp_path / alive.path.name)
+    assert cli.run(["status", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert all(word in lines["zero2"] for word in ("zero2 tiny N=2 b=8", "ok", " d ", "current", "5.0 MiB", "250.0 ms"))
+    assert "older" in lines["ddp"]
+    assert "crash" in lines["zero1"]
+    assert "4 runs of 3 cells: 3 ok, 1 crash; 1 superseded;" in shown
+    assert "being written now: zero3-tiny-n2\n" in shown
+    assert "1 leftover of dead processes" in shown
+    assert (
+        f"1 failed run: `zerobench show RUN --results {tmp_path}` tells why; `zerobench prune {tmp_path}` removes them"
+        in shown
+    )
+    assert "1 cell by older code" in shown
+    alive.release()
+
+
+def test_status_of_collections_damaged_runs_and_nothing(tmp_path: Path, capsys, recwarn) -> None:
+    make(tmp_path / "runs")
+    collect(load(tmp_path / "runs"), tmp_path / "collection")
+    assert cli.run(["status", str(tmp_path / "collection")]) == 0
+    shown = capsys.readouterr().out
+    assert "1 run of 1 cell: 1 ok" in shown
+    assert "prune" not in shown
+    (make(tmp_path / "runs", "ddp") / "run.json").write_text("{")
+    assert cli.run(["status", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert sum("cannot be read" in line for line in shown.splitlines()) == 1
+    assert not recwarn.list
+    (tmp_path / "empty").mkdir()
+    assert cli.run(["status", str(tmp_path / "empty")]) == 0
+    assert "no runs here" in capsys.readouterr().out
+    assert cli.run(["status", str(tmp_path / "nowhere")]) == 2
+    assert "there is no such results folder" in capsys.readouterr().err
+
+
+def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) -> None:
+    folder = make(tmp_path)
+    assert cli.run(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "zero2 tiny N=2 b=8: ok"
+    assert "Memory in a step, rank 1, the fullest of 2" in lines
+    assert "gradients 2.0 MiB 3.0 MiB 2.0 MiB 1.0 MiB" in lines
+    assert "activations 2.0 MiB 2.0 MiB – –" in lines
+    assert "0 4.0 MiB 2.0 MiB 2.0 MiB 0 B" in lines
+    assert "1 5.0 MiB 3.0 MiB 2.0 MiB 1.0 MiB" in lines
+    assert "forward 5.0 MiB 3.0 MiB" in lines
+    assert "activations blocks.7 forward 1.0 MiB" in lines
+    assert "inputs x" not in shown, "rank 0's tensors"
+    assert "backward reduce_scatter 3 2.0 KiB 1000 B 1.000" in lines, "per step: there are two"
+    assert any("volume 2.000 ψ, predicted 2.000 ψ, residual 0 ψ" in line for line in lines)
+    assert any("step 250.0 ms, too few steps for an interval; 1024 tokens/s" in line for line in lines)
+    assert any(
+        "5.5000 at the first step, 2.2500 at the last; the losses of both passes agree" in line for line in lines
+    )
+
+
+def test_show_of_a_failed_run_ends_with_its_logs(tmp_path: Path, capsys) -> None:
+    long = "".join(f"line {number}\n" for number in range(30))
+    folder = make(
+        tmp_path, status="crash", reason="rank 1 fell", logs={"timed/rank0.log": "\n", "timed/rank1.log": long}
+    )
+    assert cli.run(["show", folder.name, "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("zero2 tiny N=2 b=8: crash: rank 1 fell")
+    assert "Log timed/rank1.log, the last 20 of 30 lines" in shown
+    assert "line 10\n" in shown
+    assert "line 9\n" not in shown
+    assert "rank0" not in shown
+    assert "Memory" not in shown
+
+
+def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
+    for strategy in ("ddp", "zero1", "zero1"):
+        make(tmp_path / "runs", strategy)
+    collect(load(tmp_path / "runs"), tmp_path / "collection")
+    for where in ("runs", "collection"):
+        assert cli.run(["show", "dd", "--results", str(tmp_path / where)]) == 0
+        assert "gradients" in capsys.readouterr().out
+    assert cli.run(["show", "zero1", "--results", str(tmp_path / "runs")]) == 2
+    errors = capsys.readouterr().err
+    assert "fits 2 runs" in errors
+    assert len([line for line in errors.splitlines() if line.startswith("  zero1-tiny")]) == 2
+    assert cli.run(["show", "zero8-tiny-n2", "--results", str(tmp_path / "runs")]) == 2
+    assert "the nearest: zero1-tiny-n2-" in capsys.readouterr().err
+
+
+def test_prune_removes_superseded_and_failed_runs_and_leftovers(tmp_path: Path, capsys) -> None:
+    old, new = make(tmp_path), make(tmp_path)
+    repeat = make(tmp_path, repeat=1)
+    other = make(tmp_path, torch_version="1.0")
+    make(tmp_path, "zero1", status="crash", logs={"timed/rank0.log": "x" * 4096})
+    (tmp_path / ".partial-dead-0badcafe").mkdir()
+    (tmp_path / "notes").mkdir()
+    before = names(tmp_path)
+    assert prune(tmp_path, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "superseded" in shown
+    assert "crash" in shown
+    assert prune(tmp_path) == 2, "nobody to ask"
+    assert "add --yes" in capsys.readouterr().err
+    assert names(tmp_path) == before
+    assert prune(tmp_path, "--yes") == 0
+    assert "removed 3 of 3" in capsys.readouterr().out
+    assert names(tmp_path) == {new.name, repeat.name, other.name, "notes"}
+    assert old.name not in names(tmp_path)
+    assert len(zerobench.load(tmp_path).runs) == 3
+    assert prune(tmp_path) == 0
+    assert "nothing to prune" in capsys.readouterr().out
+
+
+def test_prune_keeps_older_code_unless_told_and_never_the_only_measurement(tmp_path: Path, capsys) -> None:
+    make(tmp_path, source_hash="0" * 12)
+    alone = make(tmp_path, "ddp", source_hash="0" * 12)
+    new = make(tmp_path)
+    assert prune(tmp_path, "--yes") == 0
+    assert "1 ok run by older code kept" in capsys.readouterr().out
+    assert len(names(tmp_path)) == 3
+    assert prune(tmp_path, "--yes", "--older-code") == 0
+    assert names(tmp_path) == {alone.name, new.name}
+
+
+def test_prune_leaves_what_is_claimed_linked_or_no_run(tmp_path: Path, capsys) -> None:
+    where = tmp_path / "runs"
+    elsewhere = make(tmp_path / "elsewhere", status="crash")
+    where.mkdir()
+    (where / "link").symlink_to(elsewhere)
+    (where / ".partial-link").symlink_to(tmp_path / "elsewhere")
+    (where / ".claim-fresh").mkdir()
+    (where / ".claim-old").mkdir()
+    os.utime(where / ".claim-old", (time.time() - 7200,) * 2)
+    alive = claim_folder(where, "zero2")
+    (where / "searches").mkdir()
+    (where / "searches/bad.json").write_text("{")
+    (where / "searches/good.json").write_text('{"run_ids": ""}')
+    assert prune(where, "--yes") == 0
+    assert names(where) == {"link", ".partial-link", ".claim-fresh", alive.path.name, "searches"}
+    assert names(where / "searches") == {"good.json"}
+    assert (elsewhere / "run.json").is_file()
+    alive.release()
+
+
+def test_prune_keeps_what_a_search_names(tmp_path: Path) -> None:
+    old, new = make(tmp_path), make(tmp_path)
+    (tmp_path / "searches").mkdir()
+    (tmp_path / "searches/found.json").write_text(f'{{"run_ids": "{old.name}"}}')
+    assert look(tmp_path).verdicts() == ["", ""]
+    assert prune(tmp_path, "--yes") == 0
+    assert {old.name, new.name} <= names(tmp_path)
+
+
+def test_prune_asks_on_a_terminal_and_leaves_what_changed_meanwhile(tmp_path: Path, monkeypatch, capsys) -> None:
+    failed = make(tmp_path, status="crash")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "")
+    assert prune(tmp_path) == 0
+    assert failed.is_dir()
+
+    def replace(_question: str) -> str:
+        failed.rename(tmp_path / "aside")
+        (tmp_path / "aside").rename(tmp_path.parent / f"{tmp_path.name}-moved")
+        assert make(tmp_path) == failed, "a new run got the name"
+        return "y"
+
+    monkeypatch.setattr("builtins.input", replace)
+    assert prune(tmp_path) == 0
+    assert "removed 0 of 1" in capsys.readouterr().out
+    assert list(load(tmp_path).runs.status) == ["ok"]
+
+
+def test_prune_refuses_collections_and_single_runs(tmp_path: Path, capsys) -> None:
+    run = make(tmp_path / "runs", status="crash")
+    collect(load(tmp_path / "runs"), tmp_path / "collection")
+    assert prune(tmp_path / "collection", "--yes") == 2
+    assert "nothing to prune" in capsys.readouterr().err
+    assert prune(run, "--yes") == 2
+    assert "is one run" in capsys.readouterr().err
+    assert prune(tmp_path / "nowhere") == 2
+    assert (tmp_path / "collection/runs.parquet").is_file()
+    assert run.is_dir()

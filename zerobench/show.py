@@ -1,0 +1,71 @@
+"""`zerobench show RUN`: one run as a readable account. RUN is its folder, its run_id, or a part of the run_id."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+from .account import print_account
+from .holdings import Held, Holdings, look
+from .tables import Results, load
+
+LISTED = 10
+"""Candidates that are named where RUN fits several."""
+
+
+def show(arguments: list[str]) -> int:
+    """The verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
+    parser = argparse.ArgumentParser(
+        prog="zerobench show",
+        description="What was run, its memory, traffic, times and losses; for a failed run its reason and logs.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or its run_id or a part of it that fits one run")
+    parser.add_argument(
+        "--results", type=Path, default="results/runs", help="where to look for a run_id (default: %(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        run, results = find(chosen.run, chosen.results)
+    except (OSError, ValueError) as error:
+        print(f"zerobench show: {error}", file=sys.stderr)
+        return 2
+    print_account(run.row, results, run.folder)
+    return 0
+
+
+def find(name: str, where: Path) -> tuple[Held, Results]:
+    """The run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
+    for folder in (Path(name), where / name):
+        if (folder / "run.json").is_file():
+            return _only(look(folder)), load(folder)
+    held = look(where)
+    run = pick(name, held)
+    if run.folder is not None:
+        return run, load(run.folder)
+    return run, load(where).of([run.row["run_id"]])
+
+
+def pick(name: str, held: Holdings) -> Held:
+    """The run that is called `name`, else the only one that begins with it, else the only one that contains it."""
+    by_id = {run.row["run_id"]: run for run in held.runs}
+    if name in by_id:
+        return by_id[name]
+    fitting = [run for run in by_id if run.startswith(name)] or [run for run in by_id if name in run]
+    if len(fitting) == 1:
+        return by_id[fitting[0]]
+    if fitting:
+        newest = fitting[: -LISTED - 1 : -1]
+        listed = "\n".join(f"  {run}  {by_id[run].row['status']}" for run in newest)
+        more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
+        raise ValueError(f"{name} fits {len(fitting)} runs; name one of\n{listed}{more}")
+    near = difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
+    hint = f"; the nearest: {', '.join(near)}" if near else f"; `zerobench status {held.where}` lists what is there"
+    raise ValueError(f"{name}: no such run in {held.where}{hint}")
+
+
+def _only(held: Holdings) -> Held:
+    if not held.runs:
+        raise ValueError("; ".join(held.unreadable))
+    return held.runs[0]
