@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,11 +27,11 @@ def find_reusable(cell: Cell, repeat: int = 0) -> dict[str, Any] | None:
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
-    for folder in sorted(results_dir.glob(f"{_prefix(cell)}-*"), key=lambda f: f.stat().st_mtime, reverse=True):
-        row = tables.read_row(folder)
-        if row is not None and row["status"] == "ok" and row["repeat"] == repeat:
-            return row
-    return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
+        rows = [tables.read_row(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
+    mine = [row for row in rows if row is not None and row["status"] == "ok" and row["repeat"] == repeat]
+    return max(mine, key=lambda row: row["started"], default=None)
 
 
 class StoppedError(KeyboardInterrupt):

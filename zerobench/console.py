@@ -41,7 +41,7 @@ def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
 
 def _interval(row: Row) -> str:
     if pd.isna(row["step_s_low"]):
-        return "too few steps"
+        return "too few launches" if row["launches"] > 1 else "too few steps"
     return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
 
 

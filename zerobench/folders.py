@@ -60,6 +60,8 @@ def is_claimed(partial: Path) -> bool:
         descriptor = os.open(partial, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except OSError:  # another user's
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

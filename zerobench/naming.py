@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from .resolve import LOCAL, VOLATILE
+from .resolve import VOLATILE
 
-DERIVED = (*VOLATILE, *LOCAL, "micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
+DERIVED = (*VOLATILE, "data.text_hash", "micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
 """Keys that say nothing that the base name, or another key, does not say."""
 
 

@@ -34,7 +34,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
             print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
     if sweep.failed_fast:
         left = sum(entry.state == "waiting" for entry in reporter.entries)
-        print(f"fail_fast=true: stopped at the first failure; {left} launches were not started", file=sys.stderr)
+        print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
     if sweep.stopped or search.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]

@@ -17,7 +17,10 @@ from .tables import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
-SETTING = ("model", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data")
+LEAST_LAUNCHES = 3
+"""Two have an interval too, but one that says nothing: its t is 12.7."""
+
+SETTING = ("model", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
 """What strategies are compared under: runs that agree in these belong side by side."""
 
 
@@ -48,7 +51,8 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
     row |= {name: float(np.exp(np.log(launches[name]).mean())) for name in TIMES}
-    row["step_s_low"], row["step_s_high"] = geometric_interval(launches["step_s"].to_list())
+    few = len(launches) < LEAST_LAUNCHES
+    row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(list(launches["step_s"]))
     row["tokens_per_s"] = row["batch"] * row["sequence"] / row["step_s"]
 
 

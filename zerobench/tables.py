@@ -3,7 +3,7 @@
     config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, traffic as parquet
 
 A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
-`load` reads a run, a results folder, a collection, or a folder of any of these.
+`load` reads a run, a results folder, a collection, or a folder of collections.
 """
 
 from __future__ import annotations
@@ -70,16 +70,28 @@ def load(path: str | Path) -> Results:
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
     collections = collections_in(where)
-    found = [(row, folder) for folder in run_folders(where) if (row := read_row(folder)) is not None]
+    found = [run for folder in run_folders(where) if (run := _read_run(folder)) is not None]
     runs = [pd.DataFrame([row for row, _ in found]), *(_read(c / "runs.parquet") for c in collections)]
     searches = [pd.DataFrame(_read_searches(where)), *(_read(c / "searches.parquet") for c in collections)]
     tables = {}
     for name, kind in TABLES.items():
-        frames = [_read(folder / f"{name}.parquet", folder.name) for _, folder in found]
+        frames = [long_tables[name] for _, long_tables in found]
         frames += [_read(c / f"{name}.parquet") for c in collections]
         tables[name] = _frame(frames, kind, "run_id")
     whole = _frame(runs, RunRow).sort_values("started", kind="stable", ignore_index=True)
     return Results(whole, **tables, searches=_frame(searches, SearchRow))
+
+
+def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]] | None:
+    """A run's row and its long tables; None, with a warning, where a file is damaged."""
+    row = read_row(folder)
+    if row is None:
+        return None
+    try:
+        return row, {name: _read(folder / f"{name}.parquet", row["run_id"]) for name in TABLES}
+    except (OSError, pa.ArrowException) as error:
+        warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
+        return None
 
 
 def run_folders(where: Path) -> list[Path]:

@@ -74,7 +74,8 @@ class Strategy:
         self.segments: list[OptimizerSegment] = []
         self.used: set[int] = set()
         # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
-        self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=_device_of(module))
+        device = self.trainable[0].device if self.trainable else None
+        self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
         self._in_flight: deque[Unit] = deque()
         self._synchronising = True
         self._in_backward = False
@@ -296,7 +297,3 @@ class Strategy:
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
             labels.label(unit.parameter_shard, labels.PARAMETERS, unit.name)
             labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
