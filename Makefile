@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
+REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench test lint plots reference clean
 
@@ -35,12 +36,17 @@ lint: setup
 	$(RUN) -m mypy
 
 plots: setup
-	$(RUN) analysis/memory.py results/reference/cpu/stages --out results/reference/cpu/figures
+	$(RUN) analysis/all.py $(REFERENCE)
 	$(RUN) analysis/readme.py
 
+# Which experiments there are for figures stands in analysis/common.py.
 reference: setup
-	$(RUN) -m zerobench experiment=stages device=cpu world_size=2 results_dir=results/runs/reference
-	$(RUN) -m zerobench export results/runs/reference --latest --format parquet --out results/reference/cpu/stages
+	for name in $$($(RUN) analysis/all.py --experiments); do \
+	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
+	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
+	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
+	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md || exit $$?; \
+	done
 	$(MAKE) plots
 
 clean:
