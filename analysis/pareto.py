@@ -30,6 +30,7 @@ from zerobench.tables import Results
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
 CAPTION = "Memory against throughput: up and to the left is better. Filled points are on the front."
 MOST_LABELS = 24
+PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
 SIDES = [(right, up) for up in (0, 1, -1, 2, -2, 3, -3) for right in (1, -1, 0) if (right, up) != (0, 0)]
 """Where a label may stand: beside its point or in line with it, and so many lines up."""
 
@@ -124,7 +125,7 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
         place = free[0] if free else 0
         taken.append(boxes[place])
         axes.annotate(cell.name, points[cell.run_id], offsets[place], textcoords="offset points", ha="center",
-                      va="center", fontsize=7, bbox={"fc": "white", "alpha": 0.8, "pad": 0.3, "lw": 0})  # fmt: skip
+                      va="center", fontsize=7, zorder=1.5, bbox=PAPER)  # fmt: skip
 
 
 def _within(box: Bbox, other: Bbox) -> bool:
