@@ -3,13 +3,15 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
+REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test lint plots reference clean
+.PHONY: help setup bench test lint budget plots reference clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make test       the tests"
 	@echo "make lint       ruff and mypy"
+	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure and the README's table again, from the committed tables"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
@@ -35,13 +37,25 @@ lint: setup
 	$(RUN) -m mypy
 
 plots: setup
-	$(RUN) analysis/memory.py results/reference/cpu/stages --out results/reference/cpu/figures
+	$(RUN) analysis/all.py $(REFERENCE)
 	$(RUN) analysis/readme.py
 
+# Which experiments there are for figures stands in analysis/common.py.
 reference: setup
-	$(RUN) -m zerobench experiment=stages device=cpu world_size=2 results_dir=results/runs/reference
-	$(RUN) -m zerobench export results/runs/reference --latest --format parquet --out results/reference/cpu/stages
+	for name in $$($(RUN) analysis/all.py --experiments); do \
+	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
+	  $(RUN) -m zerobench experiment=$$name device=cpu results_dir=$$runs && \
+	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $$tables && \
+	  $(RUN) -m zerobench export $$runs --latest --format markdown --out $$tables/runs.md || exit $$?; \
+	done
+	$(RUN) -m zerobench export results/runs/reference/memory_cap --table searches --format markdown \
+	  --out $(REFERENCE)/memory_cap/searches.md
+	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
+	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
 	$(MAKE) plots
+
+budget: setup
+	$(RUN) -m zerobench budget check
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,10 +1,10 @@
 """Memory per strategy, stacked by category, with the prediction marked.
 
-    python analysis/memory.py [RUNS] --out DIR
+    python analysis/memory.py [RUNS ...] --out DIR --capacity "24 GiB"
 
 Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind;
-and everything at the instant of the overall peak. Each on the rank that needs most. One panel for
-each set of runs that differ in the strategy alone; a cell that failed is drawn as such.
+and everything at the instant of the overall peak. Each on the rank that needs most, of the newest launches. One panel
+for each set of cells that train the same thing; a cell that failed, or that nobody ran, is drawn as such.
 """
 
 from __future__ import annotations
@@ -12,113 +12,85 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.style import CATEGORY_STYLE, MIB, save
-from zerobench import Results, load
-from zerobench.records import CATEGORIES, STATES
-from zerobench.tables import latest
+from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, show, title, unit_of
+from analysis.style import CATEGORIES, VERMILION, patches, rule, stack
+from zerobench.records import STATES
+from zerobench.tables import Results
+from zerobench.units import parse_bytes, show_bytes
 
-SETTING = ["model", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data"]
-
-
-def stacks(results: Results, run: pd.Series) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes by category: at the states' maximum, and at the peak; each on the rank where it is largest."""
-    memory = results.memory[(results.memory.run_id == run.run_id) & (results.memory.phase == "step")]
-
-    def of_rank_with_most(total: str, column: str, categories: tuple[str, ...]) -> dict[str, int]:
-        rank = memory[memory.category == total].sort_values("max_bytes").iloc[-1]["rank"]
-        mine = memory[memory["rank"] == rank].set_index("category")[column]
-        return {category: int(mine[category]) for category in categories}
-
-    return (
-        of_rank_with_most("states", "at_states_peak_bytes", STATES),
-        of_rank_with_most("total", "at_peak_bytes", CATEGORIES),
-    )
+CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
 
 
-def draw_panel(axes: Axes, results: Results, runs: pd.DataFrame) -> None:
-    """One panel: runs that differ in the strategy alone."""
-    for place, (_, run) in enumerate(runs.iterrows()):
-        if run.status != "ok":
-            axes.text(
-                place, 0.02, run.status, rotation=90, ha="center", style="italic", transform=axes.get_xaxis_transform()
-            )
-            continue
-        for shift, parts in zip((-0.2, 0.2), stacks(results, run), strict=True):
-            bottom = 0.0
-            for category, size in parts.items():
-                colour, hatch = CATEGORY_STYLE[category]
-                axes.bar(
-                    place + shift,
-                    size / MIB,
-                    0.36,
-                    bottom,
-                    color=colour,
-                    hatch=hatch,
-                    edgecolor="white",
-                    lw=0.4,
-                )
-                bottom += size / MIB
-            axes.annotate(f"{bottom:.0f}", (place + shift, bottom), ha="center", va="bottom", fontsize=7)
-        span = (place - 0.4, place)
-        axes.hlines(run.predicted_states_bytes / MIB, *span, color="black", lw=1.6)
-        axes.hlines(run.floor_states_bytes / MIB, *span, color="black", lw=1.2, linestyles=":")
-    axes.set_xticks(range(len(runs)), list(runs.strategy))
-    axes.set_xlim(-0.5, len(runs) - 0.5)
-    axes.set_ylabel("MiB on the fullest rank")
-    first = runs.iloc[0]
-    psi = f", ψ = {int(first.psi) / 1e6:.1f} M" if not pd.isna(first.psi) else ""
-    axes.set_title(
-        f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}, {first.device}{psi}"
-    )
+def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:
+    """`capacity`: bytes that a rank has, drawn as a line."""
+    settings = comparisons(results)
+    largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
+    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    widest = max(len(cells) for cells in settings)
+    figure, places = sheet(settings, panels, (2.2 + 1.2 * widest, 3.6), CAPTION)
+    for axes, cells in places:
+        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
+        axes.set_ylabel(f"{name} on the fullest rank")
+        axes.set_title(title(cells, settings))
+        if capacity is not None:
+            axes.axhline(capacity / unit, color=VERMILION, ls="--", lw=1.4)
+    lines = [
+        rule("states predicted, with what is in flight", lw=1.8),
+        rule("states by the paper's formula alone", ":", lw=1.4),
+    ]
+    if capacity is not None:
+        lines.append(rule(f"capacity of a rank: {show_bytes(capacity)}", "--", lw=1.4, color=VERMILION))
+    figure.legend(handles=[*patches(CATEGORIES), *lines], loc="outside lower center", ncols=4)
+    return figure
 
 
-def legend() -> list:
-    """Categories, then the two lines."""
-    patches = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in CATEGORY_STYLE.items()]
-    predicted = plt.Line2D([], [], color="black", lw=1.6, label="states predicted, with what is in flight")
-    floor = plt.Line2D([], [], color="black", lw=1.2, ls=":", label="states by the paper's formula alone")
-    return [*patches, predicted, floor]
+def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -> None:
+    memory = rows_of(results, "memory", cell)
+    memory = memory[memory["phase"] == "step"]
+    if memory.empty:
+        absent(axes, place, "no memory table")
+        return
+    for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
+        parts = {name: size / unit for name, size in _fullest(memory, total, column).items()}
+        height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
+        axes.annotate(
+            show(height), (place + shift, height), (0, 3), textcoords="offset points", ha="center", fontsize=7
+        )
+    span = (place - 0.4, place)
+    axes.hlines(cell.predicted_states_bytes / unit, *span, color="black", lw=1.8)
+    axes.hlines(cell.floor_states_bytes / unit, *span, color="black", lw=1.4, linestyles=":")
 
 
-def main() -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "runs", nargs="?", default="results/reference/cpu/stages", help="a results folder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/figures"),
-        help="folder for the figure (default: %(default)s)",
-    )
-    chosen = parser.parse_args()
+def _fullest(memory: pd.DataFrame, total: str, column: str) -> dict[str, int]:
+    """Bytes by category on the rank, of the launches, where `total` is largest: those that make it up."""
+    most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
+    rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
+    sizes = rank.set_index("category")[column]
+    return {name: int(sizes[name]) for name in (STATES if total == "states" else CATEGORIES)}
+
+
+def _capacity(text: str) -> int:
     try:
-        results = load(chosen.runs)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"memory.py: {error}", file=sys.stderr)
-        return 2
-    groups = [runs for _, runs in latest(results.runs).groupby(SETTING, sort=False, dropna=False)]
-    if not groups:
-        print(f"memory.py: {chosen.runs} holds no runs", file=sys.stderr)
-        return 2
-    widest = max(len(runs) for runs in groups)
-    size = (2.2 + 1.5 * widest, 3.6 * len(groups))
-    figure, panels = plt.subplots(len(groups), 1, figsize=size, squeeze=False, layout="constrained")
-    for axes, runs in zip(panels[:, 0], groups, strict=True):
-        draw_panel(axes, results, runs)
-    figure.suptitle("Left bar: model states at their maximum. Right bar: everything at the peak.", fontsize=8, x=0.4)
-    figure.legend(handles=legend(), loc="outside center right", fontsize=7, frameon=False)
-    save(figure, chosen.out, "memory")
-    return 0
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--capacity", type=_capacity, help="what a rank has, as in 24GiB: drawn as a line")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("memory", __doc__, draw, arguments, _options)
 
 
 if __name__ == "__main__":

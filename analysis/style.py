@@ -1,34 +1,66 @@
-"""One style for all figures: readable in print, by the colour-blind, and without colour (hatches)."""
+"""One style for all figures: readable in print, by the colour-blind, and without colour (hatches, markers)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-MIB = 2**20
+# Okabe and Ito's palette, told apart by all common kinds of colour vision.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
 
-# Okabe and Ito's palette, told apart by all common kinds of colour vision; hatches tell them apart in grey.
-CATEGORY_STYLE = {
-    "parameters": ("#0072B2", ""),
-    "gradients": ("#E69F00", "//"),
-    "master": ("#56B4E9", ".."),
-    "optimizer": ("#009E73", "\\\\"),
-    "communication": ("#D55E00", "xx"),
-    "activations": ("#CC79A7", ""),
-    "inputs": ("#F0E442", ""),
-    "temporary": ("#999999", "--"),
+Fills = Mapping[str, tuple[str, str]]
+"""What a bar's part is called -> its colour and hatch."""
+
+CATEGORIES: Fills = {
+    "parameters": (BLUE, ""),
+    "gradients": (ORANGE, "//"),
+    "master": (SKY, "++"),
+    "optimizer": (GREEN, "\\\\"),
+    "communication": (VERMILION, "xx"),
+    "activations": (PURPLE, ".."),
+    "inputs": (YELLOW, ""),
+    "temporary": (GREY, "--"),
 }
+COLLECTIVES: Fills = {
+    "all_reduce": (BLUE, ""),
+    "reduce_scatter": (ORANGE, "//"),
+    "all_gather": (GREEN, "\\\\"),
+    "other": (GREY, "--"),
+}
+PHASES: Fills = {"forward": (SKY, ""), "backward": (BLUE, "//"), "update": (ORANGE, "\\\\")}
 
-plt.rcParams.update(
+
+class Look(NamedTuple):
+    """How the points and lines of a strategy look."""
+
+    colour: str
+    marker: str
+    line: str | tuple[int, tuple[int, ...]]
+
+
+STRATEGIES = {
+    "ddp": Look(BLACK, "o", "-"),
+    "zero1": Look(ORANGE, "s", "--"),
+    "zero2": Look(BLUE, "^", "-."),
+    "zero3": Look(VERMILION, "D", ":"),
+}
+OTHER_STRATEGY = Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1)))
+
+mpl.rcParams.update(
     {
         "figure.dpi": 150,
         "font.size": 9,
+        "axes.titlesize": 9,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -41,6 +73,31 @@ plt.rcParams.update(
 )
 
 
+def look(strategy: str) -> Look:
+    """The strategy's own, whatever it is called."""
+    return STRATEGIES.get(strategy, OTHER_STRATEGY)
+
+
+def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:
+    """Draws the parts as one stacked bar; the height of all together."""
+    bottom = 0.0
+    for name, height in parts.items():
+        colour, hatch = fills[name]
+        axes.bar(place, height, width, bottom, color=colour, hatch=hatch, edgecolor="white", lw=0.4)
+        bottom += height
+    return bottom
+
+
+def patches(fills: Fills) -> list[Patch]:
+    """A legend's entries for parts of bars."""
+    return [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in fills.items()]
+
+
+def rule(label: str, line: str = "-", **more: object) -> Line2D:
+    """A legend's entry for a line that is no strategy's."""
+    return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})  # type: ignore[arg-type]
+
+
 def save(figure: Figure, out: Path, name: str) -> None:
     """Writes NAME.png and NAME.svg under `out` and says where."""
     out.mkdir(parents=True, exist_ok=True)
@@ -48,4 +105,3 @@ def save(figure: Figure, out: Path, name: str) -> None:
         metadata = {"Date": None} if ending == "svg" else None
         figure.savefig(out / f"{name}.{ending}", bbox_inches="tight", metadata=metadata)
         print(f"figure: {out / f'{name}.{ending}'}")
-    plt.close(figure)

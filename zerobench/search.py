@@ -104,7 +104,11 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     if sweep.stopped:
         return []
     confirmed = sweep.rows[before:]
-    found = [_conclude(search, confirmed) for search in searches]
+    found = []
+    for search in searches:  # what was confirmed for another limit counts for this one too, if it fits
+        alike = [other for other in searches if other.cell.cell_id == search.cell.cell_id]
+        ids = {cell.cell_id for other in alike for cell in other.finalists()}
+        found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
     for search, row in zip(searches, found, strict=True):
         write_search(Path(search.cell.config["results_dir"]), row)
     return found
@@ -127,9 +131,8 @@ def _climb(search: Search, ladder: list[Cell], sweep: Sweep, known: dict[str, Ro
         too_large = too_large or not search.fits(row)
 
 
-def _conclude(search: Search, confirmed: list[Row]) -> SearchRow:
-    ids = {cell.cell_id for cell in search.finalists()}
-    mine = [row for row in confirmed if row["cell_id"] in ids]
+def _conclude(search: Search, mine: list[Row]) -> SearchRow:
+    """`mine`: confirming launches of this search's strategy."""
     row = _blank_row(search)
     cells = summarize(frame_of(mine, RunRow)) if mine else None
     records: list[Any] = [] if cells is None else cells.to_dict("records")

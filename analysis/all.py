@@ -1,0 +1,44 @@
+"""Every figure, each from the folder of its experiment under a common root.
+
+    python analysis/all.py [ROOT] --out DIR       from ROOT/stages, ROOT/scaling ...; DIR: ROOT/figures
+    python analysis/all.py --experiments          names the experiments that produce the runs of all figures
+
+Which figure is of which experiment: FIGURES in analysis/common.py. A figure whose runs are not there is named and left
+out. Exit code 2 where a figure could not be drawn, or none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import FIGURES, REFERENCE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws what there are runs of."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=REFERENCE, help="a folder of folders (%(default)s)")
+    parser.add_argument("--out", type=Path, help="folder for the figures (default: ROOT/figures)")
+    parser.add_argument("--experiments", action="store_true", help="only print the experiments' names")
+    chosen = parser.parse_args(arguments)
+    if chosen.experiments:
+        print(*dict.fromkeys(FIGURES.values()))
+        return 0
+    out = chosen.out or chosen.root / "figures"
+    codes = []
+    for figure, experiment in FIGURES.items():
+        runs = chosen.root / experiment
+        if runs.is_dir():
+            codes.append(import_module(f"analysis.{figure}").main([str(runs), "--out", str(out)]))
+        else:
+            print(f"all.py: {figure} is left out: no folder {runs}; experiment={experiment} makes it", file=sys.stderr)
+    return max(codes, default=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""What the scripts of all figures share: their command line, and runs as panels of cells that belong side by side.
+
+A *cell* is a row of `zerobench.summary.summarize`, with the `label` that tells it from its neighbours. A combination
+that other cells lead one to expect, and that nobody ran, is a cell too: its status is "missing". So what a figure has
+to draw of a cell that is not ok is always the same: its status, as a word (`absent`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.style import look, save
+from zerobench.naming import name_cells
+from zerobench.summary import SETTING, summarize
+from zerobench.tables import Results, latest, load
+
+FIGURES = {
+    "memory": "stages",
+    "volume": "stages",
+    "timeline": "stages",
+    "step_time": "step_time",
+    "scaling": "scaling",
+    "throughput": "scaling",
+    "losses": "losses",
+    "pareto": "frontier",
+    "memory_cap": "memory_cap",
+}
+"""Figure (and script) -> the experiment that produces its runs."""
+
+REFERENCE = Path("results/reference/cpu")
+MOST_PANELS = 12
+
+FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
+"""Cells that agree in these may stand in one panel, whatever their N and batch."""
+
+Options = Callable[[argparse.ArgumentParser], object]
+
+
+def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: list[str] | None, *more: Options) -> int:
+    """A figure's command. `more` adds arguments, which go to `draw` by name. Exit code 2: there is nothing to draw."""
+    parser = argparse.ArgumentParser(
+        f"analysis/{name}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = REFERENCE / FIGURES[name]
+    words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
+    parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/figures"), help="folder for PNG and SVG (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)"
+    )
+    for add in more:
+        add(parser)
+    options = vars(parser.parse_args(arguments))
+    runs, out = options.pop("runs"), options.pop("out")
+    try:
+        results = load_all(runs)
+        if results.runs.empty:
+            raise ValueError(f"no runs in {', '.join(map(str, runs))}")
+        figure = draw(results, **options)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"{name}.py: {error}", file=sys.stderr)
+        return 2
+    save(figure, out, name)
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of panels; give 1 or more")
+    return int(text)
+
+
+def load_all(paths: Sequence[Path]) -> Results:
+    """The tables of all folders below one another, less what stands in two of them."""
+    parts = {path.resolve(): load(path) for path in paths}.values()
+    tables = {}
+    for field in fields(Results):
+        frames = [getattr(part, field.name) for part in parts]
+        filled = [frame for frame in frames if len(frame)]
+        tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
+    return Results(**tables)
+
+
+def families(results: Results) -> list[pd.DataFrame]:
+    """Labelled cells by model, sequence, device and the like; strategies in a fixed order."""
+    cells = summarize(results.runs).sort_values("strategy", kind="stable")
+    return [_labelled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
+
+
+def comparisons(results: Results) -> list[pd.DataFrame]:
+    """A panel a setting: cells that train the same thing, in every panel of a family the same labels."""
+    panels: list[pd.DataFrame] = []
+    for cells in families(results):
+        whole = completed(cells, ["label", "strategy"], ["world_size", "batch"])
+        panels += [mine for _, mine in whole.groupby(["world_size", "batch"], dropna=False)]
+    return panels
+
+
+def grids(results: Results) -> list[pd.DataFrame]:
+    """A panel a family and micro-batch: every label at every N, in the order of N."""
+    panels = []
+    for cells in families(results):
+        for _, mine in cells.groupby(["micro_batch", "accumulation"], dropna=False):
+            panels.append(
+                completed(mine, ["label", "strategy"], ["world_size"]).sort_values("world_size", kind="stable")
+            )
+    return panels
+
+
+def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
+    """The cells of a family, with a row of status "missing" for every combination of what there is under `one` with
+    what there is under `other` that no cell has.
+    """
+    every = cells[one].drop_duplicates().merge(cells[other].drop_duplicates(), how="cross")
+    whole = every.merge(cells, how="left", on=[*one, *other])
+    whole["status"] = whole["status"].fillna("missing")
+    for key in FAMILY:
+        whole[key] = cells[key].iloc[0]
+    return whole
+
+
+def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
+    """The rows of a long table that belong to a cell's newest launches."""
+    runs = latest(results.runs)
+    frame: pd.DataFrame = getattr(results, table)
+    return frame[frame["run_id"].isin(runs[runs["cell_id"] == cell.cell_id]["run_id"])]
+
+
+def _labelled(cells: pd.DataFrame) -> pd.DataFrame:
+    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch."""
+    configs = [json.loads(text) | {"world_size": 0, "batch": 0} for text in cells["config"]]
+    pairs = zip(configs, name_cells(configs), strict=True)
+    labels = [config["strategy"]["name"] + name.split("b=0", 1)[1] for config, name in pairs]
+    return cells.assign(label=labels)
+
+
+def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
+    """What a panel's cells have in common: the model, the keys `of`, and in what else the panels differ."""
+    first, psi = cells.iloc[0], cells["psi"].dropna()
+    shown = {"world_size": "N = {}", "batch": "batch {} ×", "micro_batch": "micro-batch {} ×"}
+    parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]
+    words = ", ".join([first.model, *parts]) + (f" {first.sequence}" if parts else f", sequence {first.sequence}")
+    words += f", {first.device}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
+    differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
+    return words + "".join(f", {first[key]}" for key in differing)
+
+
+def sheet(
+    panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
+) -> tuple[Figure, list[tuple[Any, pd.DataFrame]]]:
+    """A figure, and the axes of each panel (`across` of them, of `size` inches); what is left out is said in it."""
+    shown = panels[:most]
+    abreast = 1 if across > 1 else min(len(shown), 1 if size[0] > 7 else 2)
+    rows = ceil(len(shown) / abreast)
+    wide = across * abreast
+    figure = Figure(figsize=(wide * size[0], rows * size[1] + 0.9), layout="constrained")
+    axes = figure.subplots(rows, wide, squeeze=False).reshape(-1, across)
+    for unused in axes[len(shown) :].flat:
+        unused.set_axis_off()
+    if len(panels) > most:
+        caption += f"\n{most} of {len(panels)} panels are drawn; --panels {len(panels)} draws all."
+    figure.suptitle(caption, fontsize=8)
+    return figure, list(zip([row[0] if across == 1 else row for row in axes], shown, strict=False))
+
+
+def bars(axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None]) -> None:
+    """A place on the x axis for each cell: what `draw_cell` draws, or the word for why there is nothing."""
+    for place, cell in enumerate(cells.itertuples()):
+        if cell.status == "ok":
+            draw_cell(axes, place, cell)
+        else:
+            absent(axes, place, str(cell.status))
+    long = max(len(label) for label in cells["label"]) > 10
+    axes.set_xticks(
+        range(len(cells)), [label.replace(" ", "\n") for label in cells["label"]], fontsize=7 if long else 9
+    )
+    axes.set_xlim(-0.5, len(cells) - 0.5)
+
+
+def absent(axes: Axes, place: float, word: str, colour: str = "black", number: int = 0) -> None:
+    """The word in the place of what is not there, upright at the axis; `number` sets several at one place apart."""
+    axes.annotate(
+        f"× {word}",
+        (place, 0),
+        (-4 + 9 * number, 4),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        rotation=90,
+        color=colour,
+        style="italic",
+        fontsize=8,
+        annotation_clip=False,
+    )
+
+
+def unit_of(largest: float) -> tuple[str, int]:
+    """The unit in which sizes up to `largest` bytes read well, and its bytes."""
+    return ("GiB", 2**30) if largest >= 4 * 2**30 else ("MiB", 2**20) if largest >= 2**20 else ("KiB", 2**10)
+
+
+def show(value: float) -> str:
+    """A bar's number: three digits, no more than one of them behind the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> Iterator[tuple[Any, Any]]:
+    """Draws `values` against N, a line a label with a gap where a cell is not ok, and its status there.
+
+    Yields each label's cells and its look, for whatever else there is to draw of it.
+    """
+    there: Counter[int] = Counter()
+    for label, mine in cells.groupby("label", sort=False):
+        how = style_of(cells, str(label))
+        y = mine[values].astype("float64") / unit
+        axes.plot(mine["world_size"], y, linestyle=line, label=label, **how)
+        for cell in mine[mine["status"] != "ok"].itertuples():
+            absent(axes, cell.world_size, f"{label}: {cell.status}", how["color"], there[cell.world_size])
+            there[cell.world_size] += 1
+        yield mine, how
+    ticks = sorted({int(n) for n in cells["world_size"]})
+    low, high = ticks[0], ticks[-1]
+    if high > 8:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        axes.set_xlim(low / 1.3, high * 1.3)
+    else:
+        reach = 0.12 * (high - low) or 0.5
+        axes.set_xlim(low - reach, high + reach)
+    axes.set_xticks(ticks, [str(n) for n in ticks])
+    axes.set_xlabel("ranks N")
+
+
+def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
+    """Colour and marker of the strategy; labels of one strategy differ in how the marker is filled."""
+    strategy = str(cells.loc[cells["label"] == label, "strategy"].iloc[0])
+    siblings = list(dict.fromkeys(cells.loc[cells["strategy"] == strategy, "label"]))
+    fill = ("full", "none", "left", "right")[siblings.index(label) % 4]
+    return {"color": look(strategy).colour, "marker": look(strategy).marker, "fillstyle": fill, "ms": 5.5}
+
+
+def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
+    """A legend's entry for every label of the panels."""
+    found = {}
+    for cells in panels:
+        found |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in found}
+    return [Line2D([], [], linestyle=line, label=label, **how) for label, how in found.items()]

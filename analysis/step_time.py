@@ -1,0 +1,75 @@
+"""Time of a step per strategy, split into forward, backward and update, with the step's 95 % interval.
+
+    python analysis/step_time.py [RUNS ...] --out DIR
+
+The dot is the step of the slowest rank: the median over the steps of one launch with the interval of that median; or,
+of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
+says which. Bars are the phases' own medians, so they need not end at the dot. Where there are too few steps for an
+interval there is none. A cell that failed, or that nobody ran, is drawn as such.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title
+from analysis.style import PHASES, patches, rule, stack
+from zerobench.tables import Results
+
+MS = 1000
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One bar a cell."""
+    settings = comparisons(results)
+    widest = max(len(cells) for cells in settings)
+    figure, places = sheet(settings, panels, (2 + 0.9 * widest, 3.4), caption(settings))
+    for axes, cells in places:
+        bars(axes, cells, _draw_cell)
+        axes.set_ylabel("step on the slowest rank (ms)")
+        axes.set_title(title(cells, settings))
+    step = rule("step, 95 % interval", marker="o", ms=4, lw=1.2)
+    figure.legend(handles=[*patches(PHASES), step], loc="outside lower center", ncols=4)
+    return figure
+
+
+def caption(settings: Sequence[pd.DataFrame]) -> str:
+    """What the intervals are of."""
+    cells = pd.concat(settings)
+    cells = cells[cells["status"] == "ok"]
+    several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]
+    words = []
+    if len(several):
+        counts = sorted({int(count) for count in several["launches"]})
+        words.append(f"over {' or '.join(map(str, counts))} launches")
+    if len(single):
+        words.append(f"over the steps of one launch{' elsewhere' if words else ''}")
+    none = " Without whiskers: too few steps for an interval." * bool(cells["step_s_low"].isna().any())
+    return f"Intervals: {'; '.join(words)}.{none}" if words else "No cell is ok."
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+    stack(axes, place, {name: getattr(cell, f"{name}_s") * MS for name in PHASES}, PHASES, 0.6)
+    low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
+    reach = None if pd.isna(low) else [[step - low], [high - step]]
+    axes.errorbar([place], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
+    top = step if reach is None else high
+    axes.annotate(show(step), (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("step_time", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

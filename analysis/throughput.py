@@ -1,0 +1,94 @@
+"""Tokens/s against the number of ranks, what of it is lost in per cent, and the memory that pays for it.
+
+    python analysis/throughput.py [RUNS ...] --out DIR --drop-from ddp|linear
+
+Left: tokens/s of all ranks together, with their 95 % interval where there is one. Middle: the drop,
+100 · (1 - tokens/s ÷ reference), where the reference is
+    ddp      what DDP reaches at the same N: the price of a stage (the default), or
+    linear   N times what the same strategy reaches at N = 1: the price of scaling.
+Where the reference was not measured there is no drop, and the panel says so. Right: peak memory on the fullest rank.
+A cell that failed, or that has no run where others have, is named at its N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of
+from zerobench.tables import Results
+
+REFERENCES = {"ddp": "DDP at the same N", "linear": "N × its own N = 1"}
+
+
+def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = "ddp") -> Figure:
+    """Three panels a setting: tokens/s, drop, peak."""
+    settings = grids(results)
+    largest = results.runs["peak_bytes"].max()
+    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    caption = f"Throughput at a fixed micro-batch; its drop is against {REFERENCES[drop_from]}."
+    figure, places = sheet(settings, panels, (3.6, 3.4), caption, across=3)
+    for (rate, lost, peak), cells in places:
+        cells = cells.assign(drop=drop(cells, drop_from))
+        for mine, how in curves(rate, cells, "tokens_per_s"):
+            _whiskers(rate, mine, how["color"])
+        for _ in curves(lost, cells, "drop"):
+            pass
+        _say_what_has_no_reference(lost, cells)
+        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+            pass
+        lost.axhline(0, color="black", lw=0.8)
+        rate.set_ylabel("tokens/s, all ranks together")
+        lost.set_ylabel(f"drop against {REFERENCES[drop_from]} (%)")
+        peak.set_ylabel(f"peak on the fullest rank ({name})")
+        for axes in (rate, peak):
+            axes.set_ylim(0)
+        rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
+    figure.legend(handles=entries(settings), loc="outside lower center", ncols=6)
+    return figure
+
+
+def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
+    """Per cent of the reference that a cell does not reach; NaN where there is no reference, or no cell."""
+    if drop_from == "ddp":
+        ok = cells[(cells["strategy"] == "ddp") & (cells["status"] == "ok")]
+        reference = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())
+    else:
+        alone = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
+        reference = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
+    return 100 * (1 - cells["tokens_per_s"] / reference.astype("float64"))
+
+
+def _whiskers(axes: Axes, cells: pd.DataFrame, colour: str) -> None:
+    known = cells.dropna(subset=["tokens_per_s_low"])
+    middle = known["tokens_per_s"]
+    reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
+    axes.errorbar(known["world_size"].astype(int), middle, reach, color=colour, ls="", capsize=3, lw=1)
+
+
+def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:
+    lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
+    words = [f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples()]
+    axes.text(0.02, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize=7, style="italic")
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--drop-from", choices=tuple(REFERENCES), default="ddp", help="what the drop is measured from (default: ddp)"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("throughput", __doc__, draw, arguments, _options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Memory against time within one step, stacked by category, with the phases of the step marked.
+
+    python analysis/timeline.py [RUNS ...] --out DIR
+
+The last measured step of the accounted pass, on the rank that needs most. That pass carries the instrument and is
+slower than the timed one: the milliseconds order the instants, they are no step time. One panel a cell, with one scale
+for cells that train the same thing; a cell that failed, or that nobody ran, is an empty panel that says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, absent, comparisons, rows_of, script, sheet, title, unit_of
+from analysis.style import CATEGORIES, patches
+from zerobench.tables import Results
+
+CAPTION = "One step of the accounted pass, which the instrument slows down: its milliseconds are no step time."
+MS = 1000
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One panel a cell."""
+    settings = comparisons(results)
+    singles = [cells.iloc[[place]] for cells in settings for place in range(len(cells))]
+    scales = [cells["peak_bytes"].max() for cells in settings for _ in range(len(cells))]
+    figure, places = sheet(singles, panels, (4.6, 2.9), CAPTION)
+    for (axes, cells), most in zip(places, scales, strict=False):
+        name, unit = unit_of(0 if pd.isna(most) else most)
+        cell: Any = next(cells.itertuples())
+        axes.set_title(f"{cell.label}: {title(cells, settings)}")
+        axes.set_ylabel(f"live on the fullest rank ({name})")
+        axes.set_xlabel("time in the accounted step (ms)")
+        axes.set_ylim(0, 1.2 * (1 if pd.isna(most) else most / unit))
+        rows = rows_of(results, "timeline", cell)
+        if cell.status != "ok" or rows.empty:
+            absent(axes, 0.5, str(cell.status) if cell.status != "ok" else "no timeline")
+            axes.set_xticks([])
+        else:
+            _stack(axes, _fullest(rows), unit)
+    figure.legend(handles=patches(CATEGORIES), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The instants, in their order, of the launch and rank with the largest sum."""
+    total = rows[[f"{name}_bytes" for name in CATEGORIES]].sum(axis=1)
+    most = rows.loc[total.idxmax()]
+    return rows[(rows["run_id"] == most["run_id"]) & (rows["rank"] == most["rank"])].sort_values("instant")
+
+
+def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> None:
+    """What is alive stays so until the next instant."""
+    ms = rows["seconds"].to_numpy() * MS
+    low = 0 * ms
+    for name, (colour, hatch) in CATEGORIES.items():
+        high = low + rows[f"{name}_bytes"].to_numpy(dtype="float64") / unit
+        axes.fill_between(
+            ms, low, high, step="post", facecolor=colour, hatch=hatch, edgecolor="white", lw=0, label=name
+        )
+        low = high
+    axes.set_xlim(0, ms[-1])
+    _mark_phases(axes, rows, ms[-1])
+
+
+def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
+    """A line where each phase begins, and its name at the top: upright where there is little room. What is between two
+    phases counts as data, and is mostly too short for a name.
+    """
+    phases = rows["phase"]
+    begins = rows[phases != phases.shift()]
+    starts = list(begins["seconds"] * MS)
+    for phase, start, stop in zip(begins["phase"], starts, [*starts[1:], end], strict=True):
+        axes.axvline(start, color="black", lw=0.8, ls="--")
+        if phase == "data" and stop - start < 0.05 * end:
+            continue
+        wide = stop - start > 0.15 * end
+        axes.annotate(
+            phase, ((start + stop) / 2 if wide else start, 1), (0 if wide else 2, -2), textcoords="offset points",
+            xycoords=axes.get_xaxis_transform(), ha="center" if wide else "left", va="top", fontsize=7,
+            rotation=0 if wide else 90, annotation_clip=False,
+        )  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("timeline", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Communication volume of a step per strategy, in ψ (elements moved over parameters), stacked by collective.
+
+    python analysis/volume.py [RUNS ...] --out DIR
+
+By the paper's convention: an all-reduce of ψ elements counts 2, a reduce-scatter or an all-gather 1. The black mark is
+the prediction. One panel for each set of cells that train the same thing; a cell that failed, or that nobody ran, is
+drawn as such.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, title
+from analysis.style import COLLECTIVES, patches, rule, stack
+from zerobench.tables import Results
+
+CAPTION = "What a rank communicates in one step, by collective."
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One bar a cell."""
+    settings = comparisons(results)
+    widest = max(len(cells) for cells in settings)
+    figure, places = sheet(settings, panels, (2 + 0.9 * widest, 3.2), CAPTION)
+    for axes, cells in places:
+        bars(axes, cells, _draw_cell)
+        axes.set_ylabel("volume of a step (ψ)")
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.08)
+        axes.set_title(title(cells, settings))
+    handles = [*patches(COLLECTIVES), rule("predicted", lw=1.8)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    return figure
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+    parts = {name: getattr(cell, f"volume_{name}_psi") for name in COLLECTIVES}
+    height = stack(axes, place, parts, COLLECTIVES, 0.6)
+    axes.annotate(f"{height:.3f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    axes.hlines(cell.predicted_volume_psi, place - 0.38, place + 0.38, color="black", lw=1.8)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("volume", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
