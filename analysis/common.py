@@ -143,7 +143,7 @@ def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
 
 def _labelled(cells: pd.DataFrame) -> pd.DataFrame:
     """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch."""
-    configs = [json.loads(text) | {"world_size": 0, "batch": 0} for text in cells["config"]]
+    configs = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} for text in cells["config"]]
     pairs = zip(configs, name_cells(configs), strict=True)
     labels = [config["strategy"]["name"] + name.split("b=0", 1)[1] for config, name in pairs]
     return cells.assign(label=labels)

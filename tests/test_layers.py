@@ -12,13 +12,12 @@ LAYERS = [
     {"records", "theory", "zero", "units"},
     {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
     {"worker", "tables", "resolve", "provenance", "overrides"},
-    {"launch", "join", "naming", "summary", "folders", "holdings", "estimate", "compose"},
-    {"noise_floor", "paired", "comparison"},
-    {"cell", "console", "export", "compare", "status", "account", "show", "prune"},
+    {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
+    {"cell", "console"},
     {"sweep"},
-    {"live", "dry_run", "search", "budget", "budget_file", "budget_report"},
+    {"live", "search"},
     {"runner"},
-    {"budgets", "noise"},
+    {"verbs"},
     {"cli", "__init__", "__main__"},
 ]
 """From the bottom up. A module may import its own layer's and those below."""

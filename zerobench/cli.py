@@ -1,7 +1,7 @@
 """The command line: a Hydra app, with verbs beside it.
 
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
-    zerobench VERB ...             see VERBS
+    zerobench VERB ...             see HELP
 
 Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
 """
@@ -51,11 +51,8 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = {
-    "status": ".status", "show": ".show", "export": ".export", "compare": ".compare", "noise": ".noise",
-    "budget": ".budgets", "prune": ".prune",
-}  # fmt: skip
-"""Verb -> the module that holds a function of that name; imported when asked for."""
+VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune")
+"""Each is a function of a module of that name in verbs/, imported when asked for."""
 
 
 def main() -> None:
@@ -72,7 +69,7 @@ def run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0]
-        code: int = getattr(import_module(VERBS[verb], __package__), verb)(arguments[1:])
+        code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
         return code
     return _sweep(arguments)
 
@@ -88,7 +85,7 @@ def _sweep(arguments: list[str]) -> int:
         return 0
     dry_run = "--dry-run" in arguments
     try:
-        cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))
+        cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
     except RefusedError as refused:
         for problem in refused.problems:
             print(f"zerobench: {problem}", file=sys.stderr)
@@ -96,7 +93,7 @@ def _sweep(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     if dry_run:
-        from .dry_run import print_plan
+        from .verbs.dry_run import print_plan
 
         return print_plan(cells)
     from .runner import run_cells

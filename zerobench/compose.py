@@ -7,7 +7,6 @@ the order of the runs is ours (sweep.py).
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from functools import partial
@@ -81,7 +80,6 @@ def _note_cell(journal: Path, config: Any) -> None:
         cell = resolve(plain, model, stray_keys(config))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         cell = unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
-    cell.config["results_dir"] = os.path.abspath(cell.config["results_dir"])
     with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
         file.write(json.dumps({"config": cell.config, "problems": cell.problems}) + "\n")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from .resolve import VOLATILE
+from .resolve import LOCAL, VOLATILE
 
-DERIVED = (*VOLATILE, "data.text_hash", "micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
+DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
 """Keys that say nothing that the base name, or another key, does not say."""
 
 
@@ -20,13 +20,21 @@ def base_name(config: dict[str, Any]) -> str:
 
 
 def name_cells(configs: list[dict[str, Any]]) -> list[str]:
-    """A name for each; those whose base names are equal get the keys in which they differ."""
+    """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
+    names = [base_name(config) for config in configs]
+    flat = [_flatten(config) for config in configs]
+    names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
+    return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
+
+
+def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
+    """The names, and after those that are equal the keys in which their flat configs differ."""
     groups = defaultdict(list)
-    for place, config in enumerate(configs):
-        groups[base_name(config)].append(place)
-    names = [""] * len(configs)
+    for place, name in enumerate(names):
+        groups[name].append(place)
+    names = list(names)
     for base, places in groups.items():
-        flat = [_flatten(configs[place]) for place in places]
+        flat = [configs[place] for place in places]
         differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
         for place, mine in zip(places, flat, strict=True):
             parts = [f"{key.split('.', 1)[-1]}={_show(mine[key])}" for key in differing if key in mine]
@@ -36,19 +44,19 @@ def name_cells(configs: list[dict[str, Any]]) -> list[str]:
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Keys of resolved configs with different values, less what is volatile: key -> (one's, the other's)."""
-    mine, theirs = _flatten(one, VOLATILE), _flatten(other, VOLATILE)
+    mine, theirs = _flatten(one), _flatten(other)
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
 
 
-def _flatten(config: dict[str, Any], without: tuple[str, ...] = DERIVED, prefix: str = "") -> dict[str, Any]:
+def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
-        if name in without:
+        if name in VOLATILE:
             continue
         if isinstance(value, dict):
-            flat |= _flatten(value, without, f"{name}.")
+            flat |= _flatten(value, f"{name}.")
         else:
             flat[name] = value
     return flat

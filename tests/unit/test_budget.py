@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from zerobench.budget import RECORDED, Finding, Limit, judge_cell, parse_limit, show_limit
-from zerobench.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
-from zerobench.budget_report import write_junit, write_markdown
-from zerobench.budgets import exit_code
 from zerobench.units import parse_bytes, show_bytes
+from zerobench.verbs.budget import exit_code
+from zerobench.verbs.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
+from zerobench.verbs.budget_report import write_junit, write_markdown
+from zerobench.verbs.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, show_limit
 
 MIB = 2**20
 

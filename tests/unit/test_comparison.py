@@ -11,14 +11,14 @@ import pytest
 from scipy import stats
 
 from tests.cells import cell
-from zerobench import noise_floor
 from zerobench.cell import _blank_row
-from zerobench.comparison import Compared, Comparison, compare_runs
-from zerobench.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.paired import effect_of, interleaved, pair_up
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.resolve import Cell
 from zerobench.tables import frame_of
+from zerobench.verbs import noise_floor
+from zerobench.verbs.comparison import Compared, Comparison, compare_runs
+from zerobench.verbs.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
+from zerobench.verbs.paired import effect_of, interleaved, pair_up
 
 MIB = 2**20
 Row = dict[str, Any]

@@ -14,9 +14,9 @@ from tests.cells import cell
 from zerobench import cli
 from zerobench.cell import _blank_row
 from zerobench.folders import claim_folder, write_run
-from zerobench.holdings import look
 from zerobench.records import CATEGORIES, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.tables import collect, load
+from zerobench.verbs.holdings import look
 
 clock = itertools.count()
 

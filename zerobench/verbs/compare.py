@@ -14,12 +14,13 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from . import noise_floor, tables
+from .. import tables
+from ..console import PLAIN_WIDTH, plain_table, stdout_console
+from ..records import RunRow
+from ..units import show_bytes
+from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs
-from .console import PLAIN_WIDTH, plain_table, stdout_console
 from .paired import Effect, interleaved
-from .records import RunRow
-from .units import show_bytes
 
 NOISE_FOLDER = "results/noise"
 NOT_COMPARABLE = "not comparable"

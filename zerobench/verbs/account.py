@@ -15,11 +15,11 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from .console import name_of, plain_table, stdout_console
-from .records import CATEGORIES
+from ..console import name_of, plain_table, stdout_console
+from ..records import CATEGORIES
+from ..tables import Results
+from ..units import show_bytes
 from .status import code_of
-from .tables import Results
-from .units import show_bytes
 
 Row = dict[str, Any]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .cell import find_reusable
-from .compose import first_line
-from .console import plain_table, stdout_console
-from .estimate import Estimate, estimate
-from .naming import name_cells
-from .resolve import Cell
-from .units import show_bytes
+from ..cell import find_reusable
+from ..compose import first_line
+from ..console import plain_table, stdout_console
+from ..estimate import Estimate, estimate
+from ..naming import name_cells
+from ..resolve import Cell
+from ..units import show_bytes
 
 HEADER = ["cell", "plan", "ψ", "predicted states", "predicted volume ψ"]
 

@@ -9,10 +9,10 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from .console import plain_table, stdout_console
-from .folders import PARTIAL, is_claimed
+from ..console import plain_table, stdout_console
+from ..folders import PARTIAL, is_claimed
+from ..units import show_bytes, show_count
 from .holdings import PRUNED, Holdings, look, size_of
-from .units import show_bytes, show_count
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Any
 
 import pandas as pd
 
-from .naming import base_name, differences, name_cells
+from ..naming import base_name, differences, name_cells
+from ..records import CATEGORIES, COLLECTIVES
+from ..resolve import work_id
+from ..summary import summarize
+from ..tables import latest
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
-from .records import CATEGORIES, COLLECTIVES
-from .resolve import work_id
-from .summary import summarize
-from .tables import latest
 
 Row = dict[str, Any]
 

@@ -7,9 +7,9 @@ import difflib
 import sys
 from pathlib import Path
 
+from ..tables import Results, load
 from .account import print_account
 from .holdings import Held, Holdings, look
-from .tables import Results, load
 
 LISTED = 10
 """Candidates that are named where RUN fits several."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..summary import TIMES, geometric_interval
 from .noise_floor import NoiseFloor
-from .summary import TIMES, geometric_interval
 
 LEAST_PAIRS = 3
 """With fewer there is no interval."""

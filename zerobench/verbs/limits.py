@@ -18,8 +18,8 @@ from typing import Any
 
 import pandas as pd
 
-from .records import CATEGORIES, COLLECTIVES
-from .units import parse_bytes, show_bytes
+from ..records import CATEGORIES, COLLECTIVES
+from ..units import parse_bytes, show_bytes
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)

@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..compose import RefusedError, compose_cells
+from ..console import plain_table, stdout_console
+from ..live import Reporter
+from ..resolve import Cell
+from ..sweep import Sweep
+from ..tables import latest
 from . import noise_floor
 from .compare import NOISE_FOLDER, load_runs
-from .compose import RefusedError, compose_cells
-from .console import plain_table, stdout_console
-from .live import Reporter
 from .noise_floor import LEAST_LAUNCHES, NoiseFloor, floor_from
-from .resolve import Cell
-from .sweep import Sweep
-from .tables import latest
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true")
 """The cell that is measured where the command line says nothing else, anew: noise is that of today."""

@@ -13,17 +13,17 @@ from typing import Any
 
 import pandas as pd
 
-from . import tables
-from .budget import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, show_value
+from .. import tables
+from ..compose import RefusedError, compose_cells
+from ..naming import name_cells
+from ..provenance import device_class
+from ..records import RunRow
+from ..resolve import Cell, work_id
+from ..runner import run_cells
+from ..summary import summarize
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
-from .compose import RefusedError, compose_cells
-from .naming import name_cells
-from .provenance import device_class
-from .records import RunRow
-from .resolve import Cell, work_id
-from .runner import run_cells
-from .summary import summarize
+from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, show_value
 
 DEFAULT_FOLDER = Path("results/budgets")
 

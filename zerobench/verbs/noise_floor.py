@@ -20,8 +20,8 @@ import numpy as np
 import yaml
 from scipy import stats
 
-from .naming import base_name
-from .summary import TIMES
+from ..naming import base_name
+from ..summary import TIMES
 
 LEAST_LAUNCHES = 3
 """Fewer say next to nothing of a spread."""

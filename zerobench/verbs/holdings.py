@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .folders import PARTIAL, is_claimed
-from .tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
+from ..folders import PARTIAL, is_claimed
+from ..tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
 
 PRUNED = ".pruned-"
 """What the name of a folder begins with that is being removed."""

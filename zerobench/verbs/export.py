@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import tables
+from .. import tables
 
 SHORT = (
     "strategy", "model", "world_size", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",

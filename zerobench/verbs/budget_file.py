@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from .budget import METRICS, Limit, parse_limit, show_limit
+from .limits import METRICS, Limit, parse_limit, show_limit
 
 ANY = "any"
 """An environment whose limits hold everywhere."""

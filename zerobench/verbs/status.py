@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .console import plain_table, sorted_cells, stdout_console
-from .folders import PARTIAL
+from ..console import plain_table, sorted_cells, stdout_console
+from ..folders import PARTIAL
+from ..models import registered_models
+from ..provenance import source_hash
+from ..units import show_bytes, show_count
 from .holdings import Holdings, look, size_of
-from .models import registered_models
-from .provenance import source_hash
-from .units import show_bytes, show_count
 
 DEFAULT = "results/runs"
 BUILT_IN = ("gpt", "mlp", "huggingface")
