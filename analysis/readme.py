@@ -1,70 +1,146 @@
-"""Writes the README's table from committed runs, so that no figure in it is typed by hand.
+"""Writes the README's figures in numbers from the committed tables, so that none of them is typed by hand.
 
-python analysis/readme.py [RUNS] [--check]
+    python analysis/readme.py [ROOT] [--check]
+
+A *block* of the README stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS makes each of them from
+the tables under ROOT, a folder for each experiment.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import pandas as pd
 
-from zerobench import load  # noqa: E402
-from zerobench.tables import latest  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-BEGIN = "<!-- table: results/reference/cpu, written by `make plots` -->"
-END = "<!-- end of table -->"
+from analysis.common import REFERENCE
+from zerobench.summary import summarize
+from zerobench.tables import load
+from zerobench.units import show_bytes
+
+HERE = Path(__file__).resolve().parents[1]
 MIB = 2**20
+NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
-def table(where: Path) -> str:
-    """The table in Markdown, and the line that says where it comes from."""
-    runs = latest(load(where).runs)
+def answer(root: Path) -> str:
+    """Which stage, in a paragraph: what each costs beside DDP, and what trains under each limit."""
+    cells = _cells(root / "stages")
+    ddp = cells["ddp"]
+    first = f"DDP: {ddp.states_bytes / MIB:.1f} MiB of model states a rank, {ddp.volume_psi:.2f} ψ of traffic a step"
+    costs = [f"{first}, {ddp.step_s * 1000:.0f} ms"]
+    for name in ("zero1", "zero2", "zero3"):
+        one = cells[name]
+        size = f"{one.states_bytes / MIB:.1f} MiB ({_signed(one.states_bytes / ddp.states_bytes - 1)})"
+        costs.append(f"{NAMES[name]}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time")
+    where = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
+    return f"Measured on {where}: {'; '.join(costs)}. {_under_limits(root)}"
+
+
+def _under_limits(root: Path) -> str:
+    searches = load(root / "memory_cap").searches.sort_values(["limit_bytes", "strategy"])
+    words = []
+    for limit, mine in searches.groupby("limit_bytes"):
+        found = mine[mine["status"] == "found"].sort_values("tokens_per_s", ascending=False)
+        out = [NAMES[name] for name in mine[mine["status"] != "found"]["strategy"]]
+        if found.empty:
+            words.append(f"{show_bytes(limit)} nothing trains")
+            continue
+        best = [f"{NAMES[one.strategy]} {one.tokens_per_s:.0f}" for one in found.itertuples()]
+        words.append(f"{show_bytes(limit)} {', '.join(best)}" + f" ({' and '.join(out)}: nothing fits)" * bool(out))
+    first = searches.iloc[0]
+    what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"
+    return f"The fastest that fits under a memory limit a rank ({what}), tokens/s: under {'; under '.join(words)}."
+
+
+def stages(root: Path) -> str:
+    """The table of the main job, and where it comes from."""
+    cells = _cells(root / "stages")
     lines = [
         "| strategy | peak MiB | states MiB | predicted | volume ψ | predicted | step ms | tokens/s | loss |",
         "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
-    for run in runs.itertuples():
+    for run in cells.values():
+        sizes = (run.peak_bytes, run.states_bytes, run.predicted_states_bytes)
         step = f"{run.step_s * 1000:.0f} ({run.step_s_low * 1000:.0f}–{run.step_s_high * 1000:.0f})"
-        cells = [
-            run.strategy,
-            f"{run.peak_bytes / MIB:.1f}",
-            f"{run.states_bytes / MIB:.1f}",
-            f"{run.predicted_states_bytes / MIB:.1f}",
-            f"{run.volume_psi:.3f}",
-            f"{run.predicted_volume_psi:.3f}",
-            step,
-            f"{run.tokens_per_s:.0f}",
-            f"{run.loss_last:.4f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    first = runs.iloc[0]
+        shown = [run.strategy, *(f"{size / MIB:.1f}" for size in sizes), f"{run.volume_psi:.3f}"]
+        shown += [f"{run.predicted_volume_psi:.3f}", step, f"{run.tokens_per_s:.0f}", f"{run.loss_last:.4f}"]
+        lines.append(_pipes(shown))
+    first = next(iter(cells.values()))
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
-        f"tokens a step, {first.precision}, {first.optimizer}; {first.cores} cores, "
-        f"torch {first.torch_version}, {first.started[:10]}. Medians of the slowest rank with their 95 % "
-        "intervals. `make reference` makes it again."
+        f"tokens a step, {first.precision}, {first.optimizer}; {first.cores} cores, torch {first.torch_version}, "
+        f"{first.started[:10]}. Medians of the slowest rank with their 95 % intervals over its steps. "
+        f"`{first.command}`"
     )
-    return "\n".join([BEGIN, "", *lines, "", source, "", END])
+    return "\n".join([*lines, "", source])
+
+
+def memory_cap(root: Path) -> str:
+    """What each strategy does best under each limit."""
+    searches = load(root / "memory_cap").searches.sort_values(["limit_bytes", "strategy"])
+    lines = [
+        "| limit a rank | strategy | micro-batch × accumulation | peak | tokens/s (95 % interval) |",
+        "| --: | --- | --- | --: | --: |",
+    ]
+    for one in searches.itertuples():
+        limit = show_bytes(one.limit_bytes)
+        if one.status != "found":
+            lines.append(_pipes([limit, one.strategy, f"nothing fits: {one.reason}", "–", "–"]))
+            continue
+        how = f"{one.micro_batch} × {one.accumulation}" + ", recomputed" * bool(one.checkpointing)
+        interval = "" if pd.isna(one.tokens_per_s_low) else f" ({one.tokens_per_s_low:.0f}–{one.tokens_per_s_high:.0f})"
+        lines.append(
+            _pipes([limit, one.strategy, how, show_bytes(one.peak_bytes), f"{one.tokens_per_s:.0f}{interval}"])
+        )
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"answer": answer, "stages": stages, "memory_cap": memory_cap}
+
+
+def _cells(where: Path) -> dict[str, Any]:
+    return {str(cell.strategy): cell for cell in summarize(load(where).runs).itertuples()}
+
+
+def _signed(share: float) -> str:
+    return f"{'+' if share >= 0 else '−'}{abs(share):.0%}".replace("%", " %")
+
+
+def _pipes(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def rewritten(text: str, root: Path) -> str:
+    """The README with every block made anew. Raises ValueError where it lacks one."""
+    for name, make in BLOCKS.items():
+        begin, end = f"<!-- {name}: written by `make plots` -->", f"<!-- end of {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"README.md must hold {begin} and {end} once each")
+        block = f"{begin}\n\n{make(root)}\n\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, block=block: block, text, flags=re.S)
+    return text
 
 
 def main() -> int:
     """Rewrites the README; with --check only says whether it would change. Exit code 1 if so."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="?", type=Path, default=ROOT / "results/reference/cpu/stages")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the table is out of date")
+    parser.add_argument("root", nargs="?", type=Path, default=HERE / REFERENCE, help="a folder of folders of tables")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
     chosen = parser.parse_args()
-    readme = ROOT / "README.md"
+    readme = HERE / "README.md"
     text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    new = before + table(chosen.runs) + rest.split(END)[1]
+    new = rewritten(text, chosen.root)
     if chosen.check:
         return int(new != text)
     readme.write_text(new)
-    print(f"table: {readme}")
+    print(f"written: the blocks of {readme}")
     return 0
 
 

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import zerobench
+from analysis.common import FIGURES
 from zerobench.zero import STAGES
 
 ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "results/reference/cpu"
 
 
 def test_the_readmes_table_is_that_of_the_committed_runs() -> None:
@@ -17,14 +21,33 @@ def test_the_readmes_table_is_that_of_the_committed_runs() -> None:
     assert done.returncode == 0, "run `make plots`"
 
 
-def test_committed_runs_are_whole_and_agree() -> None:
-    runs = zerobench.load(ROOT / "results/reference/cpu/stages").runs
+def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
+    runs = zerobench.load(REFERENCE / "stages").runs
     assert list(runs.strategy) == ["ddp", *STAGES]
     assert set(runs.status) == {"ok"}
     assert runs.passes_agree.all()
     assert runs.loss_last.nunique() == 1
+
+
+@pytest.mark.parametrize("experiment", sorted(set(FIGURES.values())))
+def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str) -> None:
+    results = zerobench.load(REFERENCE / experiment)
+    assert set(results.runs.status) == {"ok"}
+    assert set(results.runs.strategy) == {"ddp", *STAGES}
+    assert all(f"experiment={experiment}" in command for command in results.runs.command)
+    assert results.runs.commit.notna().all()
+    assert results.runs.torch_version.notna().all()
+    states = results.runs.states_bytes / results.runs.predicted_states_bytes
+    assert ((states - 1).abs() < 0.01).all()
+    assert (results.runs.volume_psi == results.runs.predicted_volume_psi).all()
+    assert (REFERENCE / experiment / "runs.md").is_file()
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_figure_is_drawn_and_shown(figure: str) -> None:
     for ending in ("png", "svg"):
-        assert (ROOT / f"results/reference/cpu/figures/memory.{ending}").stat().st_size > 10_000
+        assert (REFERENCE / f"figures/{figure}.{ending}").stat().st_size > 10_000
+    assert f"results/reference/cpu/figures/{figure}.png" in (ROOT / "README.md").read_text()
 
 
 def test_every_file_of_the_package_is_in_the_tree() -> None:
