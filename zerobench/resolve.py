@@ -39,16 +39,6 @@ class Cell:
         """The same cell with other values at the top of its config."""
         return Cell({**self.config, **changes}, self.problems)
 
-    def row_key(self, key: str) -> Any:
-        """What a row says under `key`: strategy and model by their names, the rest as it is."""
-        value = self.config[key]
-        return value["name"] if isinstance(value, dict) else value
-
-    @property
-    def title(self) -> str:
-        """A short name for people."""
-        return f"{self.config['strategy']['name']} {self.config['model']['name']} N={self.config['world_size']}"
-
 
 def work_id(config: dict[str, Any]) -> str:
     """What is measured, on whatever machine: the hash of a resolved config less what is volatile or local."""

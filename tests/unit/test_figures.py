@@ -2,116 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from analysis import all as every
 from analysis.common import FIGURES
 from tests.cells import cell
+from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
 from zerobench.cell import _blank_row
-from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow, SearchRow, StepRow, TimelineRow
+from zerobench.records import CATEGORIES, STATES
 from zerobench.summary import summarize
-from zerobench.tables import ALL_TABLES, Results, collect, frame_of
-
-MIB = 2**20
-OF_RUNS = [name for name in FIGURES if name != "memory_cap"]  # that one is of searches
-NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
-"""Bytes by category at the peak; the states' maximum holds half a MiB more of each."""
-
-
-def run(strategy: str, ranks: int, status: str = "ok", repeat: int = 0, step: float = 0.1, **more: Any) -> RunRow:
-    """A row with made-up values; of a failed run, without any."""
-    row = _blank_row(cell(strategy, ranks, micro_batch=more.pop("micro_batch", 2)), repeat)
-    row.run_id, row.status = f"{strategy}-{ranks}-{row.micro_batch}-{repeat}", status
-    if status != "ok":
-        return row
-    sizes = {f"peak_{name}_bytes": size for name, size in NUMBERS.items()}
-    values: dict[str, Any] = {
-        **sizes, "psi": 10**6, "peak_bytes": sum(NUMBERS.values()), "states_bytes": 30 * MIB // ranks,
-        "predicted_states_bytes": 29 * MIB // ranks, "floor_states_bytes": 20 * MIB // ranks, "volume_psi": 3.0,
-        "predicted_volume_psi": 2.9, "volume_all_reduce_psi": 0.0, "volume_reduce_scatter_psi": 1.0,
-        "volume_all_gather_psi": 2.0, "volume_other_psi": 0.0, "step_s": step, "step_s_low": step * 0.9,
-        "step_s_high": step * 1.2, "forward_s": 0.03, "backward_s": 0.05, "update_s": 0.01,
-        "tokens_per_s": row.batch * row.sequence / step, "passes_agree": True,
-    }  # fmt: skip
-    return replace(row, **(values | more))
-
-
-def results_of(rows: list[RunRow], losses: dict[str, list[float]] | None = None) -> Results:
-    """Tables of the runs: two ranks each, of which rank 1 holds more."""
-    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ALL_TABLES}
-    tables["runs"] = [asdict(row) for row in rows]
-    for row in rows:
-        if row.status != "ok":
-            continue
-        for rank in (0, 1):
-            mine: dict[str, list[Any]] = {"memory": _memory(rank), "timeline": _timeline(rank)}
-            curve = (losses or {}).get(row.strategy, [3.0, 2.0, 1.0])
-            mine["steps"] = [
-                StepRow(rank, mode, n, n < 1, loss + rank, 0.1, 0.03, 0.05, 0.01)
-                for mode in ("timed", "accounted")
-                for n, loss in enumerate(curve)
-            ]
-            for name, made in mine.items():
-                tables[name] += [{"run_id": row.run_id, **asdict(one)} for one in made]
-    frames = {}
-    for name, kind in ALL_TABLES.items():
-        frames[name] = frame_of(tables[name], kind)
-        if name not in ("runs", "searches"):
-            frames[name].insert(0, "run_id", [one["run_id"] for one in tables[name]])
-    return Results(**frames)
-
-
-def _memory(rank: int) -> list[MemoryRow]:
-    def rows(phase: str, scale: int) -> list[MemoryRow]:
-        own = [MemoryRow(rank, phase, n, s * scale, s * scale + MIB // 2, s * 9, None) for n, s in NUMBERS.items()]
-        states = sum(NUMBERS[name] for name in STATES)
-        total = sum(NUMBERS.values())
-        return [
-            *own,
-            MemoryRow(rank, phase, "states", 0, 0, states * scale),
-            MemoryRow(rank, phase, "total", 0, 0, total * scale),
-        ]
-
-    return [*rows("forward", 7), *rows("step", rank + 1)]
-
-
-def _timeline(rank: int) -> list[TimelineRow]:
-    phases = ["data", "forward", "backward", "update"]
-    sizes = {f"{name}_bytes": size * (rank + 1) for name, size in NUMBERS.items()}
-    return [TimelineRow(rank, n, n * 0.01, phase, **sizes) for n, phase in enumerate(phases)]
-
-
-def texts(figure: Figure) -> list[str]:
-    found = [text.get_text() for axes in figure.axes for text in axes.texts]
-    return found + [axes.get_xlabel() for axes in figure.axes]
-
-
-def figure_of(name: str, results: Results, **options: Any) -> Figure:
-    figure: Figure = import_module(f"analysis.{name}").draw(results, **options)
-    return figure
-
-
-def tops(axes: Any) -> dict[float, float]:
-    """Where a stacked bar stands -> how high it is."""
-    found: dict[float, float] = {}
-    for bar in axes.patches:
-        middle = round(bar.get_x() + bar.get_width() / 2, 3)
-        found[middle] = max(found.get(middle, 0.0), bar.get_y() + bar.get_height())
-    return found
-
-
-GRID = [
-    run("ddp", 1), run("ddp", 2, step=0.08), run("zero1", 1), run("zero1", 2, "oom"), run("zero3", 1),
-]  # fmt: skip
-"""zero1 failed at N = 2, zero3 has no run there."""
+from zerobench.tables import collect
 
 
 @pytest.mark.parametrize("name", OF_RUNS)
@@ -138,38 +44,6 @@ def test_nothing_to_draw_is_one_sentence_and_exit_2(name: str, tmp_path: Path, c
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_failures_alone_are_a_figure_of_failures(name: str) -> None:
     assert "timeout" in " ".join(texts(figure_of(name, results_of([run("ddp", 2, "timeout")]))))
-
-
-def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:
-    row = SearchRow(
-        f"{strategy}{limit}", strategy, "tiny", 2, 16, 32, "cpu", limit * MIB, "found" if rate else "nothing_fits", "",
-        5, MIB, "a b c", tokens_per_s=rate, **more,
-    )  # fmt: skip
-    return asdict(row)
-
-
-def test_memory_cap_has_a_point_a_limit_or_says_that_nothing_fits(tmp_path: Path) -> None:
-    best = {"micro_batch": 4, "accumulation": 2, "checkpointing": True}
-    interval = {"tokens_per_s_low": 180.0, "tokens_per_s_high": 230.0}
-    rows = [search("ddp", 10, None), search("ddp", 20, 200.0, **best, **interval), search("zero1", 10, 100.0)]
-    results = replace(results_of([]), searches=frame_of(rows, SearchRow))
-    axes = figure_of("memory_cap", results).axes[0]
-    words = texts(axes.figure)
-    assert "4×2 r" in words
-    assert [word for word in words if "nothing fits" in word] == ["× ddp: nothing fits"]
-    assert [word for word in words if "missing" in word] == ["× zero1: missing"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "20"]
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines if line.get_label() in ("ddp", "zero1")}
-    assert lines == {"ddp": [pytest.approx(float("nan"), nan_ok=True), 200.0], "zero1": [100.0, lines["zero1"][1]]}
-    ((whisker,),) = [[s[:, 1].tolist() for s in bar.get_segments()] for bar in axes.collections]
-    assert whisker == [180.0, 230.0]
-    collect(results, tmp_path / "runs")
-    main = import_module("analysis.memory_cap").main
-    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2, (
-        "no runs: the search's are in the folder"
-    )
-    collect(replace(results_of([run("ddp", 2)]), searches=results.searches), tmp_path / "runs")
-    assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
 
 
 def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
