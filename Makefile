@@ -52,6 +52,7 @@ reference: setup
 	  --out $(REFERENCE)/memory_cap/searches.md
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
+	$(RUN) -m zerobench budget record --file results/budgets/buckets.yaml experiment=budget_buckets
 	$(MAKE) plots
 
 budget: setup

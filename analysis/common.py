@@ -123,10 +123,10 @@ def grids(results: Results) -> list[pd.DataFrame]:
 
 
 def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
-    """The cells of a family, with a row of status "missing" for every combination of what there is under `one` with
-    what there is under `other` that no cell has.
+    """The cells of a family, with a row of status "missing" for every combination of what one command has under `one`
+    with what it has under `other` that no cell has.
     """
-    every = cells[one].drop_duplicates().merge(cells[other].drop_duplicates(), how="cross")
+    every = _of_one_sweep(cells, one, other)
     whole = every.merge(cells, how="left", on=[*one, *other])
     whole["status"] = whole["status"].fillna("missing")
     for key in FAMILY:
@@ -157,7 +157,22 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     words = ", ".join([first.model, *parts]) + (f" {first.sequence}" if parts else f", sequence {first.sequence}")
     words += f", {first.device}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
-    return words + "".join(f", {first[key]}" for key in differing)
+    return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], panels)
+
+
+def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:
+    """Of the model's options those that are not the same in all panels of the model."""
+    others = [set(panel["shape"].iloc[0].split()) for panel in panels]
+    return "".join(f", {option}" for option in shape.split() if not all(option in other for other in others))
+
+
+def _of_one_sweep(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
+    """Every combination that a command would have run, of the commands that made these cells."""
+    products = [
+        mine[one].drop_duplicates().merge(mine[other].drop_duplicates(), how="cross")
+        for _, mine in cells.groupby("command", sort=False)
+    ]
+    return pd.concat(products, ignore_index=True).drop_duplicates()
 
 
 def sheet(

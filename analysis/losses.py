@@ -41,6 +41,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         for axes in (left, right):
             axes.set_xlabel("step")
             axes.margins(x=0.02)
+            axes.xaxis.get_major_locator().set_params(integer=True)
         left.set_title(title(cells, settings), loc="left")
         left.set_ylabel("loss, mean over ranks (nats a token)")
         if found:

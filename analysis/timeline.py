@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, absent, comparisons, rows_of, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, absent, comparisons, rows_of, script, sheet, show, title, unit_of
 from analysis.style import CATEGORIES, patches
 from zerobench.tables import Results
 
@@ -46,6 +46,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             axes.set_xticks([])
         else:
             _stack(axes, _fullest(rows), unit)
+            axes.axhline(cell.peak_bytes / unit, color="black", lw=0.8, ls=":")  # its instant may be too short to see
+            axes.annotate(f"peak {show(cell.peak_bytes / unit)}", (0.01, cell.peak_bytes / unit), (0, 1),
+                          xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=7)  # fmt: skip
     figure.legend(handles=patches(CATEGORIES), loc="outside lower center", ncols=4)
     return figure
 

@@ -9,7 +9,9 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
+from importlib.metadata import version
 
 HELP = """\
 zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
@@ -65,6 +67,14 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # `zerobench --help | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the interpreter flushes it when it ends
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
 
@@ -76,13 +86,19 @@ def run(arguments: list[str]) -> int:
 
 def _sweep(arguments: list[str]) -> int:
     from .compose import RefusedError, checker, compose_cells
-    from .overrides import split_arguments
+    from .overrides import split_arguments, unknown_flags
 
-    flags, _, extra_dirs = split_arguments(arguments)
-    if {"-h", "--help"} & set(flags):
+    flags, words, extra_dirs = split_arguments(arguments)
+    if {"-h", "--help"} & set(flags) or words == ["help"]:
         check = checker(extra_dirs)
         print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
         return 0
+    if "--version" in flags:
+        print(f"zerobench {version('zerobench')}, torch {version('torch')}, hydra-core {version('hydra-core')}")
+        return 0
+    if problems := unknown_flags(flags):
+        print(f"zerobench: {'; '.join(problems)}", file=sys.stderr)
+        return 2
     dry_run = "--dry-run" in arguments
     try:
         cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
@@ -92,7 +108,7 @@ def _sweep(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    if dry_run:
+    if dry_run and cells:
         from .verbs.dry_run import print_plan
 
         return print_plan(cells)

@@ -61,6 +61,9 @@ COLUMNS: dict[str, Column] = {
     "last loss": Column(_loss),
 }
 
+RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device")
+"""Searches that agree in these are for the best strategy."""
+
 FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
 """What a narrow terminal does without; every column is in the tables on disk."""
 
@@ -77,10 +80,15 @@ def print_results(rows: list[Row]) -> None:
     console.print(_table(cells, columns))
     if any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
-    for cell in cells:
-        if cell["status"] != "ok":
-            words = f"{cell['name']}: {cell['status']}: {cell['reason']}"
-            console.print(words, markup=False, highlight=False, soft_wrap=True)
+    print_failures(cells)
+
+
+def print_failures(rows: list[Row]) -> None:
+    """A line for each that is not ok, with its reason."""
+    for row in rows:
+        if row["status"] != "ok":
+            words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
+            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def sorted_cells(rows: list[Row]) -> list[Row]:
@@ -103,9 +111,10 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     found: set[int] = set()
     for mine in places.values():
         values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
-        if len(set(values.values())) > 1 and column.best is not None:
-            best = column.best(values.values())
-            found |= {place for place, value in values.items() if value == best}
+        shown = {place: column.show(cells[place]) for place in values}
+        if len(set(shown.values())) > 1 and column.best is not None:
+            best = shown[column.best(values, key=values.__getitem__)]
+            found |= {place for place, text in shown.items() if text == best}  # what looks equal is equally good
     return found
 
 
@@ -132,7 +141,7 @@ def print_searches(found: list[SearchRow]) -> None:
     order = sorted(found, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy))
     rows = []
     for search in order:
-        rivals = [s for s in found if s.limit_bytes == search.limit_bytes and s.model == search.model]
+        rivals = [s for s in found if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
         fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
         mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
         start = [show_bytes(search.limit_bytes), f"{search.strategy} {search.model} N={search.world_size}"]
@@ -140,7 +149,8 @@ def print_searches(found: list[SearchRow]) -> None:
     header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
     console = stdout_console()
     console.print(plain_table(header, rows, left=3))
-    console.print("* the fastest under this limit", style="dim")
+    if any("*" in cell for row in rows for cell in row):
+        console.print("* the fastest under this limit", style="dim")
 
 
 def _show_found(search: SearchRow, mark: str) -> list[str]:

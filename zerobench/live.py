@@ -71,7 +71,7 @@ class Reporter:
         self._current += 1
         self._begun = self._last_line = time.monotonic()
         self.entry.state = "running"
-        if self._live is None:
+        if self._live is None and not launch.cell.problems:
             self._line("running")
 
     def skip(self, launch: Launch) -> None:

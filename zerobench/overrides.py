@@ -227,6 +227,19 @@ FLAGS_WITH_VALUE = (
     "--experimental-rerun",
 )
 FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
+FLAGS_ALONE = (
+    "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
+    "--shell-completion", "-sc",
+)  # fmt: skip
+
+
+def unknown_flags(flags: list[str]) -> list[str]:
+    """Sentences for flags that neither we nor Hydra have."""
+    known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
+    wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
+    return [
+        f"{flag}: no such flag{_nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
+    ]
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:

@@ -43,7 +43,9 @@ def device_class(device: str) -> str:
 
 def environment_hash(config: dict[str, Any]) -> str:
     """Source, torch and device class of a resolved cell's run in one hash: 8 hex digits."""
-    parts = (source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"]))
+    parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]
+    if config["model"]["kind"] == "huggingface":  # whose code that is
+        parts.append(_version("transformers") or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 

@@ -138,7 +138,7 @@ def _resolve_batch(plain: dict[str, Any], problems: list[str]) -> None:
         problems.append(f"batch={batch}: give either batch or micro_batch={micro}, not both; the other is derived")
     elif batch is not None and batch % parts:
         of = f"world_size={ranks}" + (f" times accumulation={plain['accumulation']}" if parts > ranks else "")
-        problems.append(f"batch={batch}: {of} must divide it, for a mean of means would be another mean")
+        problems.append(f"batch={batch}: {of} must divide it: every rank must get as many sequences")
     micro = micro if micro is not None else batch // parts if batch is not None else 4
     plain["micro_batch"], plain["batch"] = micro, batch if batch is not None else micro * parts
     if micro < 1:

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from .console import print_results, print_searches
+from .console import print_failures, print_results, print_searches
 from .live import Reporter
 from .resolve import Cell
 from .search import is_search, run_searches
@@ -28,6 +28,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
         print_results(sweep.rows)
     if found:
         print_searches(found)
+    print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows = [*sweep.rows, *search.rows]
     if rows:
         for folder in sorted({cell.config["results_dir"] for cell in cells}):

@@ -14,6 +14,7 @@ A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ class Search:
 
     cell: Cell
     tried: list[tuple[Cell, Row]] = field(default_factory=list)
+
+    @property
+    def identity(self) -> str:
+        """What is searched, whatever the limit."""
+        choices = {k: v for k, v in self.cell.config["search"].items() if k != "memory_limit"}
+        return f"{self.cell.cell_id} {json.dumps(choices, sort_keys=True)}"
 
     @property
     def limit_bytes(self) -> int:
@@ -98,15 +105,15 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
             _climb(search, ladder, sweep, known)
     if sweep.stopped:
         return []
-    final = {cell.cell_id: cell for search in searches for cell in search.finalists()}
+    final = {(cell.cell_id, cell.config["repeats"]): cell for search in searches for cell in search.finalists()}
     before = len(sweep.rows)
-    sweep.run(list(final.values()))
+    sweep.run(list(final.values()), first=1)  # the short run, which a lucky moment may have chosen, is none of them
     if sweep.stopped:
         return []
     confirmed = sweep.rows[before:]
     found = []
     for search in searches:  # what was confirmed for another limit counts for this one too, if it fits
-        alike = [other for other in searches if other.cell.cell_id == search.cell.cell_id]
+        alike = [other for other in searches if other.identity == search.identity]
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
         found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
     for search, row in zip(searches, found, strict=True):
@@ -138,7 +145,7 @@ def _conclude(search: Search, mine: list[Row]) -> SearchRow:
     records: list[Any] = [] if cells is None else cells.to_dict("records")
     fitting: list[Row] = [cell for cell in records if search.fits(cell)]
     if not fitting:
-        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row)
+        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row, mine)
         return row
     best = max(fitting, key=lambda cell: cell["tokens_per_s"])
     row.status = "found"
@@ -150,7 +157,10 @@ def _conclude(search: Search, mine: list[Row]) -> SearchRow:
     return row
 
 
-def _why_nothing_fits(search: Search, row: SearchRow) -> str:
+def _why_nothing_fits(search: Search, row: SearchRow, confirmed: list[Row]) -> str:
+    lost = [r for r in confirmed if r["status"] != "ok"]
+    if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
+        return f"what fitted could not be confirmed: {lost[0]['status']}: {lost[0]['reason']}"
     if row.least_bytes is not None:
         return f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"
     return "; ".join(dict.fromkeys(f"{r['status']}: {r['reason']}" for _, r in search.tried))
@@ -159,7 +169,7 @@ def _why_nothing_fits(search: Search, row: SearchRow) -> str:
 def _blank_row(search: Search) -> SearchRow:
     config = search.cell.config
     peaks = [used_bytes(row) for _, row in search.tried if row["status"] == "ok"]
-    identity = f"{search.cell.cell_id} {search.limit_bytes} {device_class(config['device'])}"
+    identity = f"{search.identity} {search.limit_bytes} {device_class(config['device'])}"
     return SearchRow(
         search_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
         strategy=config["strategy"]["name"],

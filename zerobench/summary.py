@@ -7,6 +7,7 @@ in ways in which two processes are not.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,34 @@ TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 LEAST_LAUNCHES = 3
 """Two have an interval too, but one that says nothing: its t is 12.7."""
 
-SETTING = ("model", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
-"""What strategies are compared under: runs that agree in these belong side by side."""
+SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
+"""What strategies are compared under: cells that agree in these train the same thing and belong side by side."""
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a cell, of its newest launches: the columns of `runs`, and `launches`. A failed launch fails the cell."""
+    """A row a cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and `shape`,
+    the model's options in words, less whether it recomputes. A failed launch fails the cell.
+    """
     kept = latest(runs)
     rows = [_summarize_cell(mine) for _, mine in kept.groupby("cell_id", sort=False)]
-    frame = pd.DataFrame(rows, columns=[*runs.columns, "launches", "tokens_per_s_low", "tokens_per_s_high"])
+    frame = pd.DataFrame(rows, columns=[*runs.columns, "launches", "shape", "tokens_per_s_low", "tokens_per_s_high"])
     return frame.astype({**runs.dtypes.to_dict(), "launches": "Int64"})
 
 
 def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
     failed = launches[launches["status"] != "ok"]
     row: dict[str, Any] = {str(k): v for k, v in (failed if len(failed) else launches).iloc[-1].items()}
-    row["launches"] = len(launches)
+    row["launches"], row["shape"] = len(launches), _shape(json.loads(row["config"]))
     if not len(failed):
         _merge_launches(row, launches)
     row["tokens_per_s_low"], row["tokens_per_s_high"] = _rates(row)
     return row
+
+
+def _shape(config: dict[str, Any]) -> str:
+    """ "layers=5 hidden=128 ...", equal for cells whose models are."""
+    options = {**config["model"], **config.get("huggingface", {})}
+    return " ".join(f"{k}={v}" for k, v in options.items() if k not in ("name", "kind", "checkpointing"))
 
 
 def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:

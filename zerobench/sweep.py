@@ -33,20 +33,20 @@ class Sweep:
     stopped: bool = False
     failed_fast: bool = False
 
-    def run(self, cells: list[Cell]) -> None:
-        """Runs or reuses every launch of `cells`; no failure of a cell is raised."""
-        launches = list(rounds(cells))
+    def run(self, cells: list[Cell], first: int = 0) -> None:
+        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
+        launches = list(rounds(cells, first))
         self.reporter.expect(launches)
-        spoilt: set[str] = set()
+        spoilt: set[int] = set()
         for launch in launches:
             if self.stopped or self.failed_fast:
                 return
-            if launch.cell.cell_id in spoilt:
+            if id(launch.cell) in spoilt:
                 self.reporter.skip(launch)
                 continue
             row = self.run_one(launch)
             if row is not None and row["status"] != "ok":
-                spoilt.add(launch.cell.cell_id)
+                spoilt.add(id(launch.cell))
                 self.failed_fast = bool(launch.cell.config["fail_fast"])
 
     def run_one(self, launch: Launch) -> dict[str, Any] | None:
@@ -66,11 +66,11 @@ class Sweep:
         return row
 
 
-def rounds(cells: list[Cell]) -> Iterator[Launch]:
+def rounds(cells: list[Cell], first: int = 0) -> Iterator[Launch]:
     """Launches in their order. A cell that makes no sense is launched once, for its row."""
     names = name_cells([cell.config for cell in cells])
     repeats = [1 if cell.problems else cell.config["repeats"] for cell in cells]
     for repeat in range(max(repeats, default=0)):
         for name, cell, wanted in zip(names, cells, repeats, strict=True):
             if repeat < wanted:
-                yield Launch(name, cell, repeat)
+                yield Launch(name, cell, first + repeat)

@@ -99,8 +99,8 @@ def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> Non
     other.write_text(file.read_text().replace("cpu, torch", "NVIDIA H100, torch"))
     done = budget(checkout, "check", "other.yaml")
     assert done.returncode == 2
-    assert "no budget for cpu, torch" in done.stderr
-    assert "there is one for: NVIDIA H100" in done.stderr
+    assert "unjudged: other.yaml: no budget for cpu, torch" in done.stdout
+    assert "there is one for: NVIDIA H100" in done.stdout
     other.write_text(file.read_text().replace("zero3 gpt_tiny", "zero9 gpt_tiny").replace("work:", "work: x"))
     done = budget(checkout, "check", "other.yaml", "--runs", "results/runs")
     assert done.returncode == 1
@@ -144,7 +144,8 @@ def test_an_improvement_is_a_notice(checkout: Path) -> None:
         (["record", "strategy=zero9"], "no such strategy"),
         (["record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
         (["check", "nowhere.yaml"], "nowhere.yaml"),
-        ([], "zerobench budget check [FILE ...]"),
+        ([], "record or check?"),
+        (["chek"], "chek: neither record nor check"),
     ],
 )
 def test_mistakes_are_one_sentence_and_2(tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str) -> None:

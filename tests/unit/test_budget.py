@@ -43,7 +43,9 @@ def test_limits_are_read_and_written(metric: str, text: Any, limit: Limit) -> No
     assert parse_limit(metric, show_limit(metric, limit)) == limit
 
 
-@pytest.mark.parametrize("text", ["about 3", "24 GB/s", "", "<=", None, True, "± 2 %", "-3 MiB"])
+@pytest.mark.parametrize(
+    "text", ["about 3", "24 GB/s", "", "<=", None, True, "± 2 %", "-3 MiB", "nan", "<= inf", "5 MiB ± 1.2.3 %"]
+)
 def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
     with pytest.raises(ValueError, match=r"peak_bytes: .* is no limit; write a value"):
         parse_limit("peak_bytes", text)
@@ -135,7 +137,8 @@ def test_limits_for_any_environment_hold_beside_its_own() -> None:
     own = {"c": CellBudget("1", {"peak_bytes": Limit(7)})}
     file = BudgetFile(Path("b.yaml"), [], {"any": Environment({}, anywhere), "cpu, torch 2.13": Environment({}, own)})
     assert file.of("cpu, torch 2.13") == [*anywhere.items(), *own.items()]
-    assert file.of("cuda") == list(anywhere.items())
+    assert file.of("cuda, torch 2.13") == [], "ceilings for any do not stand in for what was measured elsewhere"
+    assert BudgetFile(Path("b.yaml"), [], {"any": file.environments["any"]}).of("cuda") == list(anywhere.items())
     assert environment_of("cpu", "2.13.0+cpu") == "cpu, torch 2.13"
 
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from tests.ranks import run_ranks
 from zerobench.probes.traffic import TrafficMeter
@@ -32,6 +33,9 @@ def issue_everything(rank: int, n: int) -> dict[str, tuple]:
         "flags": lambda: dist.all_reduce(torch.ones(7, dtype=torch.int32)),
         "labelled": lambda: labelled(view),
         "barrier": dist.barrier,
+        "functional_reduce": lambda: functional.all_reduce(view, "sum", dist.group.WORLD).add(0),
+        "functional_gather": lambda: functional.all_gather_tensor(half, 0, dist.group.WORLD).add(0),
+        "functional_scatter": lambda: functional.reduce_scatter_tensor(view, "sum", 0, dist.group.WORLD).add(0),
     }
     seen = {}
     with meter:
@@ -68,6 +72,9 @@ def test_every_collective_in_a_world_of_two() -> None:
         assert seen["flags"] == [("allreduce_", 28, 28.0, 0.0, True)]
         assert seen["labelled"] == [("broadcast_", 64, 32.0, 0.0, True)]
         assert seen["barrier"] == []
+        assert seen["functional_reduce"] == [("all_reduce", 64, 64.0, 32, False)]
+        assert seen["functional_gather"] == [("all_gather_into_tensor", 64, 32.0, 16, False)]
+        assert seen["functional_scatter"] == [("reduce_scatter_tensor", 64, 32.0, 16, False)]
 
 
 @pytest.mark.parametrize("name", ["recv_", "barrier"])

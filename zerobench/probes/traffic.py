@@ -1,4 +1,4 @@
-"""The traffic meter: every c10d operator, with the bytes of the logical tensor, for any strategy.
+"""The traffic meter: every collective, functional ones included, with the bytes of the logical tensor.
 
 With S the bytes of the full tensor and n the ranks of the group, one rank sends on average, by the ring optimum::
 
@@ -57,7 +57,17 @@ _ONCE_FIRST = Rule(_argument(0), _ring, lambda n: 1)
 _ONCE_SECOND = Rule(_argument(1), _ring, lambda n: 1)
 _SEND = Rule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
 
+_GATHER_FUNCTIONAL = Rule(lambda arguments: _flat(arguments[0]) * arguments[1], _ring, lambda n: 1)  # input, group size
+
 RULES = {
+    "all_reduce": _ALL_REDUCE,
+    "all_reduce_coalesced": _ALL_REDUCE,
+    "all_gather_into_tensor": _GATHER_FUNCTIONAL,
+    "all_gather_into_tensor_coalesced": _GATHER_FUNCTIONAL,
+    "reduce_scatter_tensor": _ONCE_FIRST,
+    "reduce_scatter_tensor_coalesced": _ONCE_FIRST,
+    "all_to_all_single": _ONCE_FIRST,
+    "broadcast": _ONCE_FIRST,
     "allreduce_": _ALL_REDUCE,
     "allreduce_coalesced_": _ALL_REDUCE,
     "broadcast_": _ONCE_FIRST,
@@ -77,6 +87,12 @@ RULES = {
 }
 
 KINDS = {
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
     "allgather_": "all_gather",
@@ -89,7 +105,10 @@ KINDS = {
 }
 """Operator -> what its volume is counted under where no label says better; the others under "other"."""
 
-SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_"}
+NAMESPACES = ("c10d", "_c10d_functional")
+"""Of torch's collectives: those of torch.distributed, and those that torch.compile and DTensor prefer."""
+
+SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
 """Operators that move nothing of their own: a receive is counted where it is sent."""
 
 
@@ -120,8 +139,10 @@ class TrafficMeter(TorchDispatchMode):
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
-            self._note(func._schema.name.removeprefix("c10d::"), func, args)
+        if func.namespace in NAMESPACES:
+            name = func._schema.name.split("::")[1]
+            # an in-place functional operator is the same operation as the other
+            self._note(name if func.namespace == "c10d" else name.rstrip("_"), func, args)
         return func(*args, **(kwargs or {}))
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
@@ -155,10 +176,12 @@ class TrafficMeter(TorchDispatchMode):
 
     @staticmethod
     def _group_size(func: Any, args: tuple[Any, ...]) -> int:
-        places = [i for i, a in enumerate(func._schema.arguments) if a.name == "process_group"]
-        if not places:
+        places = [i for i, a in enumerate(func._schema.arguments) if a.name in ("process_group", "group_name")]
+        if not places or places[0] >= len(args):
             return dist.get_world_size()
         group = args[places[0]]
+        if isinstance(group, str):
+            group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # private; a test
         if not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
         return group.size()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from ..summary import summarize
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
 from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, show_value
+from .status import code_of
 
 DEFAULT_FOLDER = Path("results/budgets")
 
@@ -33,7 +35,16 @@ zerobench budget check [FILE ...] [--runs PATH] [--strict] [--junit FILE] [--mar
 
 record writes what cells need; check runs them again (or takes --runs) and says, a sentence each, what moved.
 Bytes and volumes are compared exactly, both ways. Files are yaml: ceilings such as `states_bytes: <= 24 GiB`
-may be written by hand. More: zerobench budget record --help, zerobench budget check --help.
+may be written by hand:
+
+  command: [-m, "strategy=zero1,zero2", model=gpt_tiny]    # what makes the cells
+  environments:
+    any:                                                   # or "cpu, torch 2.13", as record writes it
+      cells:
+        zero2 gpt_tiny N=2 b=8:                            # a cell's name, as zerobench status prints it
+          limits: {states_bytes: <= 24 GiB, peak_bytes: 30 MiB ± 2 %}
+
+More: zerobench budget record --help, zerobench budget check --help.
 Exit code of check: 0 all within budget, or better; 1 a regression, a missing metric or cell (with --strict also an
 improvement); 2 no budget for this environment, or a cell could not run.
 """
@@ -46,10 +57,13 @@ class UnjudgedError(Exception):
 def budget(arguments: list[str]) -> int:
     """The verb. Returns the exit code."""
     verbs: dict[str, Callable[[list[str]], int]] = {"record": _record, "check": _check}
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
     if not arguments or arguments[0] not in verbs:
-        known = arguments and arguments[0] in ("-h", "--help")
-        print(USAGE, file=sys.stdout if known else sys.stderr)
-        return 0 if known else 2
+        what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
+        print(f"zerobench budget: {what}; see zerobench budget --help", file=sys.stderr)
+        return 2
     try:
         return verbs[arguments[0]](arguments[1:])
     except KeyboardInterrupt:
@@ -83,17 +97,24 @@ def _record(arguments: list[str]) -> int:
         raise ValueError("name the cells, as in: zerobench budget record -m strategy=zero1,zero2 model=gpt_tiny")
     cells = [] if chosen.runs else compose_cells(command)
     file = read_budget(chosen.file) if chosen.file.is_file() else BudgetFile(chosen.file)
+    kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
+    if file.command and kept and kept != file.command:
+        first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
+        raise ValueError(f"{first}; name another --file for other cells, or remove it")
     rows = _rows_of(chosen.runs) if chosen.runs else _run(cells)
-    file.command = [part for part in command if not part.startswith(("results_dir=", "rerun="))] or file.command
+    file.command = kept or file.command
+    names = {row["name"] for row in rows}
     for row in rows:
-        _record_cell(file, row, metrics)
+        _record_cell(file, row, metrics, names)
     write_budget(file)
     print(f"budget: {file.path}, {len(rows)} cells")
     return 0
 
 
-def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str]) -> None:
-    """Puts a cell's values in place of those that are there; ceilings and tolerances by hand stay."""
+def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken: set[str]) -> None:
+    """Puts a cell's values in place of those that are there; ceilings and tolerances by hand stay, also those of the
+    same work under a name that is not `taken` by another row.
+    """
     if row["status"] != "ok":
         raise UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")
     environment = file.environments.setdefault(row["environment"], Environment())
@@ -104,7 +125,9 @@ def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str]) -> N
         "processor": row["processor"],
         "cores": int(row["cores"]),
     }
-    before = environment.cells.get(row["name"], CellBudget(None, {})).limits
+    same_work = [name for name, cell in environment.cells.items() if cell.work == row["work"] and name != row["name"]]
+    twins = [environment.cells.pop(name).limits for name in same_work if name not in taken]
+    before = environment.cells.get(row["name"], CellBudget(None, twins[0] if twins else {})).limits
     limits = {metric: limit for metric, limit in before.items() if limit.bound or metric not in metrics}
     for metric in metrics:
         value = row[metric]
@@ -136,7 +159,12 @@ def _guard_time(row: dict[str, Any], tolerance: float) -> None:
 
 def _check(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="zerobench budget check", description="Holds cells against their budgets.")
-    parser.add_argument("files", nargs="*", metavar="FILE", help=f"default: all of {DEFAULT_FOLDER}/; KEY=VALUE: more")
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help=f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs",
+    )
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
     parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
@@ -144,12 +172,18 @@ def _check(arguments: list[str]) -> int:
     chosen = parser.parse_intermixed_args(arguments)
     more = [one for one in chosen.files if "=" in one]
     paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
+    for path in paths:
+        if not path.is_file():
+            raise UnjudgedError(f"{path}: there is no such budget file")
     if not paths:
         raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
     findings: list[Finding] = []
     judged: list[tuple[str, str]] = []
     for path in paths:
-        mine, held = _check_file(read_budget(path), chosen.runs, more)
+        try:
+            mine, held = _check_file(read_budget(path), chosen.runs, more)
+        except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
+            mine, held = [Finding("unjudged", str(path), "", str(error))], []
         findings += mine
         judged += held
     print_findings(findings, judged)
@@ -173,22 +207,40 @@ def _check_file(file: BudgetFile, runs: Path | None, more: list[str]) -> tuple[l
     if runs is None:
         if not file.command:
             raise UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
-        cells = compose_cells([*file.command, *more])
+        # one failure is not to hide the other cells
+        cells = [cell.changed(fail_fast=False) for cell in compose_cells([*file.command, *more])]
         for environment in dict.fromkeys(_environment_of_cell(cell) for cell in cells):
             _require(file, environment)
         rows = _run(cells)
     else:
         rows = _rows_of(runs)
+        _tell_of_older_code(rows)
     findings: list[Finding] = []
     judged: list[tuple[str, str]] = []
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
         mine = [row for row in rows if row["environment"] == environment]
+        matched = []
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, mine)
+            matched += [id(row)]
             findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "")
             judged += [(name, metric) for metric in budgeted.limits]
+        findings += _unbudgeted([row for row in mine if id(row) not in matched])
     return findings, judged
+
+
+def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
+    """Cells without a budget: those that failed are findings, the others a word."""
+    if rows:
+        print(f"without a budget: {', '.join(row['name'] for row in rows)}")
+    return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
+
+
+def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
+    older = [row["name"] for row in rows if code_of(row) == "older"]
+    if older:
+        print(f"by older code than this: {', '.join(older)}; without --runs they are measured anew")
 
 
 def _require(file: BudgetFile, environment: str) -> None:
@@ -198,8 +250,10 @@ def _require(file: BudgetFile, environment: str) -> None:
 
 
 def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    by_work = [row for row in rows if budgeted.work and row["work"] == budgeted.work]
-    return next(iter(by_work or [row for row in rows if row["name"] == name]), None)
+    """The row of the same work, of several that of the same name; without work the name decides."""
+    same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
+    named = [row for row in same if row["name"] == name]
+    return next(iter(named or (same if budgeted.work else [])), None)
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
@@ -236,5 +290,6 @@ def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]
         row |= {"name": name, "work": work_id(config)}
         row["environment"] = environment_of(row["device_class"], row["torch_version"])
         top = next(mine.itertuples(), None)
-        row["largest"] = f"{top.name or top.module or 'unnamed'} ({top.category}, {top.bytes:,} B)" if top else ""
+        name = (top.name or top.module or f"made in {top.phase}") if top else ""
+        row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
     return rows

@@ -50,7 +50,11 @@ class BudgetFile:
     environments: dict[str, Environment] = field(default_factory=dict)
 
     def of(self, environment: str) -> list[tuple[str, CellBudget]]:
-        """The cells that have a budget in this environment, by name; limits for any environment hold besides."""
+        """The cells that have a budget in this environment, by name; limits for any environment hold besides, but
+        do not stand in for it where other environments have limits of their own.
+        """
+        if environment not in self.environments and set(self.environments) != {ANY}:
+            return []
         found = [self.environments[name] for name in (ANY, environment) if name in self.environments]
         return [cell for one in found for cell in one.cells.items()]
 
@@ -62,12 +66,17 @@ def environment_of(device_class: str, torch_version: str) -> str:
 
 def read_budget(path: Path) -> BudgetFile:
     """Reads and checks a budget file. Raises ValueError, or OSError, with a sentence."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such budget file")
     try:
-        content = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
+        content = yaml.load(path.read_text(), Loader=_OnceLoader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
     _check_keys(path, "the file", content, ("command", "environments"))
-    command = [str(part) for part in content.get("command") or []]
+    command = content.get("command") or []
+    if not isinstance(command, list):
+        raise ValueError(f"{path}: command is {command!r}; write a list, as in [-m, 'strategy=zero1,zero2']")
+    command = [str(part) for part in command]
     environments = content.get("environments") or {}
     _check_keys(path, "environments", environments, None)
     return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
@@ -84,10 +93,23 @@ def _cell(path: Path, name: str, content: Any) -> CellBudget:
     _check_keys(path, name, content, ("work", "limits"))
     limits = content.get("limits") or {}
     _check_keys(path, f"{name}: limits", limits, METRICS)
+    if not limits:
+        raise ValueError(f"{path}: {name} has no limits; give it one, as peak_bytes: <= 24 GiB, or remove it")
     try:
         return CellBudget(content.get("work"), {metric: parse_limit(metric, text) for metric, text in limits.items()})
     except ValueError as error:
         raise ValueError(f"{path}: {name}: {error}") from error
+
+
+class _OnceLoader(yaml.SafeLoader):
+    """yaml's safe loader, which lets a second key of the same name win; this one does not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _check_keys(path: Path, where: str, content: Any, known: tuple[str, ...] | None) -> None:
@@ -110,8 +132,8 @@ def write_budget(budget: BudgetFile) -> None:
         },
     }
     budget.path.parent.mkdir(parents=True, exist_ok=True)
-    head = "# A budget: `zerobench budget check` holds runs against it, `zerobench budget record` writes it anew.\n"
-    head += "# Limits: a value (exact), `value ± 2 %`, or by hand `<= 24 GiB`, which recording keeps.\n"
+    head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it anew.\n"
+    head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
     aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
     aside.write_text(head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
     aside.replace(budget.path)

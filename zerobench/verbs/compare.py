@@ -48,17 +48,23 @@ def compare(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
     chosen = _parser().parse_args(arguments)
     try:
+        if not chosen.minimum_effect >= 0:
+            raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
         floors = noise_floor.read(chosen.noise)
         a, b = load_runs(chosen.a), load_runs(chosen.b)
     except (FileNotFoundError, ValueError) as error:
         print(f"zerobench compare: {error}", file=sys.stderr)
         return 2
     found = compare_runs(a, b, chosen.minimum_effect / 100, floors)
-    _write(_sections(found), chosen.format, chosen.out)
+    try:
+        _write(_sections(found), chosen.format, chosen.out)
+    except OSError as error:
+        print(f"zerobench compare: --out: {error}", file=sys.stderr)
+        return 2
     if not found.pairs:
         print(f"zerobench compare: no cell of {chosen.a} is also in {chosen.b}", file=sys.stderr)
         return 2
-    return int(chosen.fail_on_change and any(pair.worse for pair in found.pairs))
+    return int(chosen.fail_on_change and found.worse)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fail-on-change",
         action="store_true",
-        help="exit code 1 if bytes or volumes moved, a step became slower, a cell of B alone failed, or is other work",
+        help="exit code 1 if bytes or volumes moved, a step became slower, a cell failed in B alone, is in one side "
+        "only, or is other work; losses are told and do not count",
     )
     return parser
 
@@ -119,6 +126,8 @@ def _name(cell: Measured) -> str:
 
 
 def _title(pair: Compared) -> str:
+    if pair.a.row["cell_id"] == pair.b.row["cell_id"]:  # names tell from neighbours, which may be others in A and B
+        return min(pair.a.name, pair.b.name, key=len)
     return pair.a.name if pair.a.name == pair.b.name else f"{pair.a.name} against {pair.b.name}"
 
 
@@ -219,7 +228,7 @@ def _effect(effect: Effect) -> list[str]:
 def _launches(pair: Compared) -> str:
     count = len(pair.pairs)
     words = f"{count} pair{'s' * (count != 1)} of launches"
-    if all(a["run_id"] == b["run_id"] for a, b in pair.pairs):
+    if all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pair.pairs):
         return f"{words}: the same on both sides"
     return f"{words}, interleaved" if interleaved(list(pair.pairs)) else f"{words}, {DRIFT}"
 

@@ -124,6 +124,11 @@ class Comparison:
     only_a: list[Measured] = field(default_factory=list)
     only_b: list[Measured] = field(default_factory=list)
 
+    @property
+    def worse(self) -> bool:
+        """Whether a pair is worse, or a cell has lost its counterpart: a gate with holes is none."""
+        return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
+
 
 def compare_runs(a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor]) -> Comparison:
     """Sets the cells of A against those of B. `floors`: all records that are at hand."""

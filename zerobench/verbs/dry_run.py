@@ -10,7 +10,8 @@ from ..console import plain_table, stdout_console
 from ..estimate import Estimate, estimate
 from ..naming import name_cells
 from ..resolve import Cell
-from ..units import show_bytes
+from ..search import combinations
+from ..units import show_bytes, show_count
 
 HEADER = ["cell", "plan", "ψ", "predicted states", "predicted volume ψ"]
 
@@ -30,7 +31,7 @@ def print_plan(cells: list[Cell]) -> int:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
-    console.print(f"{len(cells)} cells: {words}; nothing was started", highlight=False)
+    console.print(f"{show_count(len(cells), 'cell')}: {words}; nothing was started", highlight=False)
     return int(any(cell.problems for cell in cells))
 
 
@@ -38,7 +39,8 @@ def _plan(cell: Cell) -> str:
     if cell.problems:
         return "refuse"
     if cell.config["search"]["memory_limit"] is not None:
-        return f"search under {cell.config['search']['memory_limit']}"
+        tries = sum(len(ladder) for ladder in combinations(cell))
+        return f"search under {cell.config['search']['memory_limit']}, up to {tries} combinations"
     wanted = cell.config["repeats"]
     there = sum(find_reusable(cell, repeat) is not None for repeat in range(wanted))
     if there == wanted:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import pandas as pd
 
 from .. import tables
+from ..naming import name_cells
 
 SHORT = (
-    "strategy", "model", "world_size", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
+    "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
     "volume_psi", "wire_bytes", "step_s", "tokens_per_s", "loss_last",
 )  # fmt: skip
 
@@ -64,6 +66,10 @@ def select(path: str, table: str, columns: str | None, latest: bool, short: bool
     if latest and "run_id" in frame:
         kept = tables.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
+    if table == "runs" and len(frame):
+        frame = frame.assign(cell=name_cells([json.loads(config) for config in frame["config"]]))
+    elif table == "runs":
+        frame = frame.assign(cell=pd.Series(dtype="object"))
     wanted = columns.split(",") if columns else list(SHORT) if short and table == "runs" else list(frame.columns)
     for column in wanted:
         if column not in frame.columns:

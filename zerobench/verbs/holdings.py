@@ -79,7 +79,7 @@ def look(where: Path) -> Holdings:
     Raises FileNotFoundError where there is no such folder, ValueError for a row of a newer version.
     """
     if not where.is_dir():
-        raise FileNotFoundError(f"{where}: there is no such results folder")
+        raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
     runs, unreadable = [], []
     for folder in run_folders(where):
         row, complaint = _read_quietly(folder)

@@ -12,6 +12,7 @@ tolerance; times do.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -75,9 +76,12 @@ def parse_limit(metric: str, text: Any) -> Limit:
         raise ValueError(wrong)
     try:
         value = float(parse_bytes(found[2])) if metric.endswith("_bytes") else float(found[2])
+        tolerance = float(found[3] or 0) / 100
     except ValueError as error:
         raise ValueError(wrong) from error
-    return Limit(value, found[1] or "", float(found[3] or 0) / 100)
+    if not math.isfinite(value):
+        raise ValueError(wrong)
+    return Limit(value, found[1] or "", tolerance)
 
 
 def show_limit(metric: str, limit: Limit) -> Any:
@@ -119,7 +123,8 @@ def judge_cell(cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, 
 
 def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:
     where = "above" if value > limit.value else "below"
-    share = f", {abs(value / limit.value - 1):.2%}" if limit.value else ""
+    off = abs(value / limit.value - 1) if limit.value else 0.0
+    share = f", {off:.2%}" if off >= 0.0001 else ""
     kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
     tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
     by = show_value(metric, abs(value - limit.value))
@@ -139,8 +144,10 @@ def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], large
     else:
         return ""
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
-    part = max(exact, key=lambda p: abs(exact[p]), default=None)
-    if part is None or not exact[part]:
+    grown = float(row[metric]) > limits[metric].value
+    alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}  # what moved the other way explains nothing
+    part = max(alike, key=lambda p: abs(alike[p]), default=None)
+    if part is None:
         return f"; the largest tensor at the peak is {largest}" if largest and parts is MAXIMA else ""
     name = part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
     was, now = show_value(part, limits[part].value), show_value(part, row[part])

@@ -21,8 +21,11 @@ from . import noise_floor
 from .compare import NOISE_FOLDER, load_runs
 from .noise_floor import LEAST_LAUNCHES, NoiseFloor, floor_from
 
-STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true")
-"""The cell that is measured where the command line says nothing else, anew: noise is that of today."""
+STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
+"""The cell that is measured where the command line says nothing else, anew, for noise is that of today, and apart."""
+
+MOST_PLAUSIBLE = 0.5
+"""A floor above this says that something else was going on, and would call every change noise."""
 
 SHOWN_PAIRS = (1, 3, 5)
 
@@ -81,6 +84,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
         raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
+    if cells[0].config["repeats"] < LEAST_LAUNCHES:
+        raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])
     return cells[0]
 
 
@@ -96,6 +101,12 @@ def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
 
 def _record(folder: Path, launches: list[dict[str, Any]], config: dict[str, Any]) -> int:
     floor = floor_from(launches, config)
+    if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
+        shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])
+        words = f"its launches took {shown} ms a step: with such a spread every change would be noise"
+        print(f"zerobench noise: nothing is recorded: {floor.cell}: {words}", file=sys.stderr)
+        print("Try on a quiet machine, with more --launches, or with a longer step.", file=sys.stderr)
+        return 1
     path = noise_floor.write(folder, floor)
     _print([floor])
     print(f"recorded in {path}; zerobench compare looks it up")

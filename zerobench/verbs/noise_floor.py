@@ -27,6 +27,7 @@ LEAST_LAUNCHES = 3
 """Fewer say next to nothing of a spread."""
 
 CONFIDENCE = 0.95
+ENVIRONMENT = ("device_class", "processor", "cores", "torch")
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ def lookup(floors: list[NoiseFloor], environment: dict[str, Any]) -> NoiseFloor 
 
 def _read_file(path: Path) -> list[NoiseFloor]:
     try:
-        return [NoiseFloor(**one) for one in yaml.safe_load(path.read_text()) or []]
+        found = [NoiseFloor(**one) for one in yaml.safe_load(path.read_text()) or []]
+        for floor in found:
+            if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
+                raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
+        return found
     except (TypeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: no record of noise floors: {error}") from error

@@ -1,12 +1,17 @@
-"""`zerobench show RUN`: one run as a readable account. RUN is its folder, its run_id, or a part of the run_id."""
+"""`zerobench show RUN`: one run as a readable account.
+
+RUN is its folder, its run_id or a part of that, or its cell's name.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from pathlib import Path
 
+from ..naming import name_cells
 from ..tables import Results, load
 from .account import print_account
 from .holdings import Held, Holdings, look
@@ -21,7 +26,11 @@ def show(arguments: list[str]) -> int:
         prog="zerobench show",
         description="What was run, its memory, traffic, times and losses; for a failed run its reason and logs.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or its run_id or a part of it that fits one run")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="its folder, its run_id or a part that fits one run, or, quoted, a cell's name as status prints it",
+    )
     parser.add_argument(
         "--results", type=Path, default="results/runs", help="where to look for a run_id (default: %(default)s)"
     )
@@ -48,16 +57,22 @@ def find(name: str, where: Path) -> tuple[Held, Results]:
 
 
 def pick(name: str, held: Holdings) -> Held:
-    """The run that is called `name`, else the only one that begins with it, else the only one that contains it."""
+    """The run that is called `name`, else the newest of the cell of that name, else the only one that begins with it,
+    else the only one that contains it.
+    """
     by_id = {run.row["run_id"]: run for run in held.runs}
     if name in by_id:
         return by_id[name]
+    names = dict(zip(by_id, name_cells([json.loads(run.row["config"]) for run in by_id.values()]), strict=True))
+    called = [run for run, cell in names.items() if cell == name]
+    if called:  # as `zerobench status` prints it: the newest launch
+        return by_id[called[-1]]
     fitting = [run for run in by_id if run.startswith(name)] or [run for run in by_id if name in run]
     if len(fitting) == 1:
         return by_id[fitting[0]]
     if fitting:
         newest = fitting[: -LISTED - 1 : -1]
-        listed = "\n".join(f"  {run}  {by_id[run].row['status']}" for run in newest)
+        listed = "\n".join(f"  {run}  {by_id[run].row['status']}  {names[run]}" for run in newest)
         more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
         raise ValueError(f"{name} fits {len(fitting)} runs; name one of\n{listed}{more}")
     near = difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
