@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ SMALL = [
     "sequence=16",
     "device=cpu",
 ]
+
+
+def heed_ctrl_c() -> None:
+    """For a child of tests that a script has put in the background: its shell makes them, and theirs, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def zerobench(*arguments: str, cwd: Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:

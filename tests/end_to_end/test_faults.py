@@ -11,14 +11,15 @@ from pathlib import Path
 import psutil
 
 import zerobench
-from tests.end_to_end.command import SMALL
+from tests.end_to_end.command import SMALL, heed_ctrl_c
 
 LONG = ["measure.steps=100000", "launch.timeout_s=100"]
 
 
 def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "zerobench", *SMALL, *arguments]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=cwd, text=True, preexec_fn=heed_ctrl_c, **streams)
 
 
 def ranks_of(parent: subprocess.Popen[str], count: int) -> list[psutil.Process]:

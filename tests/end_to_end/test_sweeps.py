@@ -20,7 +20,7 @@ import pandas as pd
 
 import zerobench
 from tests.cells import cell
-from tests.end_to_end.command import SMALL
+from tests.end_to_end.command import SMALL, heed_ctrl_c
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.cell import _blank_row
@@ -39,7 +39,8 @@ ONE = ["world_size=1", *TINY]
 
 def start(cwd: Path, *arguments: str, **more: int) -> subprocess.Popen[str]:
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.Popen([sys.executable, "-m", "zerobench", *arguments], cwd=cwd, text=True, **streams)
+    command = [sys.executable, "-m", "zerobench", *arguments]
+    return subprocess.Popen(command, cwd=cwd, text=True, preexec_fn=heed_ctrl_c, **streams)
 
 
 def wait_for(seen: Callable[[], bool], sweep: subprocess.Popen[str]) -> None:
