@@ -40,23 +40,23 @@ def answer(root: Path) -> str:
         size = f"{one.states_bytes / MIB:.1f} MiB ({_signed(one.states_bytes / ddp.states_bytes - 1)})"
         costs.append(f"{NAMES[name]}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time")
     where = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
-    return f"Measured on {where}: {'; '.join(costs)}. {_under_limits(root)}"
+    return "\n".join([f"Measured on {where}:", "", *(f"- {cost}" for cost in costs), "", *_under_limits(root)])
 
 
-def _under_limits(root: Path) -> str:
+def _under_limits(root: Path) -> list[str]:
     searches = load(root / "memory_cap").searches.sort_values(["limit_bytes", "strategy"])
     words = []
     for limit, mine in searches.groupby("limit_bytes"):
         found = mine[mine["status"] == "found"].sort_values("tokens_per_s", ascending=False)
         out = [NAMES[name] for name in mine[mine["status"] != "found"]["strategy"]]
         if found.empty:
-            words.append(f"{show_bytes(limit)} nothing trains")
+            words.append(f"- {show_bytes(limit)}: nothing fits")
             continue
         best = [f"{NAMES[one.strategy]} {one.tokens_per_s:.0f}" for one in found.itertuples()]
-        words.append(f"{show_bytes(limit)} {', '.join(best)}" + f" ({' and '.join(out)}: nothing fits)" * bool(out))
+        words.append(f"- {show_bytes(limit)}: {', '.join(best)}" + f"; of {' and '.join(out)} nothing fits" * bool(out))
     first = searches.iloc[0]
     what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"
-    return f"The fastest that fits under a memory limit a rank ({what}), tokens/s: under {'; under '.join(words)}."
+    return [f"The fastest that fits under a memory limit a rank ({what}), tokens/s:", "", *words]
 
 
 def stages(root: Path) -> str:
