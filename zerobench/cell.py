@@ -29,9 +29,17 @@ def find_reusable(cell: Cell, repeat: int = 0) -> dict[str, Any] | None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
-        rows = [tables.read_row(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
+        rows = [_read_or_none(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
     mine = [row for row in rows if row is not None and row["status"] == "ok" and row["repeat"] == repeat]
     return max(mine, key=lambda row: row["started"], default=None)
+
+
+def _read_or_none(folder: Path) -> dict[str, Any] | None:
+    """A row, or None for one that a newer zerobench wrote."""
+    try:
+        return tables.read_row(folder)
+    except ValueError:
+        return None
 
 
 class StoppedError(KeyboardInterrupt):

@@ -162,6 +162,9 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch) -> 
         (Path("results/runs") / runs.run_id[0] / "run.json").write_text(content)
         with pytest.warns(UserWarning, match="left out"):
             assert zerobench.load("results/runs").runs.run_id.tolist() == [runs.run_id[1]]
+    (Path("results/runs") / runs.run_id[0] / "run.json").write_text('{"schema_version": 99}')
+    assert cli.run(["world_size=1", "seed=0", *SMALL]) == 0, "a newer zerobench's run is measured again"
+    assert cli.run(["status"]) == 2, "and told of in a sentence"
 
 
 def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
