@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from .cell import PASS_ORDER
 from .sweep import Launch
 from .units import show_bytes
 
-PASSES = ("timed", "accounted")
 LINE_EVERY_S = 30.0
 """Plain lines tell of a long pass this often."""
 
@@ -84,7 +84,7 @@ class Reporter:
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
-        entry.done = (PASSES.index(entry.mode) + news["step"] / news["steps"]) / len(PASSES)
+        entry.done = (PASS_ORDER.index(entry.mode) + news["step"] / news["steps"]) / len(PASS_ORDER)
         now = time.monotonic()
         entry.seconds = now - self._begun
         if self._live is None and now - self._last_line > LINE_EVERY_S:

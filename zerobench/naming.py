@@ -37,7 +37,7 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
         flat = [configs[place] for place in places]
         differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
         for place, mine in zip(places, flat, strict=True):
-            parts = [f"{key.split('.', 1)[-1]}={_show(mine[key])}" for key in differing if key in mine]
+            parts = [f"{key.split('.', 1)[-1]}={show_value(mine[key])}" for key in differing if key in mine]
             names[place] = " ".join([base, *parts])
     return names
 
@@ -62,5 +62,6 @@ def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """A config's value as it is written on a command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

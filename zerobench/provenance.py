@@ -41,6 +41,11 @@ def device_class(device: str) -> str:
     return torch.cuda.get_device_name(0)
 
 
+def torch_minor(torch_version: str) -> str:
+    """ "2.13" of "2.13.0+cpu": what bytes and times are comparable within."""
+    return ".".join(torch_version.split("+")[0].split(".")[:2])
+
+
 def environment_hash(config: dict[str, Any]) -> str:
     """Source, torch and device class of a resolved cell's run in one hash: 8 hex digits."""
     parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]

@@ -21,7 +21,7 @@ from ..provenance import device_class
 from ..records import RunRow
 from ..resolve import Cell, work_id
 from ..runner import run_cells
-from ..summary import summarize
+from ..summary import LEAST_LAUNCHES, summarize
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
 from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, show_value
@@ -147,7 +147,7 @@ def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], take
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
     """A time that the machine cannot repeat within the tolerance is no budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
-    if row["launches"] < 3 or pd.isna(low):
+    if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")
     if high - middle > tolerance * middle or middle - low > tolerance * middle:
         words = f"between {show_value('step_s', low)} and {show_value('step_s', high)}"

@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from ..provenance import torch_minor
 from .limits import METRICS, Limit, parse_limit, show_limit
 
 ANY = "any"
@@ -61,7 +62,7 @@ class BudgetFile:
 
 def environment_of(device_class: str, torch_version: str) -> str:
     """The class of machines on which bytes agree: "cpu, torch 2.13"."""
-    return f"{device_class}, torch {'.'.join(torch_version.split('.')[:2])}"
+    return f"{device_class}, torch {torch_minor(torch_version)}"
 
 
 def read_budget(path: Path) -> BudgetFile:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..naming import base_name, differences, name_cells
+from ..naming import base_name, differences, name_cells, show_value
 from ..records import CATEGORIES, COLLECTIVES
 from ..resolve import work_id
 from ..summary import summarize
@@ -196,7 +196,10 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
     differing = differences(a.config, b.config) | {
         name: (a.row[name], b.row[name]) for name in ORIGIN if a.row[name] != b.row[name]
     }
-    said = {key: f"{key} is {_show(ours)} in A and {_show(theirs)} in B" for key, (ours, theirs) in differing.items()}
+    said = {
+        key: f"{key} is {show_value(ours)} in A and {show_value(theirs)} in B"
+        for key, (ours, theirs) in differing.items()
+    }
     refused = tuple(words for key, words in said.items() if is_work(key))
     found = Compared(a, b, tuple(words for key, words in said.items() if not is_work(key)), refused)
     if refused or found.failed:
@@ -259,7 +262,3 @@ def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
     """The records of both sides' environments, which differ where the versions of torch do; one where they agree."""
     found = [lookup(floors, environment_of(row)) for row in (a, b)]
     return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]
-
-
-def _show(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,11 +15,12 @@ from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
 from ..live import Reporter
 from ..resolve import Cell
+from ..summary import LEAST_LAUNCHES
 from ..sweep import Sweep
 from ..tables import latest
 from . import noise_floor
 from .compare import NOISE_FOLDER, load_runs
-from .noise_floor import LEAST_LAUNCHES, NoiseFloor, floor_from
+from .noise_floor import NoiseFloor, floor_from
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
 """The cell that is measured where the command line says nothing else, anew, for noise is that of today, and apart."""

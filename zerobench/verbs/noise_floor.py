@@ -21,10 +21,8 @@ import yaml
 from scipy import stats
 
 from ..naming import base_name
-from ..summary import TIMES
-
-LEAST_LAUNCHES = 3
-"""Fewer say next to nothing of a spread."""
+from ..provenance import torch_minor
+from ..summary import LEAST_LAUNCHES, TIMES
 
 CONFIDENCE = 0.95
 ENVIRONMENT = ("device_class", "processor", "cores", "torch")
@@ -59,12 +57,11 @@ class NoiseFloor:
 
 def environment_of(row: dict[str, Any]) -> dict[str, Any]:
     """What of a run's row decides which record holds for it."""
-    minor = ".".join(row["torch_version"].split("+")[0].split(".")[:2])
     return {
         "device_class": row["device_class"],
         "processor": row["processor"],
         "cores": int(row["cores"]),
-        "torch": minor,
+        "torch": torch_minor(row["torch_version"]),
     }
 
 

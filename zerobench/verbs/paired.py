@@ -15,14 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..summary import TIMES, geometric_interval
+from ..summary import LEAST_LAUNCHES, TIMES, geometric_interval
 from .noise_floor import NoiseFloor
 
-LEAST_PAIRS = 3
-"""With fewer there is no interval."""
-
 NOISE, SLOWER, FASTER = "noise", "slower", "faster"
-UNDECIDED = f"undecided: measure.repeats={LEAST_PAIRS} or more gives an interval"
+UNDECIDED = f"undecided: measure.repeats={LEAST_LAUNCHES} or more gives an interval"
 
 Pair = tuple[dict[str, Any], dict[str, Any]]
 
@@ -68,7 +65,7 @@ def effect_of(metric: str, a: list[float], b: list[float], threshold: float) -> 
     """What a time did over pairs of launches, at least one."""
     ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]
     ratio = _mean(ratios)
-    low, high = geometric_interval(ratios) if len(ratios) >= LEAST_PAIRS else (None, None)
+    low, high = geometric_interval(ratios) if len(ratios) >= LEAST_LAUNCHES else (None, None)
     return Effect(metric, _mean(a), _mean(b), ratio, low, high, threshold, _verdict(ratio, low, high, threshold))
 
 
