@@ -95,6 +95,15 @@ def test_the_fastest_that_fits_is_found(tmp_path, strategy: str, limit: str, bes
     assert len(found.run_ids.split()) == 3
 
 
+def test_what_needs_more_than_what_does_not_fit_is_not_run(tmp_path) -> None:
+    """Under 15 MiB: 1, 2 (too large) and the last, 8, plain; 1, 2, 4, 8 recomputed."""
+    machine = MadeUp()
+    (found,) = run_searches([search_cell("zero2", "15 MiB", tmp_path)], machine)
+    assert found.tried == 7
+    tried = [(row["micro_batch"], row["checkpointing"]) for row in machine.rows if row["repeat"] == 0]
+    assert tried == [(1, False), (2, False), (8, False), (1, True), (2, True), (4, True), (8, True)]
+
+
 def test_two_limits_share_their_runs_and_leave_rows(tmp_path) -> None:
     machine = MadeUp()
     cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]
