@@ -62,7 +62,7 @@ def predict_states(
 def _floor(name: str, shapes: Sequence[ParameterShape], n: int, k: int) -> int:
     whole = sum(bytes_of(s) for s in shapes)
     trained = sum(bytes_of(s) for s in shapes if s.trainable)
-    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
+    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "megatron": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
     return sum(-(-size // ranks) for size, ranks in zip((whole, trained, k * trained), shared, strict=True))
 
 
@@ -261,6 +261,7 @@ class _Stage3:
 _REPLAYS: dict[str, Callable[..., None]] = {
     "ddp": _replay_ddp,
     "zero1": _replay_buckets(keep_gradients=True),
+    "megatron": _replay_buckets(keep_gradients=True),
     "zero2": _replay_buckets(keep_gradients=False),
     "zero3": _replay_stage3,
 }
