@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import optimizers, precision
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
+from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
 
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
@@ -66,6 +69,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
     _resolve_model(plain, problems)
+    _resolve_training(plain, problems)
     _check_ranges(plain, problems)
     return Cell(plain, tuple(problems))
 
@@ -202,6 +206,23 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 
 
+def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:
+    """The optimizer, the precision, clipping."""
+    optimizer, strategy = plain["optimizer"], plain["strategy"]["name"]
+    if optimizer["implementation"] == "auto":
+        optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], plain["device"])
+    problems += optimizers.problems_of(optimizer)
+    precision.fill_in(plain["precision"])
+    problems += precision.problems_of(plain["precision"], strategy)
+    accumulate = plain["strategy"].get("accumulate")
+    if accumulate is not None and accumulate not in ACCUMULATE:
+        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(ACCUMULATE)}")
+    if plain["clip"] is not None and not 0 < plain["clip"] < math.inf:
+        problems.append(f"clip={plain['clip']:g}: a norm to clip at must be above 0 and finite; null clips nothing")
+    if plain["clip_norm"] not in NORMS:
+        problems.append(f"clip_norm={plain['clip_norm']}: use {' or '.join(NORMS)}")
+
+
 LIMITS: dict[str, tuple[float, float]] = {
     "world_size": (1, 1024),
     "threads": (1, 1024),
@@ -220,6 +241,24 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.lr": (0, 1e6),
     "optimizer.weight_decay": (0, 1e6),
     "optimizer.momentum": (0, 1),
+    "optimizer.dampening": (0, 1),
+    "optimizer.lr_decay": (0, 1e6),
+    "optimizer.initial_accumulator_value": (0, 1e6),
+    "optimizer.momentum_decay": (0, 1e6),
+    "optimizer.rho": (0, 1),
+    "optimizer.alpha": (0, 1e6),
+    "optimizer.eta_minus": (1e-6, 1),
+    "optimizer.eta_plus": (1, 1e6),
+    "optimizer.step_min": (0, 1e6),
+    "optimizer.step_max": (0, 1e6),
+    "optimizer.lambd": (0, 1e6),
+    "optimizer.t0": (1, 1e12),
+    "precision.tile_bytes": (1024, 2**40),
+    "precision.initial_scale": (2**-24, 2**100),
+    "precision.minimum_scale": (2**-24, 2**100),
+    "precision.growth": (1, 1e6),
+    "precision.backoff": (1e-6, 1),
+    "precision.interval": (1, 1e9),
     "optimizer.beta1": (0, 0.9999999),
     "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, 1e6),
@@ -239,8 +278,3 @@ def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
         why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
         bound = f"at most {most:g}" if node > most else f"at least {least:g}"
         problems.append(f"{USER_KEYS.get(key, key)}={node}: must be {bound}{why}")
-    how = plain["optimizer"]["implementation"]
-    if how not in ("fused", "foreach", "loop"):
-        problems.append(f"optimizer.implementation={how}: use fused, foreach or loop")
-    if plain["precision"]["name"] != "fp32":
-        problems.append(f"precision={plain['precision']['name']}: only fp32 is supported so far")
