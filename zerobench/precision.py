@@ -63,16 +63,16 @@ def cast(model: nn.Module, section: Section) -> nn.Module:
     return model if section["name"] == "fp32" else model.to(DTYPES[section["name"]])
 
 
-def options_of(section: Section) -> dict[str, Any]:
-    """Keyword arguments for an engine: those that differ from its defaults."""
+def options_of(section: Section, strategy: str) -> dict[str, Any]:
+    """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
+    if strategy not in WITH_MASTERS:
+        return {}
     name = section["name"]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"tile_bytes": section["tile_bytes"]}
     if section["gradient_dtype"] != name:
         options["gradient_dtype"] = DTYPES[section["gradient_dtype"]]
     if section["wire_dtype"] != section["gradient_dtype"]:
         options["wire_dtype"] = DTYPES[section["wire_dtype"]]
-    if name != "fp32":
-        options["tile_bytes"] = section["tile_bytes"]
     if name == "fp16":
         options["loss_scaling"] = LossScaling(
             section["initial_scale"], section["growth"], section["backoff"], section["interval"],
@@ -84,7 +84,7 @@ def options_of(section: Section) -> dict[str, Any]:
 def shape_of(section: Section) -> PrecisionShape:
     """What theory needs to know of it."""
     gradient, wire = (DTYPES[section[key]].itemsize for key in ("gradient_dtype", "wire_dtype"))
-    return PrecisionShape(gradient, wire, section.get("tile_bytes", 0))
+    return PrecisionShape(gradient, wire, section["tile_bytes"])
 
 
 def words_of(section: Section) -> str:

@@ -158,12 +158,14 @@ class Precision:
     """Dtypes, each fp32, bf16 or fp16. `name`: the model's; below fp32 the optimizer updates fp32 master weights.
 
     `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
-    null: `gradient_dtype`.
+    null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
+    half-precision ones take at once; our stages update in tiles of that size where an optimizer is not fused, too.
     """
 
     name: str = MISSING
     gradient_dtype: str | None = None
     wire_dtype: str | None = None
+    tile_bytes: int = 4 * MIB
 
 
 @dataclass
@@ -175,13 +177,9 @@ class Fp32(Precision):
 
 @dataclass
 class Bf16(Precision):
-    """bf16 parameters and gradients, fp32 master weights and optimizer states: the paper's 2 + 2 + 12 bytes.
-
-    `tile_bytes`: fp32 gradients that exist at once while the optimizer is given the half-precision ones.
-    """
+    """bf16 parameters and gradients, fp32 master weights and optimizer states: the paper's 2 + 2 + 12 bytes."""
 
     name: str = "bf16"
-    tile_bytes: int = 4 * MIB
 
 
 @dataclass

@@ -133,7 +133,12 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
-        engine = baselines.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"]))
+        engine = baselines.wrap(
+            config["strategy"],
+            model,
+            optimizer,
+            **precision.options_of(config["precision"], config["strategy"]["name"]),
+        )
         batches = build_batches(config, job.rank, device)
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches

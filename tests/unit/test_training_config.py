@@ -126,11 +126,12 @@ def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell
 
 def test_a_precision_becomes_an_engines_options() -> None:
     def options(section: training.Precision) -> dict[str, Any]:
-        return precision.options_of(cell("zero2", 2, precision=section).config["precision"])
+        return precision.options_of(cell("zero2", 2, precision=section).config["precision"], "zero2")
 
-    assert options(training.Fp32()) == {}
-    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16}
-    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, "tile_bytes": 4 * 2**20}
+    tiles = {"tile_bytes": 4 * 2**20}
+    assert options(training.Fp32()) == tiles
+    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
+    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
     assert options(training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
     fp16 = options(training.Fp16(initial_scale=8.0, interval=5))
     assert fp16["loss_scaling"] == LossScaling(8.0, 2.0, 0.5, 5, 1.0)

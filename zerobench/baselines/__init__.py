@@ -19,12 +19,15 @@ def _ours(name: str) -> Callable[..., Any]:
 
 
 def _ddp(
-    model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, **options: Any
-) -> DdpEngine:
+    model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, tile_bytes: int,
+    **options: Any,
+) -> DdpEngine:  # fmt: skip
     if not broadcast_buffers:  # the default needs no word, and torch 2.13 warns of this one
         options["broadcast_buffers"] = False
-    engine = MasterDdpEngine if any(p.dtype in HALF for p in model.parameters()) else DdpEngine
-    return engine(model, optimizer, bucket_cap_mb=bucket_bytes / 2**20, **options)
+    options["bucket_cap_mb"] = bucket_bytes / 2**20
+    if any(p.dtype in HALF for p in model.parameters()):
+        return MasterDdpEngine(model, optimizer, tile_bytes=tile_bytes, **options)
+    return DdpEngine(model, optimizer, **options)
 
 
 STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": _ddp, **{name: _ours(name) for name in zero.STAGES}}

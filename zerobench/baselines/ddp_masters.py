@@ -66,8 +66,7 @@ class MasterDdpEngine(DdpEngine):
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
         shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
         index = {p: i for i, p in enumerate(self._parameters)}
-        swap_parameters(optimizer, index, shares)  # type: ignore[arg-type]  # shares are segments of one rank
-        _widen(optimizer)
+        swap_parameters(optimizer.param_groups, optimizer.state, index, shares)  # type: ignore[arg-type]  # shares are segments of one rank
         self._tiles = tiles_of(shares, most)
 
     def _shares_of(self, i: int, most: int) -> Iterator[ParameterShare]:
@@ -123,14 +122,6 @@ class MasterDdpEngine(DdpEngine):
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if parameter.dtype in HALF:
                 parameter.copy_(master.view(parameter.shape))
-
-
-def _widen(optimizer: optim.Optimizer) -> None:
-    """States that exist before the first step (Adagrad's) were made in the parameters' dtype: they become fp32."""
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dtype in HALF:
-                state[name] = value.float()
 
 
 def _master_of(name: str, parameter: nn.Parameter) -> torch.Tensor:

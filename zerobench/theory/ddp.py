@@ -30,7 +30,7 @@ def replay_ddp(
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
         last = micro == schedule.micro_batches - 1
         hold_waiting(replay, shapes)
-        for i in schedule.arrivals:
+        for i in list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]:  # autograd hands over the sum of all uses
             hold_fresh(replay, shapes[i])
             replay.drop("gradients", "fresh")
             if last or not last_only:  # what no_sync kept is copied into the bucket

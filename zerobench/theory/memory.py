@@ -6,9 +6,9 @@ with the fp32 masters, 12ψ)::
     ddp     P   + G   + O          zero2   P   + G/N + O/N
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
-Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
-units on their way, the receive side of an exchange. That part is replayed event by event in the order of the
-model's own schedule (shapes.py).
+Real runs hold more for a while: the gradient that autograd has just made (under DDP three of a tied
+parameter), buckets and units on their way, the receive side of an exchange. That part is replayed event by
+event in the order of the model's own schedule (shapes.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .ddp import replay_ddp
-from .partition import FlatBuffer, by_kind, by_unit, lay_out
-from .replay import Replay, bytes_of, hold_fresh, hold_waiting, is_half, master_bytes, trainable
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .replay import Replay, bytes_of, is_half, master_bytes, trainable
 from .shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule
 
 FULL = PrecisionShape()
@@ -79,13 +79,12 @@ def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         shapes = schedule.shapes
         kinds = by_kind(shapes, trainable(shapes)[::-1])
-        buffers = [lay_out(shapes, kind, n, strategy["bucket_bytes"]) for kind in kinds]
+        buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
         whole = sum(b.padded_bytes for b in buffers)
         replay.hold("parameters", "flat", whole)
         replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
         _hold_optimizer(replay, buffers, schedule, n, optimizer)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
-        hold_waiting(replay, shapes)
         _Buckets(replay, schedule, n, keep_gradients, buffers).backward()
 
     return play
@@ -99,24 +98,24 @@ class _Buckets:
     ) -> None:
         self.replay, self.schedule, self.n, self.keep_gradients = replay, schedule, n, keep_gradients
         self.sizes: list[int] = []
-        self.missing: list[set[int]] = []  # of each bucket: the parameters whose gradients have not come
+        self.missing: list[list[int]] = []  # of each bucket: the gradients that have not come
         self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
         for buffer in buffers:
             for start, numel in buffer.units:
                 inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.sizes))
-                self.missing.append(set(inside))
+                self.missing.append([i for i in inside for _ in range(schedule.arrivals.count(i) or 1)])
                 self.sizes.append(numel * buffer.element_bytes)
         self.next = 0
         self.sent: int | None = None
 
     def backward(self) -> None:
         for parameter in self.schedule.arrivals:
-            hold_fresh(self.replay, self.schedule.shapes[parameter])
+            self.replay.hold("gradients", "fresh", bytes_of(self.schedule.shapes[parameter]))
             for bucket in self.places[parameter]:
                 self._open(bucket)
-                self.missing[bucket].discard(parameter)
+                self.missing[bucket].remove(parameter)
                 while self.next < len(self.sizes) and not self.missing[self.next]:
                     self._send()
             self.replay.drop("gradients", "fresh")
@@ -182,7 +181,6 @@ class _Stage3:
 
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
-        hold_waiting(self.replay, self.schedule.shapes)
         here = len(self.uses)
         for i in self.schedule.arrivals:
             name = self.schedule.shapes[i].unit
@@ -212,7 +210,7 @@ class _Stage3:
 
     def _arrive(self, i: int) -> None:
         shape = self.schedule.shapes[i]
-        hold_fresh(self.replay, shape)
+        self.replay.hold("gradients", "fresh", bytes_of(shape))
         if self.n > 1:
             self.replay.hold("communication", ("gradients", shape.unit), self.gradients[shape.unit])
         self.replay.drop("gradients", "fresh")

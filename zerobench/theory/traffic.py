@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .partition import by_kind, by_unit, lay_out
+from .partition import by_kind, by_unit, lay_out, lay_out_buckets
 from .shapes import ROOT, ParameterShape, Schedule
 
 
@@ -39,5 +39,9 @@ def predict_volume(strategy: dict[str, Any], schedule: Schedule, world_size: int
     return volume
 
 
-def _padded(shapes: Sequence[ParameterShape], indices: list[int], world_size: int, unit_bytes: int | None) -> int:
-    return sum(numel for _, numel in lay_out(shapes, indices, world_size, unit_bytes).units)
+def _padded(shapes: Sequence[ParameterShape], indices: list[int], world_size: int, bucket_bytes: int | None) -> int:
+    if bucket_bytes is None:
+        buffers = [lay_out(shapes, indices, world_size)]
+    else:
+        buffers = lay_out_buckets(shapes, indices, world_size, bucket_bytes)
+    return sum(numel for buffer in buffers for _, numel in buffer.units)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
+    engine.settle()
     keep = engine.comm.rank == 0 or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
@@ -33,6 +34,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 
 def state_dict(engine: Strategy) -> dict[str, Any]:
     """This rank's part, copied, and what it belongs to."""
+    engine.settle()
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -44,6 +46,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    engine.settle()
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
         if saved.get(key) != mine:
             raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
@@ -54,12 +57,13 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
-        engine.after_update()
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+    engine.after_load()
 
 
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
-    shards = {f"unit {unit.name}": unit.parameter_shard for unit in [*engine.units, *engine.holders()]}
+    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
+    shards |= {f"unit {unit.name}": unit.master_shard for unit in engine.units}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
