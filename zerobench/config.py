@@ -42,12 +42,18 @@ class Ddp(Strategy):
 
 @dataclass
 class Zero1(Strategy):
-    """Our ZeRO-1 (P_os)."""
+    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
+
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
+    """
 
     name: str = "zero1"
     bucket_bytes: int = 25 * MIB
     broadcast_buffers: bool = True
     accumulate: str = "last"
+    mode: str = "own"
+    reduce_with: str | None = None
+    overlap_gather: bool = False
 
 
 @dataclass
@@ -60,12 +66,20 @@ class Zero2(Zero1):
 
 @dataclass
 class Zero3(Strategy):
-    """Our ZeRO-3 (P_os+g+p): a unit per transformer block."""
+    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
+
+    `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
+    (`keep_root`), or every unit (`reshard_after_forward=false`).
+    """
 
     name: str = "zero3"
     prefetch: int = 1
     broadcast_buffers: bool = True
     accumulate: str = "every"
+    mode: str = "own"
+    persistence_numel: int | None = None
+    keep_root: bool | None = None
+    reshard_after_forward: bool | None = None
 
 
 @dataclass

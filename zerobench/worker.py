@@ -133,12 +133,8 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
-        engine = baselines.wrap(
-            config["strategy"],
-            model,
-            optimizer,
-            **precision.options_of(config["precision"], config["strategy"]["name"]),
-        )
+        dtypes = precision.options_of(config["precision"], config["strategy"]["name"])
+        engine = baselines.wrap(config["strategy"], model, optimizer, **dtypes)
         batches = build_batches(config, job.rank, device)
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from tests.cells import cell
+from zerobench import config as schemas
 from zerobench import optimizers, precision, training
+from zerobench.resolve import _resolve_strategy
 from zerobench.zero.precision import LossScaling
 from zerobench.zero.segments import ELEMENTWISE
 
@@ -111,10 +113,32 @@ def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
         assert f"precision.{key}=fp32: strategy=ddp keeps and sends gradients in the model's dtype, bf16" in problems[0]
 
 
-def test_accumulate_is_every_or_last() -> None:
-    one = cell("zero2", 2)
-    assert one.config["strategy"]["accumulate"] == "every"
-    assert cell("ddp", 2).config["strategy"]["accumulate"] == "last"
+def strategy_of(section: schemas.Strategy) -> tuple[dict[str, Any], list[str]]:
+    config: dict[str, Any] = dict(vars(section))
+    problems: list[str] = []
+    _resolve_strategy(config, problems)
+    return config, problems
+
+
+def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
+    own, _ = strategy_of(schemas.Zero3())
+    assert (own["keep_root"], own["reshard_after_forward"], own["persistence_numel"]) == (True, True, 0)
+    paper, _ = strategy_of(schemas.Zero3(mode="paper"))
+    assert (paper["keep_root"], paper["reshard_after_forward"], paper["persistence_numel"]) == (False, True, 0)
+    vendor, _ = strategy_of(schemas.Zero3(mode="vendor", persistence_numel=7))
+    assert (vendor["reshard_after_forward"], vendor["persistence_numel"]) == (False, 7)
+    assert strategy_of(schemas.Zero1())[0]["reduce_with"] == "reduce_scatter"
+    assert strategy_of(schemas.Zero2(mode="vendor"))[0]["reduce_with"] == "all_reduce"
+    assert strategy_of(schemas.Zero2(mode="vendor", reduce_with="reduce_scatter"))[0]["reduce_with"] == "reduce_scatter"
+
+
+def test_strategies_say_which_micro_batches_they_reduce() -> None:
+    sections = [schemas.Ddp(), schemas.Zero1(), schemas.Zero2(), schemas.Zero3()]
+    assert [section.accumulate for section in sections] == ["last", "last", "every", "every"]
+    assert strategy_of(schemas.Ddp(accumulate="some"))[1] == ["strategy.accumulate=some: use every or last"]
+    assert strategy_of(schemas.Zero3(mode="best"))[1] == ["strategy.mode=best: use one of own, paper, vendor"]
+    reduced = strategy_of(schemas.Zero1(reduce_with="reduce"))[1]
+    assert reduced == ["strategy.reduce_with=reduce: use reduce_scatter or all_reduce"]
 
 
 def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell() -> None:

@@ -37,7 +37,7 @@ def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer,
     """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`. `precision`: what an
     engine must know of dtypes and loss scaling beside the model (precision.options_of).
     """
-    options = {key: value for key, value in strategy.items() if key not in ("name", "accumulate")}
+    options = {key: value for key, value in strategy.items() if key not in ("name", "accumulate", "mode")}
     return STRATEGIES[strategy["name"]](model, optimizer, **options, **precision)
 
 
