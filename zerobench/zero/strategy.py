@@ -26,10 +26,11 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import labels, state
+from . import labels
 from .comm import Comm
 from .layout import Piece
 from .segments import OptimizerSegment, swap_parameters
+from .state import StateFace
 from .unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
@@ -55,7 +56,7 @@ class Options:
     elementwise: bool = False
 
 
-class Strategy:
+class Strategy(StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -193,21 +194,6 @@ class Strategy:
     def eval(self) -> Strategy:
         """The module's `eval`."""
         return self.train(False)
-
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
-        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
-
-        With `rank0_only` the other ranks take part and get an empty dict.
-        """
-        return state.full_state_dict(self, rank0_only)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
-        return state.state_dict(self)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        state.load_state_dict(self, saved)
 
     # -- shared by the stages -------------------------------------------------------------------------
 
