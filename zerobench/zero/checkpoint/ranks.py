@@ -11,6 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from .. import labels
@@ -62,13 +63,9 @@ class Ranks:
     """Who saves and loads together, and the save that is in flight."""
 
     def __init__(self, engine: Strategy) -> None:
-        comm = engine.comm
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size = engine.comm.rank, engine.comm.size
         self.in_flight: SaveHandle | None = None
-        self.group: dist.ProcessGroup | None = None
-        if isinstance(comm, GroupComm):
-            members = dist.get_process_group_ranks(comm.group)
-            self.group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        self.group = _group_beside(engine.comm) if isinstance(engine.comm, GroupComm) else None
 
     def agree(self, what: Callable[[], T]) -> T:
         """Runs `what` on each rank. Where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
@@ -103,6 +100,7 @@ class Ranks:
 
 
 _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def ranks_of(engine: Strategy) -> Ranks:
@@ -110,3 +108,24 @@ def ranks_of(engine: Strategy) -> Ranks:
     if engine not in _ranks:
         _ranks[engine] = Ranks(engine)
     return _ranks[engine]
+
+
+def _group_beside(comm: GroupComm) -> dist.ProcessGroup:
+    """A gloo group of the same ranks, made once; only they take part.
+
+    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). Where
+    these numbers differ the ranks would wait for one another under different names: groups of one make them equal.
+    """
+    if comm.group not in _groups:
+        members = dist.get_process_group_ranks(comm.group)
+        known = dist.distributed_c10d._world.pg_names
+        most = torch.tensor([len(known)], dtype=torch.int32, device=_device(comm.group))
+        comm.maximum(most)
+        while len(known) < most.item():
+            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+        _groups[comm.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    return _groups[comm.group]
+
+
+def _device(group: dist.ProcessGroup) -> str:
+    return "cuda" if "nccl" in str(dist.get_backend_config(group)) else "cpu"
