@@ -78,19 +78,27 @@ def groups_of(rank: int) -> dict[int, Any]:
     return {n: groups[n] for n in groups if rank in members[n]}
 
 
-def reshard(rank: int, n: int, folder: str, model: str, optimizer: str, every: int) -> int:
-    """Saves under each stage at N = 1, 2, 3 and loads under each (or each `every`-th). Returns how many were loaded."""
-    mine, loaded = groups_of(rank), 0
-    kinds = [(stage, size) for stage in STAGES for size in (1, 2, 3)]
+ALL = [(stage, size) for stage in STAGES for size in (1, 2, 3)]
+SOME = [("zero1", 3), ("zero2", 1), ("zero3", 2), ("zero3", 3)]
+
+
+def reshard(rank: int, n: int, folder: str, kinds: list[tuple[str, int]], models: dict[str, str]) -> int:
+    """Each model, saved under each (stage, N) and loaded under every second of them. Returns how many were loaded."""
+    mine = groups_of(rank)
+    return sum(reshard_one(mine, Path(folder) / model, kinds, model, models[model]) for model in models)
+
+
+def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]], model: str, optimizer: str) -> int:
+    loaded = 0
     for number, (stage, size) in enumerate(kinds):
-        path, outcome = Path(folder) / f"{stage}-{size}", None
+        path, outcome = folder / f"{stage}-{size}", None
         if size in mine:
             engine = fresh(model, optimizer, stage, mine[size])
             steps(engine, range(2))
             assert engine.save(path, user_state={"stage": stage}) is None
             outcome = whole_state(engine), getattr(engine.module, "calls", None), steps(engine, range(2, 4))
         state, calls, losses = shared(outcome, source=2 if size == 2 else 0)
-        for other_stage, other_size in kinds[number % every :: every]:
+        for other_stage, other_size in kinds[number % 2 :: 2]:
             if other_size in mine:
                 engine = fresh(model, optimizer, other_stage, mine[other_size], shift=1.0)
                 assert engine.load(path) == {"stage": stage}

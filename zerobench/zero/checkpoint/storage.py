@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .index import INDEX, File, Place, write_index
-from .tensor_file import bytes_of, layout, sync
+from .tensor_file import buffer_of, bytes_of, layout, sync
 
 
 class FolderWriter(StorageWriter):
@@ -163,7 +163,7 @@ class FolderReader(StorageReader):
                     buffer = torch.empty(item.lengths, dtype=dtype)
                     place = self.metadata.storage_data[item.storage_index]
                     file.seek(place.offset + item.storage_offsets[0] * dtype.itemsize)
-                    if file.readinto(bytes_of(buffer)) != buffer.numel() * dtype.itemsize:
+                    if file.readinto(buffer_of(buffer)) != buffer.numel() * dtype.itemsize:
                         raise ValueError(f"{self.path / name}: it ends before {item.storage_index.fqn} does")
                     planner.resolve_tensor(item).copy_(buffer)
         done: Future[None] = Future()

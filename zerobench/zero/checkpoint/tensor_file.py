@@ -53,8 +53,13 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements, row by row, as bytes; from the CPU without a copy if it is contiguous there."""
-    array: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    """The tensor's elements, row by row, as bytes. A copy: torch never again resizes a storage that numpy has seen."""
+    return buffer_of(tensor.detach().to("cpu", copy=True).contiguous())
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """The memory itself of a contiguous tensor on the CPU, as bytes that can be read into."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
