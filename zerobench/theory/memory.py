@@ -54,7 +54,7 @@ def _floor(name: str, shapes: Sequence[ParameterShape], n: int, states: int, pre
     parameters = sum(bytes_of(s) for s in shapes)
     gradients = sum(s.numel * (precision.gradient_bytes if is_half(s) else s.element_bytes) for s in trained)
     kept = sum(states * master_bytes(s) + is_half(s) * master_bytes(s) for s in trained)
-    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
+    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "megatron": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
     return sum(-(-size // ranks) for size, ranks in zip((parameters, gradients, kept), shared, strict=True))
 
 
@@ -233,6 +233,7 @@ class _Stage3:
 _REPLAYS: dict[str, Callable[..., None]] = {
     "ddp": replay_ddp,
     "zero1": _replay_buckets(keep_gradients=True),
+    "megatron": _replay_buckets(keep_gradients=True),
     "zero2": _replay_buckets(keep_gradients=False),
     "zero3": _replay_stage3,
 }

@@ -1,8 +1,8 @@
 """Elements moved in one step of `a` micro-batches, by the paper's convention: all-reduce 2, the others 1 of the whole.
-Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the last (for ddp and zero1).
+Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the last (for ddp, zero1, megatron).
 
 ddp            2rψ                   all-reduce
-zero1, zero2   (r + 1) · padded      reduce-scatters, one all-gather
+zero1, zero2   (r + 1) · padded      reduce-scatters, one all-gather; megatron likewise
 zero3          each micro-batch: of a unit that forward uses u times, u + 1 all-gathers of its padded size; of the root,
                which stays between forward and backward, one all-gather. And r reduce-scatters of what is trainable
 """
@@ -25,7 +25,7 @@ def predict_volume(strategy: dict[str, Any], schedule: Schedule, world_size: int
     reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
     if strategy["name"] == "ddp":
         return 2 * reductions * sum(shapes[i].numel for i in trained)
-    if strategy["name"] in ("zero1", "zero2"):
+    if strategy["name"] in ("zero1", "zero2", "megatron"):
         kinds = by_kind(shapes, trained[::-1])
         whole = sum(_padded(shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds)
         return (reductions + 1) * whole

@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
+from . import megatron
 from .comm import connect
+from .megatron import Megatron
 from .options import MODES, Options
 from .precision import HALF, LossScaling
 from .segments import check_optimizer
@@ -29,7 +31,10 @@ from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
 
-STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3}
+STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
+
+DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
+"""Options whose defaults a strategy has of its own."""
 
 _ADOPTED = "_zerobench_engine"
 
@@ -57,7 +62,7 @@ def initialize(
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
-    chosen = _choose(mode, options)
+    chosen = _choose(mode, {**DEFAULTS.get(strategy, {}), **options})
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)

@@ -59,7 +59,7 @@ class LateGathers:
     def check(self, parameter: nn.Parameter) -> None:
         """Raises RuntimeError where `parameter` is read while its gather is in flight."""
         if any(unit in self._handles for unit in self._units.get(parameter, [])):
-            name = self._engine.names[self._engine.trainable.index(parameter)]
+            name = dict(zip(self._engine.trainable, self._engine.names, strict=True))[parameter]
             raise RuntimeError(
                 f"{name}: it is read outside of its module's forward while its new values are on their way; use"
                 " overlap_gather=False"

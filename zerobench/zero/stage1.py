@@ -47,9 +47,7 @@ class Stage1(Strategy):
             numels = [(i, self.trainable[i].numel()) for i in indices]
             for layouts in buckets(numels, bucket_numel, self.comm.size, align):
                 self._adopt_buffer(layouts, like)
-        for unit in self.units:
-            self.place_gradients(unit)
-            labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
+        self.allocate_gradients()
 
     def _indices_by_kind(self) -> list[list[int]]:
         """Parameter numbers by (dtype, device), in the order in which gradients come: reversed."""
@@ -82,6 +80,12 @@ class Stage1(Strategy):
         parameter.data = place.view(parameter.shape)
 
     # -- gradients stay whole: the reduction lands in the own slice of the bucket ----------------------
+
+    def allocate_gradients(self) -> None:
+        """Once the parameters have moved, so that adoption needs no more than a step does."""
+        for unit in self.units:
+            self.place_gradients(unit)
+            labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
 
     def place_gradients(self, unit: Unit) -> None:
         """Makes the unit's gradient tensors."""

@@ -176,7 +176,9 @@ class Stage3(Stage2):
         if self._recording:
             if not self._warned:
                 self._warned = True
-                warn_of_modules_not_called([u.name for u in self._all_units if u not in self._order.uses])
+                warn_of_modules_not_called(
+                    [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
+                )
             if not self.options.keep_root:
                 for unit in self._root_units:
                     unit.reshard()
