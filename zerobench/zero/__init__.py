@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
-from . import megatron
+from . import materialise, megatron
 from .comm import connect
 from .megatron import Megatron
 from .options import MODES, Options
@@ -58,7 +58,10 @@ def initialize(
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
     `options`: the fields of `Options` (options.py).
 
-    The model's values are rank 0's afterwards. Raises ValueError, with a sentence, for what cannot be sharded.
+    The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
+    construction with rank 0's seed, unit by unit, on `device` (materialise.py).
+
+    Raises ValueError, with a sentence, for what cannot be sharded.
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
@@ -66,7 +69,7 @@ def initialize(
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in model.parameters() if not p.is_meta), chosen.device or torch.device("cpu"))
     engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
     setattr(model, _ADOPTED, True)
     return engine
@@ -89,8 +92,6 @@ def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> No
     if getattr(model, _ADOPTED, False):
         raise ValueError("model: it is under an engine already; initialize() wants a plain one")
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise ValueError(f"{name}: it is on the meta device and holds no values; build the model on a real one")
         if parameter.dtype not in (torch.float32, torch.float64, *HALF):
             raise ValueError(
                 f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits"
@@ -98,6 +99,8 @@ def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> No
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+    if materialise.on_meta(model):
+        materialise.check_replay(model)
     check_optimizer(optimizer, trainable, options.elementwise)
 
 

@@ -14,6 +14,8 @@ to nothing and back. While it is empty the parameters are views of a NaN: same s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -36,8 +38,9 @@ class ModuleUnit(Unit):
     is_whole = True
 
     def __init__(
-        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool
-    ) -> None:
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
+        share: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes)
         self.comm = comm
         self.parameters = parameters
@@ -49,7 +52,7 @@ class ModuleUnit(Unit):
         for parameter, place in zip(parameters, self._places(), strict=True):
             place.copy_(parameter.detach())
             parameter.data = place
-        comm.broadcast(self.full_parameters)
+        share(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
             self.parameter_shard = labels.label(self.parameter_shard.clone(), labels.PARAMETERS, name)
@@ -61,6 +64,18 @@ class ModuleUnit(Unit):
             self.full_parameters.narrow(0, piece.offset, piece.numel).view(parameter.shape)
             for piece, parameter in zip(self.layout.pieces, self.parameters, strict=True)
         ]
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps this rank's part of one parameter's `values`."""
+        if self.is_whole:
+            parameter.copy_(values)
+            return
+        flat, first = values.reshape(-1), self.rank * self.layout.shard_numel
+        piece = next(piece for piece, p in zip(self.layout.pieces, self.parameters, strict=True) if p is parameter)
+        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
+        if start < stop:
+            part = flat[start - piece.offset : stop - piece.offset]
+            self.parameter_shard.narrow(0, start - first, stop - start).copy_(part)
 
     def launch_unshard(self) -> None:
         """sharded -> gathering: fills the own slice and launches the all-gather of the others."""

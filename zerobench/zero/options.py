@@ -53,6 +53,8 @@ class Options:
     `wire_dtype`         what reductions send; default: the gradients' dtype
     `tile_bytes`         most that the fp32 gradients made for one part of an update take
     `loss_scaling`       for fp16: see precision.LossScaling
+    `device`             where a model that was built on the meta device gets its values; default: the CPU
+    `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
     """
@@ -69,6 +71,8 @@ class Options:
     wire_dtype: torch.dtype | None = None
     tile_bytes: int | None = 4 * 2**20
     loss_scaling: LossScaling | None = None
+    device: torch.device | None = None
+    initial_dtype: torch.dtype = torch.float32
     broadcast_buffers: bool = True
     elementwise: bool = False
 

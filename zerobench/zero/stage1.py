@@ -40,7 +40,7 @@ class Stage1(Strategy):
 
     def adopt(self) -> None:
         for parameter in self.frozen:
-            self.comm.broadcast(parameter.data)
+            self._adopt_frozen(parameter)
         for indices in self._indices_by_kind():
             like = self.trainable[indices[0]]
             align, bucket_numel = (n // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
@@ -72,7 +72,14 @@ class Stage1(Strategy):
                     parameter = self.trainable[piece.parameter]
                     self._move_into(flat.narrow(0, start + piece.offset, parameter.numel()), parameter)
             start += layout.padded_numel
-        self.comm.broadcast(flat)
+        self.share(flat)
+
+    def _adopt_frozen(self, parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data.contiguous()  # a hollow one gets memory
+        self.share(parameter.data)
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        parameter.copy_(values)
 
     @staticmethod
     def _move_into(place: torch.Tensor, parameter: nn.Parameter) -> None:

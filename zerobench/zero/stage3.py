@@ -89,7 +89,7 @@ class Stage3(Stage2):
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
         layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), TAIL_NUMEL)
         dtypes = Dtypes.of(parameters[0].dtype, self.options.gradient_dtype, self.options.wire_dtype)
-        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays)
+        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays, self.share)
         if unit.trainable:
             self.place_gradients(unit)
             labels.label(unit.gradient_shard, labels.GRADIENTS, name)
@@ -111,6 +111,10 @@ class Stage3(Stage2):
 
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(after)
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        if parameter.numel():
+            self._unit_of[parameter].store(parameter, values)
 
     # -- what others may ask ----------------------------------------------------------------------------
 

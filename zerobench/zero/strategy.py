@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import state
+from . import materialise, state
 from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
@@ -49,10 +49,16 @@ class Strategy:
         self.units: list[Unit] = []
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
+        hollow = materialise.on_meta(module)
+        if hollow:
+            materialise.hollow(module, options.device or torch.device("cpu"))
+        self.share = (lambda tensor: None) if hollow else comm.broadcast  # values come from rank 0, or from a replay
         with torch.no_grad():
+            self.adopt()
+            if hollow:
+                materialise.fill(module, self.store, comm, options.initial_dtype)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
-            self.adopt()
             for unit in self.units:
                 unit.make_master()
         self.gradients = GradientFlow(self)
@@ -64,6 +70,10 @@ class Strategy:
 
     def adopt(self) -> None:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
+        raise NotImplementedError
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
         raise NotImplementedError
 
     def open_gradients(self, unit: Unit) -> None:
