@@ -38,12 +38,12 @@ class OptimizerShape:
 @dataclass(frozen=True)
 class PrecisionShape:
     """Bytes an element of a parameter below fp32: of its gradient as it is accumulated, and as it is sent. Such a
-    parameter has an fp32 master; `tile_bytes` of fp32 gradients exist at once while the optimizer is given them.
+    parameter has an fp32 master; `tile_bytes` of fp32 gradients, or all, exist at once as the optimizer is given them.
     """
 
     gradient_bytes: int = 4
     wire_bytes: int = 4
-    tile_bytes: int = 4 * 2**20
+    tile_bytes: int | None = 4 * 2**20
 
 
 @dataclass(frozen=True)

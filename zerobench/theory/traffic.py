@@ -1,8 +1,8 @@
 """Elements moved in one step of `a` micro-batches, by the paper's convention: all-reduce 2, the others 1 of the whole.
-Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the last (for ddp and zero1).
+Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the last (for ddp, zero1, megatron).
 
 ddp            2rψ                   all-reduce
-zero1, zero2, megatron   (r + 1) · padded   reduce-scatters, one all-gather
+zero1, zero2   (r + 1) · padded      reduce-scatters, one all-gather; megatron likewise
 zero3          each micro-batch: of a unit that forward uses u times, u + 1 all-gathers of its padded size; of the root,
                which stays between forward and backward, one all-gather. And r reduce-scatters of what is trainable
 """
