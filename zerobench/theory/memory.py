@@ -6,7 +6,7 @@ With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam:
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
 Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
-units on their way, the receive side of an exchange. That part is replayed event by event in the order of the
+units on their way, and the slots that they are received into. That part is replayed event by event in the order of the
 model's own schedule (shapes.py).
 
 DDP's no_sync keeps the gradients of the micro-batches before the last beside its buckets: another G while
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .partition import FlatBuffer, by_kind, by_unit, lay_out
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, slots_bytes
 from .replay import Replay, bytes_of, hold_fresh, hold_waiting
 from .shapes import ROOT, ParameterShape, Schedule
 
@@ -164,7 +164,7 @@ class _Buckets:
         if self.sent is not None:
             self.replay.drop("communication", ("bucket", self.sent))
             self.replay.drop("communication", ("received", self.sent))
-        self.replay.hold("communication", ("received", bucket), self.sizes[bucket] // self.n * (self.n - 1))
+        self.replay.hold("communication", ("received", bucket), slots_bytes(self.sizes[bucket], self.n))
         self.sent = bucket
 
 
@@ -253,7 +253,7 @@ class _Stage3:
             self.replay.drop("communication", ("gradients", self.sent))
             self.replay.drop("communication", ("received", self.sent))
         self.replay.hold("communication", ("gradients", name), size)
-        self.replay.hold("communication", ("received", name), size // self.n * (self.n - 1))
+        self.replay.hold("communication", ("received", name), slots_bytes(size, self.n))
         self.sent = name
 
     def _unshard(self, name: str) -> None:
