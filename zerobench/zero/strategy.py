@@ -23,16 +23,18 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import materialise, state
+from . import materialise
 from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
 from .options import Options
+from .segments import OptimizerSegment
+from .state import StateFace
 from .unit import Unit
 from .update import Update
 
 
-class Strategy:
+class Strategy(StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -188,6 +190,11 @@ class Strategy:
             yield self.module
 
     @property
+    def segments(self) -> list[OptimizerSegment]:
+        """What the optimizer holds of this rank's shards."""
+        return self.update.segments
+
+    @property
     def loss_scale(self) -> float:
         """What `backward` multiplies the loss by; 1.0 without loss scaling."""
         return self.update.scaler.scale
@@ -223,21 +230,6 @@ class Strategy:
         """The module's `eval`."""
         return self.train(False)
 
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
-        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
-
-        With `rank0_only` the other ranks take part and get an empty dict.
-        """
-        return state.full_state_dict(self, rank0_only)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
-        return state.state_dict(self)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        state.load_state_dict(self, saved)
-
     # -- shared by the stages -------------------------------------------------------------------------
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
@@ -248,10 +240,9 @@ class Strategy:
         """The unit has its gradients: launches their reduction."""
         self.gradients.launch(unit)
 
-    def after_load(self) -> None:
-        """The masters were written from outside: the parameters follow them."""
-        with torch.no_grad():
-            for unit in self.units:
-                unit.round_master()
-            self.after_update()
-        self.settle()
+    def _extra_state(self) -> dict[str, Any]:
+        return {"loss_scaler": self.update.scaler.state()}
+
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        if self.options.loss_scaling is not None and "loss_scaler" in extra:
+            self.update.scaler.load(extra["loss_scaler"])
