@@ -41,6 +41,7 @@ Verbs:
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
+  zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
@@ -55,7 +56,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune")
+VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate")
 """Each is a function of a module of that name in verbs/, imported when asked for."""
 
 

@@ -249,16 +249,6 @@ def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.M
         engine.load(saved)
 
 
-def test_parameters_follow_masters_of_another_storage(saved: Path) -> None:
-    """As under mixed precision, where the optimizer's segments are no views of the parameter shards."""
-    engine = engine_of(net())
-    for segment in engine.segments:
-        segment.tensor.data = segment.tensor.data.clone()
-    engine.load(saved)
-    step(whole := engine_of(net()))
-    assert same(engine.full_state_dict(), whole.full_state_dict())
-
-
 def test_frozen_parameters_and_buffers_may_have_another_precision(tmp_path: Path) -> None:
     def build() -> nn.Module:
         model = net()

@@ -7,7 +7,7 @@ with the fp32 masters, 12ψ)::
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
 Real runs hold more for a while: the gradient that autograd has just made (under DDP three of a tied
-parameter), buckets and units on their way, the receive side of an exchange. That part is replayed event by
+parameter), buckets and units on their way, the slots that they are received into. That part is replayed event by
 event in the order of the model's own schedule (shapes.py).
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .ddp import replay_ddp
-from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets, slots_bytes
 from .replay import Replay, bytes_of, is_half, master_bytes, trainable
 from .shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule
 
@@ -134,7 +134,7 @@ class _Buckets:
         if self.sent is not None:
             self.replay.drop("communication", ("bucket", self.sent))
             self.replay.drop("communication", ("received", self.sent))
-        self.replay.hold("communication", ("received", bucket), self.sizes[bucket] // self.n * (self.n - 1))
+        self.replay.hold("communication", ("received", bucket), slots_bytes(self.sizes[bucket], self.n))
         self.sent = bucket
 
 
@@ -223,7 +223,7 @@ class _Stage3:
             self.replay.drop("communication", ("gradients", self.sent))
             self.replay.drop("communication", ("received", self.sent))
         self.replay.hold("communication", ("gradients", name), size)
-        self.replay.hold("communication", ("received", name), size // self.n * (self.n - 1))
+        self.replay.hold("communication", ("received", name), slots_bytes(size, self.n))
         self.sent = name
 
     def _unshard(self, name: str) -> None:
