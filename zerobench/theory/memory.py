@@ -5,9 +5,9 @@ With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam:
     ddp     P   + G   + O          zero2   P   + G/N + O/N
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
-Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
-units on their way, the receive side of an exchange. That part is replayed event by event in the order of the
-model's own schedule (shapes.py).
+Real runs hold more for a while: the gradient that autograd has just made (under DDP three of a tied
+parameter), buckets and units on their way, the receive side of an exchange. That part is replayed event by
+event in the order of the model's own schedule (shapes.py).
 
 DDP's no_sync keeps the gradients of the micro-batches before the last beside its buckets: another G while
 they accumulate, for after zero_grad the parameters have lost their views of the buckets.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .partition import FlatBuffer, by_kind, by_unit, lay_out
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from .replay import Replay, bytes_of, hold_fresh, hold_waiting
 from .shapes import ROOT, ParameterShape, Schedule
 
@@ -62,7 +62,7 @@ def predict_states(
 def _floor(name: str, shapes: Sequence[ParameterShape], n: int, k: int) -> int:
     whole = sum(bytes_of(s) for s in shapes)
     trained = sum(bytes_of(s) for s in shapes if s.trainable)
-    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
+    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "megatron": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
     return sum(-(-size // ranks) for size, ranks in zip((whole, trained, k * trained), shared, strict=True))
 
 
@@ -81,7 +81,7 @@ def _replay_ddp(
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
         last = micro == schedule.micro_batches - 1
         hold_waiting(replay, shapes)
-        for i in schedule.arrivals:
+        for i in list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]:  # autograd hands over the sum of all uses
             hold_fresh(replay, shapes[i])
             replay.drop("gradients", "fresh")
             if last:  # what no_sync kept is copied into the bucket
@@ -108,13 +108,12 @@ def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
     def play(replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape) -> None:
         shapes = schedule.shapes
         kinds = by_kind(shapes, _trainable(shapes)[::-1])
-        buffers = [lay_out(shapes, kind, n, strategy["bucket_bytes"]) for kind in kinds]
+        buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
         whole = sum(b.padded_bytes for b in buffers)
         replay.hold("parameters", "flat", whole)
         replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
         _hold_optimizer(replay, buffers, schedule, n, optimizer)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
-        hold_waiting(replay, shapes)
         _Buckets(replay, schedule, n, keep_gradients, buffers).backward()
 
     return play
@@ -128,24 +127,24 @@ class _Buckets:
     ) -> None:
         self.replay, self.schedule, self.n, self.keep_gradients = replay, schedule, n, keep_gradients
         self.sizes: list[int] = []
-        self.missing: list[set[int]] = []  # of each bucket: the parameters whose gradients have not come
+        self.missing: list[list[int]] = []  # of each bucket: the gradients that have not come
         self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
         for buffer in buffers:
             for start, numel in buffer.units:
                 inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.sizes))
-                self.missing.append(set(inside))
+                self.missing.append([i for i in inside for _ in range(schedule.arrivals.count(i) or 1)])
                 self.sizes.append(numel * buffer.element_bytes)
         self.next = 0
         self.sent: int | None = None
 
     def backward(self) -> None:
         for parameter in self.schedule.arrivals:
-            hold_fresh(self.replay, self.schedule.shapes[parameter])
+            self.replay.hold("gradients", "fresh", bytes_of(self.schedule.shapes[parameter]))
             for bucket in self.places[parameter]:
                 self._open(bucket)
-                self.missing[bucket].discard(parameter)
+                self.missing[bucket].remove(parameter)
                 while self.next < len(self.sizes) and not self.missing[self.next]:
                     self._send()
             self.replay.drop("gradients", "fresh")
@@ -210,7 +209,6 @@ class _Stage3:
 
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
-        hold_waiting(self.replay, self.schedule.shapes)
         here = len(self.uses)
         for i in self.schedule.arrivals:
             name = self.schedule.shapes[i].unit
@@ -240,7 +238,7 @@ class _Stage3:
 
     def _arrive(self, i: int) -> None:
         shape = self.schedule.shapes[i]
-        hold_fresh(self.replay, shape)
+        self.replay.hold("gradients", "fresh", bytes_of(shape))
         if self.n > 1:
             self.replay.hold("communication", ("gradients", shape.unit), self.gradients[shape.unit])
         self.replay.drop("gradients", "fresh")
@@ -263,6 +261,7 @@ class _Stage3:
 _REPLAYS: dict[str, Callable[..., None]] = {
     "ddp": _replay_ddp,
     "zero1": _replay_buckets(keep_gradients=True),
+    "megatron": _replay_buckets(keep_gradients=True),
     "zero2": _replay_buckets(keep_gradients=False),
     "zero3": _replay_stage3,
 }

@@ -27,7 +27,8 @@ class ParameterShape:
 class Schedule:
     """A model's parameters, and one step's order of events.
 
-    `arrivals`: parameters in the order in which their gradients come; one that is missing is not used.
+    `arrivals`: parameters in the order in which their gradients come; one that is missing is not used. Our engine is
+    handed the gradient of each use of a tied parameter apart, so that it comes more than once.
     `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. Both in one
     micro-batch, of which a step has `micro_batches`.
     """
@@ -40,6 +41,7 @@ class Schedule:
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
         """What to expect before a run: units as registered, gradients in the reverse order of the parameters."""
-        arrivals = tuple(i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel)
+        trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
+        heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
-        return Schedule(tuple(shapes), arrivals, units, micro_batches)
+        return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches)

@@ -56,20 +56,20 @@ class StateFace:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
         _checkpoints().export_safetensors(self, path)
 
-    def after_load(self: Any) -> None:
-        """The segments hold values from elsewhere: the parameters follow."""
-        after_load(self)
-
-    def _extra_state(self) -> dict[str, Any]:
+    def _extra_state(self: Any) -> dict[str, Any]:
         """JSON values, equal on all ranks, that a checkpoint keeps for the engine itself."""
-        return {}
+        scaler = self.update.scaler
+        return {"loss_scaling": scaler.state()} if scaler.policy else {}
 
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        """Takes back what `_extra_state` gave."""
+    def _load_extra_state(self: Any, extra: dict[str, Any]) -> None:
+        """Takes back what `_extra_state` gave; a scale only where losses are scaled here too."""
+        if self.update.scaler.policy and "loss_scaling" in extra:
+            self.update.scaler.load(extra["loss_scaling"])
 
 
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
+    engine.settle()
     keep = engine.comm.rank == 0 or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
@@ -90,6 +90,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 
 def state_dict(engine: Strategy) -> dict[str, Any]:
     """This rank's part, copied, and what it belongs to."""
+    engine.settle()
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -101,6 +102,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    engine.settle()
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
         if saved.get(key) != mine:
             raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
@@ -111,20 +113,8 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
-        engine.after_update()
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
-
-
-def after_load(engine: Strategy) -> None:
-    """The segments hold values from elsewhere: so do the parameter shards, and then the parameters of all ranks."""
-    with torch.no_grad():
-        for one in engine.segments:
-            place = one.unit.parameter_shard.narrow(0, one.segment.offset, one.segment.numel)
-            if place.data_ptr() != one.tensor.data_ptr():  # the segment is a master of another dtype
-                place.copy_(one.tensor)
-        engine.after_update()
-    for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
-        torch.autograd.graph.increment_version(parameter)
+    engine.after_load()
 
 
 def _checkpoints() -> ModuleType:
@@ -136,6 +126,7 @@ def _checkpoints() -> ModuleType:
 
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
-    shards = {f"unit {unit.name}": unit.parameter_shard for unit in [*engine.units, *engine.holders()]}
+    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
+    shards |= {f"unit {unit.name}": unit.master_shard for unit in engine.units}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
