@@ -249,6 +249,24 @@ def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.M
         engine.load(saved)
 
 
+def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
+    def scaled(strategy: str, policy: zerobench.zero.LossScaling | None):
+        model = net().half()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return zerobench.initialize(model, optimizer, strategy, loss_scaling=policy)
+
+    engine = scaled("zero1", zerobench.zero.LossScaling(initial=2.0**40))
+    for _ in range(2):
+        engine.backward(engine(torch.ones(4, 5).half()).float().square().mean())
+        engine.step()
+        assert engine.skipped
+    engine.save(tmp_path / "a")
+    fresh, unscaled = scaled("zero3", zerobench.zero.LossScaling()), scaled("zero3", None)
+    fresh.load(tmp_path / "a")
+    unscaled.load(tmp_path / "a")
+    assert (engine.loss_scale, fresh.loss_scale, unscaled.loss_scale) == (2.0**38, 2.0**38, 1.0)
+
+
 def test_frozen_parameters_and_buffers_may_have_another_precision(tmp_path: Path) -> None:
     def build() -> nn.Module:
         model = net()

@@ -28,7 +28,6 @@ from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
 from .options import Options
-from .segments import OptimizerSegment
 from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
@@ -202,11 +201,6 @@ class Strategy(StateFace):
             yield self.module
 
     @property
-    def segments(self) -> list[OptimizerSegment]:
-        """What the optimizer holds of this rank's shards."""
-        return self.update.segments
-
-    @property
     def loss_scale(self) -> float:
         """What `backward` multiplies the loss by; 1.0 without loss scaling."""
         return self.update.scaler.scale
@@ -252,9 +246,12 @@ class Strategy(StateFace):
         """The unit has its gradients: launches their reduction."""
         self.gradients.launch(unit)
 
-    def _extra_state(self) -> dict[str, Any]:
-        return {"loss_scaler": self.update.scaler.state()}
-
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        if self.options.loss_scaling is not None and "loss_scaler" in extra:
-            self.update.scaler.load(extra["loss_scaler"])
+    def after_load(self) -> None:
+        """The masters were written from outside: the parameters follow them."""
+        with torch.no_grad():
+            for unit in self.units:
+                unit.round_master()
+            self.after_update()
+        self.settle()
+        for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
+            torch.autograd.graph.increment_version(parameter)
