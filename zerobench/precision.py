@@ -84,7 +84,8 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
 def shape_of(section: Section) -> PrecisionShape:
     """What theory needs to know of it."""
     gradient, wire = (DTYPES[section[key]].itemsize for key in ("gradient_dtype", "wire_dtype"))
-    return PrecisionShape(gradient, wire, section["tile_bytes"])
+    casts = section["gradient_dtype"] != section["wire_dtype"]
+    return PrecisionShape(gradient, wire, section["tile_bytes"], casts)
 
 
 def words_of(section: Section) -> str:

@@ -21,7 +21,7 @@ def replay_ddp(
 ) -> None:  # fmt: skip
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
     half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy["accumulate"] == "last"
-    most = precision.tile_bytes // ALIGN_BYTES * ALIGN_BYTES if half else 0
+    most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0
     replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
     replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))
     kept = [(master_bytes(shapes[i]), -(-master_bytes(shapes[i]) // most) if most else 1) for i in used]
