@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 LAYERS = [
     {"records", "theory", "zero", "units"},
     {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "training", "precision", "ranges"},
-    {"worker", "tables", "resolve", "provenance", "overrides"},
+    {"worker", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},
     {"sweep"},

@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 def _sweep(arguments: list[str]) -> int:
     from .compose import RefusedError, checker, compose_cells
-    from .overrides import split_arguments, unknown_flags
+    from .flags import split_arguments, unknown_flags
 
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words == ["help"]:

@@ -65,6 +65,17 @@ class Zero2(Zero1):
 
 
 @dataclass
+class Megatron(Strategy):
+    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
+
+    name: str = "megatron"
+    bucket_bytes: int = 25 * MIB
+    broadcast_buffers: bool = True
+    accumulate: str = "last"
+    overlap_gather: bool = True
+
+
+@dataclass
 class Zero3(Strategy):
     """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
 
@@ -217,7 +228,7 @@ class Config:
 
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3},
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron},
     "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
     "optimizer": OPTIMIZERS,

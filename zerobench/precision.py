@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from .theory.shapes import PrecisionShape
+from .zero import DEFAULTS
+from .zero.options import Options
 from .zero.precision import LossScaling
 
 Section = dict[str, Any]
@@ -18,10 +20,14 @@ WITH_MASTERS = ("ddp", "zero1", "zero2", "zero3", "megatron")
 """Strategies that keep fp32 master weights beside a half-precision model, and that clip."""
 
 
-def fill_in(section: Section) -> None:
-    """Makes the dtypes that were left open explicit, in place."""
-    section["gradient_dtype"] = section["gradient_dtype"] or section["name"]
+def fill_in(section: Section, strategy: str) -> None:
+    """Makes explicit, in place, what was left open: as the strategy has it."""
+    defaults: dict[str, Any] = {"tile_bytes": Options.tile_bytes} | DEFAULTS.get(strategy, {})
+    names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
+    usual = names.get(defaults.get("gradient_dtype"), section["name"])
+    section["gradient_dtype"] = section["gradient_dtype"] or usual
     section["wire_dtype"] = section["wire_dtype"] or section["gradient_dtype"]
+    section["tile_bytes"] = section["tile_bytes"] or defaults["tile_bytes"]
 
 
 def problems_of(section: Section, strategy: str) -> list[str]:
@@ -69,8 +75,9 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
         return {}
     name = section["name"]
     options: dict[str, Any] = {"tile_bytes": section["tile_bytes"]}
-    if section["gradient_dtype"] != name:
-        options["gradient_dtype"] = DTYPES[section["gradient_dtype"]]
+    gradient_dtype = DTYPES[section["gradient_dtype"]]
+    if gradient_dtype != DEFAULTS.get(strategy, {}).get("gradient_dtype", DTYPES[name]):
+        options["gradient_dtype"] = gradient_dtype
     if section["wire_dtype"] != section["gradient_dtype"]:
         options["wire_dtype"] = DTYPES[section["wire_dtype"]]
     if name == "fp16":
@@ -89,9 +96,9 @@ def shape_of(section: Section) -> PrecisionShape:
 
 
 def words_of(section: Section) -> str:
-    """ "bf16", with what differs from the default: "bf16, gradient_dtype=fp32"."""
+    """ "bf16", with what differs from that: "bf16, gradient_dtype=fp32"."""
     parts, before = [section["name"]], section["name"]
     for key in ("gradient_dtype", "wire_dtype"):
-        parts += [f"{key}={section[key]}"] if section[key] not in (before, None) else []
-        before = section[key]
+        parts += [f"{key}={section[key]}"] if section.get(key) not in (before, None) else []
+        before = section.get(key) or before
     return ", ".join(parts)

@@ -12,6 +12,7 @@ from torch import nn
 from tests.cells import cell
 from zerobench import config as schemas
 from zerobench import optimizers, precision, training
+from zerobench.naming import name_cells
 from zerobench.resolve import _resolve_strategy
 from zerobench.zero.precision import LossScaling
 from zerobench.zero.segments import ELEMENTWISE
@@ -148,6 +149,14 @@ def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell
     assert plain.cell_id != cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32")).cell_id
 
 
+def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
+    section = cell("megatron", 2, precision=training.Bf16()).config["precision"]
+    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("fp32", "fp32", None)
+    section = cell("megatron", 2, precision=training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config["precision"]
+    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("bf16", "bf16", 4096)
+    assert cell("zero1", 2, precision=training.Bf16()).config["precision"]["tile_bytes"] == 4 * 2**20
+
+
 def test_a_precision_becomes_an_engines_options() -> None:
     def options(section: training.Precision) -> dict[str, Any]:
         return precision.options_of(cell("zero2", 2, precision=section).config["precision"], "zero2")
@@ -179,3 +188,12 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
     assert model[0].weight is model.tied.weight
     with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
         precision.cast(nn.Sequential(nn.Linear(3, 3)).double(), section)
+
+
+def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:
+    half, adagrad = training.Fp16(), training.Adagrad()
+    cells = [cell("ddp", 2), cell("ddp", 2, precision=half), cell("ddp", 2, optimizer=adagrad)]
+    cells.append(cell("ddp", 2, precision=half, optimizer=adagrad, clip=1.0))
+    base = "ddp tiny N=2 b=8"
+    names = [base, f"{base} fp16", f"{base} adagrad", f"{base} fp16 adagrad"]
+    assert name_cells([one.config for one in cells]) == names

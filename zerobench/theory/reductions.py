@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .partition import FlatBuffer, received_bytes
+from .partition import FlatBuffer, slots_bytes
 from .replay import Replay, casts, gradient_bytes, wire_bytes
 from .shapes import ParameterShape, PrecisionShape
 
@@ -71,7 +71,7 @@ class Reductions:
             self.replay.hold("communication", ("wire", unit.name), size)
             self._drop_full(unit.name)
         if self.receives:
-            self.replay.hold("communication", ("received", unit.name), received_bytes(size, self.n))
+            self.replay.hold("communication", ("received", unit.name), slots_bytes(size, self.n))
         self._sent = unit.name
 
     def land(self) -> None:

@@ -23,16 +23,22 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import materialise, state
+from . import materialise
 from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
 from .options import Options
+from .segments import OptimizerSegment
+from .stamp import Stamp
+from .state import StateFace
 from .unit import Unit
 from .update import Update
 
+STEPS_BETWEEN_CHECKS = 100
+"""Stamps that lie on a device are looked at this often, for looking waits for it."""
 
-class Strategy:
+
+class Strategy(StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -47,6 +53,7 @@ class Strategy:
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
+        self.steps = 0
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
         hollow = materialise.on_meta(module)
@@ -93,6 +100,10 @@ class Strategy:
     def finish_reductions(self) -> None:
         """The backward is over: starts every reduction that is still due, in an order equal on all ranks."""
         raise NotImplementedError
+
+    def stamp(self, unit: Unit) -> Stamp | None:
+        """What the unit's collectives bear where ranks might launch different ones; stages 1 and 2 have one order."""
+        return None
 
     def after_backward(self) -> None:
         """The backward is over and its gradients, outside no_sync, are reduced."""
@@ -161,6 +172,9 @@ class Strategy:
             torch.autograd.graph.increment_version(parameter)
         # 4 consume
         self.zero_grad()
+        self.steps += 1
+        if self.steps % STEPS_BETWEEN_CHECKS == 0:
+            self.comm.check_stamps()
         return loss
 
     def clip_grad_norm_(
@@ -186,6 +200,11 @@ class Strategy:
             for unit in self.holders():
                 stack.enter_context(self.whole(unit))
             yield self.module
+
+    @property
+    def segments(self) -> list[OptimizerSegment]:
+        """What the optimizer holds of this rank's shards."""
+        return self.update.segments
 
     @property
     def loss_scale(self) -> float:
@@ -223,21 +242,6 @@ class Strategy:
         """The module's `eval`."""
         return self.train(False)
 
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
-        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
-
-        With `rank0_only` the other ranks take part and get an empty dict.
-        """
-        return state.full_state_dict(self, rank0_only)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
-        return state.state_dict(self)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        state.load_state_dict(self, saved)
-
     # -- shared by the stages -------------------------------------------------------------------------
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
@@ -248,10 +252,9 @@ class Strategy:
         """The unit has its gradients: launches their reduction."""
         self.gradients.launch(unit)
 
-    def after_load(self) -> None:
-        """The masters were written from outside: the parameters follow them."""
-        with torch.no_grad():
-            for unit in self.units:
-                unit.round_master()
-            self.after_update()
-        self.settle()
+    def _extra_state(self) -> dict[str, Any]:
+        return {"loss_scaler": self.update.scaler.state()}
+
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        if self.options.loss_scaling is not None and "loss_scaler" in extra:
+            self.update.scaler.load(extra["loss_scaler"])
