@@ -176,7 +176,15 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[parameter] = uses.get(parameter, 0) + 1
-    return [ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p]) for p in model.parameters()]
+    numbers = {p: number for number, p in enumerate(model.parameters())}
+    beside: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+        if weight is not None and bias is not None:
+            beside |= {weight: numbers[bias], bias: numbers[weight]}
+    return [
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p)) for p in numbers
+    ]
 
 
 def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> Schedule:
@@ -184,8 +192,9 @@ def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> S
     if not isinstance(probe, AccountedPass):
         return Schedule.sequential(shapes, micro_batches)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}
-    uses = tuple(name for name in probe.modules_run if name in units)
-    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches)
+    runs = [(name, returns) for name, returns in probe.modules_run if name in units]
+    uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
+    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches, returns)
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as module_hooks
 
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
+from ..zero.modules import tensors_that_require_grad
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
 
@@ -30,10 +31,10 @@ class AccountedPass:
         """(measured step, one of like operations, how many)."""
         self.arrivals: list[int] = []
         """Parameters, by number, in the order in which their gradients came in the last step."""
-        self.modules_run: list[str] = []
-        """Modules in the order in which the forward of the last step ran them."""
+        self.modules_run: list[tuple[str, bool]] = []
+        """Modules in the order in which the forward of the last step ran them, and whether backward comes back."""
         self._names: dict[nn.Module, str] = {}
-        self._running: list[str] = []
+        self._running: list[tuple[str, int]] = []  # and its place in `modules_run`
         self._tied: dict[nn.Parameter, str] = {}
         self._numbers: dict[str, int] = {}
         self._measured = 0
@@ -181,14 +182,18 @@ class AccountedPass:
         self.meter.phase = name
 
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:
-        self._running.append(self._names.get(module, type(module).__name__))
-        self.ledger.module = self._running[-1]
+        name = self._names.get(module, type(module).__name__)
+        self._running.append((name, len(self.modules_run)))
+        self.ledger.module = name
         if self.ledger.phase == "forward":
-            self.modules_run.append(self._running[-1])
+            self.modules_run.append((name, False))
 
-    def _leave_module(self, _module: nn.Module, _inputs: object, _output: object) -> None:
-        self._running.pop()
-        self.ledger.module = self._running[-1] if self._running else ""
+    def _leave_module(self, _module: nn.Module, _inputs: object, output: object) -> None:
+        name, place = self._running.pop()
+        self.ledger.module = self._running[-1][0] if self._running else ""
+        if self.ledger.phase == "forward":  # reentrant recomputation runs it without gradients, and comes back too
+            returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
+            self.modules_run[place] = (name, returns)
 
 
 def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:

@@ -167,7 +167,9 @@ class Stage3(Stage2):
                 f"{units[0].name}: no tensor that requires a gradient was found in its output; a unit of zero3 must"
                 " return tensors, or containers or dataclasses of them"
             )
-        if tensors and use is not None:
+        if not tensors and use is not None:
+            self._order.end_before(use, len(units))
+        elif use is not None:
             hook = partial(self.before_backward, units, use, self._backwards)
             register_multi_grad_hook(tensors, hook, mode="any")
 
@@ -231,6 +233,7 @@ class Stage3(Stage2):
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
 
     def finish_reductions(self) -> None:
+        self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
         used = list(dict.fromkeys(reversed(self._order.uses)))
         for unit in [*used, *(u for u in self._all_units if u.stays)]:
             if unit.trainable and unit not in self._done:
@@ -256,7 +259,14 @@ class Stage3(Stage2):
     def after_update(self) -> None:
         self._give_back()
         for unit in self._all_units:
-            unit.refresh()
+            if unit.trainable:
+                unit.refresh()
+
+    def after_load(self) -> None:
+        super().after_load()
+        for unit in self._all_units:
+            if not unit.trainable:
+                unit.refresh()
 
     def check_readable(self, parameter: nn.Parameter) -> None:
         unit = self._unit_of.get(parameter)
