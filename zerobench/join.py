@@ -10,7 +10,8 @@ from scipy import stats
 
 from . import optimizers
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
-from .theory.memory import predict_states
+from .theory.memory import predict_states, predicts
+from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
 from .worker import RankRecord
 
@@ -28,6 +29,18 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
+    if predicts(config["strategy"]):
+        _join_theory(row, config, schedule, memory)
+    return {
+        "steps": [step for record in records for step in record.steps],
+        "memory": memory,
+        "tensors": [t for record in accounted for t in record.tensors],
+        "traffic": [t for record in accounted for t in record.traffic],
+        "timeline": [t for record in accounted for t in record.timeline],
+    }
+
+
+def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
     prediction = predict_states(config["strategy"], schedule, row.world_size, optimizers.shape_of(config["optimizer"]))
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
@@ -36,13 +49,6 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     for m in memory:
         if m.phase == "step":
             m.predicted_bytes = prediction.of_category(m.category)
-    return {
-        "steps": [step for record in records for step in record.steps],
-        "memory": memory,
-        "tensors": [t for record in accounted for t in record.tensors],
-        "traffic": [t for record in accounted for t in record.traffic],
-        "timeline": [t for record in accounted for t in record.timeline],
-    }
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:

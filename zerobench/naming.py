@@ -12,11 +12,12 @@ DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabular
 
 
 def base_name(config: dict[str, Any]) -> str:
-    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates and "recomputed" where blocks are."""
+    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are, and "tuned"."""
     name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
     if config["accumulation"] not in (1, None):
         name += f" a={config['accumulation']}"
-    return name + " recomputed" * bool(config["model"].get("checkpointing"))
+    name += " recomputed" * bool(config["model"].get("checkpointing"))
+    return name + " tuned" * bool(config["strategy"].get("tuned"))
 
 
 def name_cells(configs: list[dict[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import peers
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
@@ -62,6 +63,8 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     problems = list(stray)
     plain = _plain(config)
     plain["model"]["name"] = model_name
+    plain["strategy"] = peers.tuned(plain["strategy"])
+    problems += [why] if (why := peers.missing(plain["strategy"]["name"])) else []
     _resolve_ranks(plain, problems)
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
@@ -217,6 +220,11 @@ LIMITS: dict[str, tuple[float, float]] = {
     "data.vocabulary": (2, 1e9),
     "strategy.bucket_bytes": (1024, 2**40),
     "strategy.prefetch": (0, 1e6),
+    "strategy.reduce_bucket_numel": (1, 2**40),
+    "strategy.prefetch_numel": (0, 2**40),
+    "strategy.persistence_numel": (0, 2**40),
+    "strategy.max_live_numel": (0, 2**40),
+    "strategy.max_reuse_numel": (0, 2**40),
     "optimizer.lr": (0, 1e6),
     "optimizer.weight_decay": (0, 1e6),
     "optimizer.momentum": (0, 1),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn, optim
 
 from .. import zero
 from .ddp import DdpEngine
+from .fsdp2 import Fsdp2Engine
+from .zero_redundancy import ZeroRedundancyEngine
 
 
 def _ours(name: str) -> Callable[..., Any]:
@@ -24,7 +27,23 @@ def _ddp(
     return DdpEngine(model, optimizer, bucket_cap_mb=bucket_bytes / 2**20, **options)
 
 
-STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": _ddp, **{name: _ours(name) for name in zero.STAGES}}
+def _deepspeed(level: int) -> Callable[..., Any]:
+    def build(model: nn.Module, optimizer: optim.Optimizer, **options: Any) -> Any:
+        from .deepspeed import DeepspeedEngine  # an optional extra, slow to import
+
+        return DeepspeedEngine(model, optimizer, level, **options)
+
+    return build
+
+
+STRATEGIES: dict[str, Callable[..., Any]] = {
+    "ddp": _ddp,
+    **{name: _ours(name) for name in zero.STAGES},
+    "fsdp2": partial(Fsdp2Engine, reshard=True),
+    "fsdp2_no_reshard": partial(Fsdp2Engine, reshard=False),
+    "zero_redundancy": ZeroRedundancyEngine,
+    **{f"deepspeed_zero{level}": _deepspeed(level) for level in (1, 2, 3)},
+}
 
 
 def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer) -> Any:
@@ -35,7 +54,8 @@ def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer)
 
 def synchronising(engine: Any, last: bool) -> AbstractContextManager[Any]:
     """Around a micro-batch. With whole gradients on every rank (DDP, stage 1) only a step's last one communicates;
-    stages 2 and 3 reduce every one into the shard, for keeping it whole would undo what they save.
+    stages 2 and 3 reduce every one into the shard, for keeping it whole would undo what they save. DeepSpeed is told
+    of every one and decides itself.
     """
     keeps_whole_gradients = getattr(engine, "stage", 0) < 2
     return engine.no_sync() if keeps_whole_gradients and not last else nullcontext()
