@@ -26,6 +26,8 @@ def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Ce
     bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
     if hasattr(section, "bucket_bytes"):
         section.bucket_bytes = bucket_bytes
+    if more.pop("tuned", False):
+        section.tuned = True
     config = Config(
         strategy=section,
         model=MODELS[model],

@@ -26,6 +26,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_memory(row, memory)
     _join_process_memory(row, timed)
     _join_traffic(row, accounted, config["measure"]["steps"])
+    _join_loopback(row, timed, config["measure"]["steps"])
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
@@ -86,6 +87,14 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
         for name in COLLECTIVES:
             part = [t for t in most if t.kind == name]
             setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
+
+
+def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
+    """All ranks read the same counter, some a moment earlier than others."""
+    seen = [record.process_memory.get("loopback_bytes") for record in timed]
+    known = [value for value in seen if value is not None]
+    if row.backend == "gloo" and known:
+        row.loopback_bytes = round(median(known) / steps / len(timed))
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from importlib import import_module
 from typing import Any
 
 from torch import nn, optim
 
 from .. import zero
 from .ddp import DdpEngine
-from .fsdp2 import Fsdp2Engine
-from .zero_redundancy import ZeroRedundancyEngine
 
 
 def _ours(name: str) -> Callable[..., Any]:
@@ -27,11 +25,11 @@ def _ddp(
     return DdpEngine(model, optimizer, bucket_cap_mb=bucket_bytes / 2**20, **options)
 
 
-def _deepspeed(level: int) -> Callable[..., Any]:
-    def build(model: nn.Module, optimizer: optim.Optimizer, **options: Any) -> Any:
-        from .deepspeed import DeepspeedEngine  # an optional extra, slow to import
+def _peer(module: str, engine: str, **fixed: Any) -> Callable[..., Any]:
+    """An engine that is imported when it is wanted: it takes a second, and may be an optional extra."""
 
-        return DeepspeedEngine(model, optimizer, level, **options)
+    def build(model: nn.Module, optimizer: optim.Optimizer, **options: Any) -> Any:
+        return getattr(import_module(f".{module}", __name__), engine)(model, optimizer, **fixed, **options)
 
     return build
 
@@ -39,10 +37,10 @@ def _deepspeed(level: int) -> Callable[..., Any]:
 STRATEGIES: dict[str, Callable[..., Any]] = {
     "ddp": _ddp,
     **{name: _ours(name) for name in zero.STAGES},
-    "fsdp2": partial(Fsdp2Engine, reshard=True),
-    "fsdp2_no_reshard": partial(Fsdp2Engine, reshard=False),
-    "zero_redundancy": ZeroRedundancyEngine,
-    **{f"deepspeed_zero{level}": _deepspeed(level) for level in (1, 2, 3)},
+    "fsdp2": _peer("fsdp2", "Fsdp2Engine", reshard=True),
+    "fsdp2_no_reshard": _peer("fsdp2", "Fsdp2Engine", reshard=False),
+    "zero_redundancy": _peer("zero_redundancy", "ZeroRedundancyEngine"),
+    **{f"deepspeed_zero{level}": _peer("deepspeed", "DeepspeedEngine", level=level) for level in (1, 2, 3)},
 }
 
 

@@ -37,6 +37,7 @@ class AccountedPass:
         self._names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._tied = WeakTensorKeyDictionary()
+        self._tied_names: set[str] = set()
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
         self._hooked = WeakTensorKeyDictionary()  # weak, as the next: to measure is not to keep alive
         self._measured = 0
@@ -71,7 +72,7 @@ class AccountedPass:
             labels.label(buffer, labels.INPUTS, name)
         places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
-        self._tied = WeakTensorKeyDictionary(tied)
+        self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -191,7 +192,7 @@ class AccountedPass:
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
         if parameter.requires_grad and parameter not in self._hooked:
             self._hooked[parameter] = name
-            if name in self._tied.values():
+            if name in self._tied_names:
                 self._tied[parameter] = name
             parameter.register_hook(partial(self._gradient_arrived, number, name))
 
