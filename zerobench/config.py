@@ -12,14 +12,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from .peers import PEERS, Strategy
+
 MIB = 2**20
-
-
-@dataclass
-class Strategy:
-    """How data-parallel ranks share the model states."""
-
-    name: str = MISSING
 
 
 @dataclass
@@ -56,76 +51,6 @@ class Zero3(Strategy):
     name: str = "zero3"
     prefetch: int = 1
     broadcast_buffers: bool = True
-
-
-@dataclass
-class Fsdp2(Strategy):
-    """torch's fully_shard on the units of our stage 3, which are gathered again in backward.
-
-    Here and in the other peers null follows `tuned`: their own default, or what serves best (peers.py).
-    """
-
-    name: str = "fsdp2"
-    tuned: bool = False
-    prefetch: int | None = None
-    async_gather: bool | None = None
-    sum_gradients: bool | None = None
-
-
-@dataclass
-class Fsdp2NoReshard(Fsdp2):
-    """torch's fully_shard with parameters kept whole between forward and backward."""
-
-    name: str = "fsdp2_no_reshard"
-
-
-@dataclass
-class ZeroRedundancy(Strategy):
-    """torch's ZeroRedundancyOptimizer over DistributedDataParallel."""
-
-    name: str = "zero_redundancy"
-    tuned: bool = False
-    bucket_bytes: int = 25 * MIB
-    gradient_as_bucket_view: bool | None = None
-    parameters_as_bucket_view: bool | None = None
-
-
-@dataclass
-class DeepspeedZero1(Strategy):
-    """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
-
-    name: str = "deepspeed_zero1"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    multi_rank_allreduce: bool | None = None
-    overlap_comm: bool | None = None
-
-
-@dataclass
-class DeepspeedZero2(DeepspeedZero1):
-    """DeepSpeed's ZeRO-2."""
-
-    name: str = "deepspeed_zero2"
-
-
-@dataclass
-class DeepspeedZero3(Strategy):
-    """DeepSpeed's ZeRO-3."""
-
-    name: str = "deepspeed_zero3"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    prefetch_numel: int | None = None
-    persistence_numel: int | None = None
-    max_live_numel: int | None = None
-    max_reuse_numel: int | None = None
-    overlap_comm: bool | None = None
-
-
-PEERS: dict[str, type] = {
-    schema.name: schema
-    for schema in (Fsdp2, Fsdp2NoReshard, ZeroRedundancy, DeepspeedZero1, DeepspeedZero2, DeepspeedZero3)
-}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The peers: what each of them needs installed, and which of its own settings `strategy.tuned` stands for.
+"""The peers: their schemas, what each of them needs installed, and what `strategy.tuned` stands for in each.
 
 A field of a peer's schema that is null follows `tuned`: it gets the peer's own default, or what serves this harness's
 models (10 to 100 million parameters, CPU or one node) best. The filled-in values are part of the resolved config, so
@@ -7,10 +7,87 @@ a row says what was tuned.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from omegaconf import MISSING
+
 MIB = 2**20
+
+
+@dataclass
+class Strategy:
+    """How data-parallel ranks share the model states: what every strategy's schema has, ours in config.py."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Fsdp2(Strategy):
+    """torch's fully_shard on the units of our stage 3, which are gathered again in backward."""
+
+    name: str = "fsdp2"
+    tuned: bool = False
+    prefetch: int | None = None
+    async_gather: bool | None = None
+    sum_gradients: bool | None = None
+
+
+@dataclass
+class Fsdp2NoReshard(Fsdp2):
+    """torch's fully_shard with parameters kept whole between forward and backward."""
+
+    name: str = "fsdp2_no_reshard"
+
+
+@dataclass
+class ZeroRedundancy(Strategy):
+    """torch's ZeroRedundancyOptimizer over DistributedDataParallel."""
+
+    name: str = "zero_redundancy"
+    tuned: bool = False
+    bucket_bytes: int = 25 * MIB
+    gradient_as_bucket_view: bool | None = None
+    parameters_as_bucket_view: bool | None = None
+
+
+@dataclass
+class DeepspeedZero1(Strategy):
+    """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
+
+    name: str = "deepspeed_zero1"
+    tuned: bool = False
+    reduce_bucket_numel: int | None = None
+    multi_rank_allreduce: bool | None = None
+    overlap_comm: bool | None = None
+
+
+@dataclass
+class DeepspeedZero2(DeepspeedZero1):
+    """DeepSpeed's ZeRO-2."""
+
+    name: str = "deepspeed_zero2"
+
+
+@dataclass
+class DeepspeedZero3(Strategy):
+    """DeepSpeed's ZeRO-3."""
+
+    name: str = "deepspeed_zero3"
+    tuned: bool = False
+    reduce_bucket_numel: int | None = None
+    prefetch_numel: int | None = None
+    persistence_numel: int | None = None
+    max_live_numel: int | None = None
+    max_reuse_numel: int | None = None
+    overlap_comm: bool | None = None
+
+
+PEERS: dict[str, type] = {
+    schema.name: schema
+    for schema in (Fsdp2, Fsdp2NoReshard, ZeroRedundancy, DeepspeedZero1, DeepspeedZero2, DeepspeedZero3)
+}
 
 _FSDP2 = {
     # units gathered ahead by name, in either direction; 0: FSDP2's implicit order, one ahead in backward alone
