@@ -10,7 +10,19 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
     {"records", "theory", "zero", "units"},
-    {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "peers"},
+    {
+        "baselines",
+        "models",
+        "data",
+        "probes",
+        "environment",
+        "optimizers",
+        "config",
+        "peers",
+        "training",
+        "precision",
+        "ranges",
+    },
     {"worker", "tables", "resolve", "provenance", "overrides"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},

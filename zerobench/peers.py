@@ -18,7 +18,12 @@ MIB = 2**20
 
 @dataclass
 class Strategy:
-    """How data-parallel ranks share the model states: what every strategy's schema has, ours in config.py."""
+    """How data-parallel ranks share the model states: the base of every strategy's schema, of ours in config.py.
+
+    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
+    are kept on every rank (no_sync), or every one, into the shard where gradients are shared. DeepSpeed has its own
+    mind: its stage 1 reduces the last, its stages 2 and 3 every one.
+    """
 
     name: str = MISSING
 
@@ -29,6 +34,7 @@ class Fsdp2(Strategy):
 
     name: str = "fsdp2"
     tuned: bool = False
+    accumulate: str = "every"
     prefetch: int | None = None
     async_gather: bool | None = None
     sum_gradients: bool | None = None
@@ -47,6 +53,7 @@ class ZeroRedundancy(Strategy):
 
     name: str = "zero_redundancy"
     tuned: bool = False
+    accumulate: str = "last"
     bucket_bytes: int = 25 * MIB
     gradient_as_bucket_view: bool | None = None
     parameters_as_bucket_view: bool | None = None
@@ -140,9 +147,13 @@ def tuned(strategy: dict[str, Any]) -> dict[str, Any]:
     return {**strategy, **filled}
 
 
-def missing(strategy: str) -> str | None:
-    """A sentence where what `strategy` needs is not installed, else None."""
+def problems_of(plain: dict[str, Any]) -> list[str]:
+    """Sentences where what the strategy of a resolved config needs is not installed, or it cannot do what is asked."""
+    strategy, problems = plain["strategy"]["name"], []
     module = NEEDS.get(strategy)
-    if module is None or find_spec(module) is not None:
-        return None
-    return f"strategy={strategy}: needs {module}, which is not installed; it is the extra `peers`: {INSTALL}"
+    if module is not None and find_spec(module) is None:
+        words = f"needs {module}, which is not installed; it is the extra `peers`: {INSTALL}"
+        problems.append(f"strategy={strategy}: {words}")
+    if module is not None and plain["clip"] is not None:
+        problems.append(f"clip={plain['clip']:g}: strategy={strategy} clips inside its own step, unseen; leave it out")
+    return problems

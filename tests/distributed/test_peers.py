@@ -10,7 +10,7 @@ import torch
 
 from tests.cells import cell
 from tests.ranks import run_ranks
-from zerobench import baselines, optimizers, tables
+from zerobench import baselines, optimizers, precision, tables
 from zerobench import cell as cells
 from zerobench.config import SCHEMAS
 from zerobench.peers import NEEDS, TUNING
@@ -28,19 +28,25 @@ def config_of(name: str, n: int, tuned: bool = False, **more: Any) -> dict[str, 
     return one.config
 
 
-def train(rank: int, n: int, name: str, tuned: bool, accumulation: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(
+    rank: int, n: int, name: str, tuned: bool, accumulation: int, clip: float | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     config = config_of(name, n, tuned, accumulation=accumulation)
     torch.manual_seed(0)
     model = build_model(config)
-    engine = baselines.wrap(config["strategy"], model, optimizers.build(config["optimizer"], model.parameters()))
+    optimizer = optimizers.build(config["optimizer"], model.parameters())
+    engine = baselines.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"], name))
     batches, losses = build_batches(config, rank, torch.device("cpu")), []
     for step in range(STEPS):
         total = 0.0
         for micro in range(accumulation):
-            with baselines.synchronising(engine, last=micro == accumulation - 1):
+            how = config["strategy"].get("accumulate", "last")
+            with baselines.synchronising(engine, how, last=micro == accumulation - 1):
                 loss = engine(*batches.batch(step, micro)) / accumulation
                 engine.backward(loss)
             total += loss.item()
+        if clip is not None:
+            losses.append(engine.clip_grad_norm_(clip).item())
         engine.step()
         losses.append(total)
     engine.eval()
@@ -49,9 +55,11 @@ def train(rank: int, n: int, name: str, tuned: bool, accumulation: int) -> tuple
     return losses, engine.full_state_dict()
 
 
-def train_all(rank: int, n: int, names: list[str], accumulation: int) -> dict[tuple[str, bool], Any]:
+def train_all(
+    rank: int, n: int, names: list[str], accumulation: int, clip: float | None = None
+) -> dict[tuple[str, bool], Any]:
     sides = [("ddp", False), *((name, tuned) for name in names for tuned in (False, True))]
-    return {side: train(rank, n, *side, accumulation) for side in sides}
+    return {side: train(rank, n, *side, accumulation, clip) for side in sides}
 
 
 def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: float = 1e-6) -> None:
@@ -75,8 +83,8 @@ def test_torchs_peers_train_as_ddp(n: int) -> None:
     check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
 
 
-def test_torchs_peers_accumulate() -> None:
-    check(run_ranks(2, train_all, TORCHS, 2), exact=False)
+def test_torchs_peers_accumulate_and_clip() -> None:
+    check(run_ranks(2, train_all, TORCHS, 2, 0.5), exact=False)
 
 
 @needs_deepspeed

@@ -48,7 +48,7 @@ def test_the_wire_carries_what_the_formula_says(tmp_path, strategy: str, n: int)
 
 @needs_namespaces
 def test_gloo_makes_fsdp2_send_more(tmp_path) -> None:
-    """Its reduce-scatter is an all-reduce there: 8 bytes a parameter at N = 2 in place of 6, less the root's regather."""
+    """Its reduce-scatter is an all-reduce there: 8 bytes a parameter in place of 6, less the root's regather."""
     shapes = shapes_of(build_model(cell("fsdp2", 2, "wide").config))
     psi, root = sum(s.numel for s in shapes), sum(s.numel for s in shapes if not s.unit)
     assert carried_in_a_step("fsdp2", 2, tmp_path) / 2 == pytest.approx(6 * psi + 2 * (psi - root), rel=0.02)

@@ -51,6 +51,11 @@ def test_what_is_not_installed_is_said_before_ranks_start(tmp_path, monkeypatch)
     assert "pip install" in row.reason
 
 
+def test_deepspeed_is_not_asked_to_clip() -> None:
+    (problem,) = [p for p in cell("deepspeed_zero1", 2, clip=1.0).problems if "installed" not in p]
+    assert problem == "clip=1: strategy=deepspeed_zero1 clips inside its own step, unseen; leave it out"
+
+
 def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys) -> None:
     one = cell("fsdp2", 2)
     assert estimate(one.config).psi > 0

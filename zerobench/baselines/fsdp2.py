@@ -11,7 +11,8 @@ half as much again for the gradients.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ class Fsdp2Engine:
         sum_gradients: bool, tuned: bool = False,
     ) -> None:  # fmt: skip
         self.module = module
-        self.stage = 3 if reshard else 2  # stages 2 and 3 reduce after every micro-batch
         names = {parameter: name for name, parameter in module.named_parameters()}
         device = next(module.parameters()).device.type
         mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -68,16 +68,18 @@ class Fsdp2Engine:
         self.optimizer.step()
         self.zero_grad()
 
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Backwards inside keep whole gradients on this rank."""
-        return self._without_reduction()
-
     @contextmanager
-    def _without_reduction(self) -> Any:
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside keep whole gradients on this rank."""
         self._root.set_requires_gradient_sync(False)
         try:
             yield

@@ -14,10 +14,9 @@ def holds_others(types: Iterable[type]) -> bool:
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that hold the values: the tensor itself, as a rule; of one on the meta device, none."""
+    """The plain tensors that hold the values: the tensor itself, as a rule."""
     if not is_traceable_wrapper_subclass(tensor):
-        if not tensor.is_meta:
-            yield tensor
+        yield tensor
         return
     names, _ = tensor.__tensor_flatten__()
     for held in (getattr(tensor, name) for name in names):

@@ -61,11 +61,18 @@ class Comm:
         """Fills every slice of `full` from its owner. `full`: (N · shard_numel,)."""
         return Handle([])
 
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+        """Sums `full` over the ranks, everywhere: twice what a reduce-scatter sends."""
+        return Handle([])
+
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Copies rank 0's `tensor` to every rank; outside the volume (start-up, buffers)."""
 
     def maximum(self, flags: torch.Tensor) -> None:
         """Elementwise maximum over the ranks, in place; outside the volume."""
+
+    def sum(self, values: torch.Tensor) -> None:
+        """Elementwise sum over the ranks, in place; outside the volume."""
 
 
 class GroupComm(Comm):
@@ -75,6 +82,10 @@ class GroupComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+        with labels.collective("all_reduce", unit):
+            return Handle([dist.all_reduce(full, group=self.group, async_op=True)])
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
@@ -86,6 +97,10 @@ class GroupComm(Comm):
     def maximum(self, flags: torch.Tensor) -> None:
         with labels.collective("control"):
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+
+    def sum(self, values: torch.Tensor) -> None:
+        with labels.collective("control"):
+            dist.all_reduce(values, group=self.group)
 
 
 class NcclComm(GroupComm):
