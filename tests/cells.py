@@ -28,6 +28,8 @@ def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
     bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
     if hasattr(section, "bucket_bytes"):
         section.bucket_bytes = bucket_bytes
+    if more.pop("tuned", False):
+        section.tuned = True
     config = Config(
         strategy=section,
         model=MODELS[model],

@@ -12,20 +12,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from .peers import PEERS, Strategy
 from .training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
 
 MIB = 2**20
-
-
-@dataclass
-class Strategy:
-    """How data-parallel ranks share the model states.
-
-    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
-    are kept on every rank (no_sync), or every one, into the shard where gradients are shared.
-    """
-
-    name: str = MISSING
 
 
 @dataclass
@@ -231,7 +221,7 @@ class Config:
 
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron},
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron, **PEERS},
     "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
     "optimizer": OPTIMIZERS,

@@ -36,7 +36,17 @@ class Column:
 
 
 def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
-    return Column(lambda row: f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}", lambda row: row[key], best)
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
+
+    return Column(show, lambda row: row[key], best)
+
+
+def _psi(key: str, best: Callable[..., Any] | None = None) -> Column:
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key]:.3f}"
+
+    return Column(show, lambda row: round(row[key], 3), best)
 
 
 def _interval(row: Row) -> str:
@@ -53,8 +63,8 @@ COLUMNS: dict[str, Column] = {
     "peak MiB": _mib("peak_bytes", min),
     "states MiB": _mib("states_bytes", min),
     "predicted": _mib("predicted_states_bytes"),
-    "volume ψ": Column(lambda row: f"{row['volume_psi']:.3f}", lambda row: round(row["volume_psi"], 3), min),
-    "predicted ψ": Column(lambda row: f"{row['predicted_volume_psi']:.3f}"),
+    "volume ψ": _psi("volume_psi", min),
+    "predicted ψ": _psi("predicted_volume_psi"),
     "step ms": Column(lambda row: f"{row['step_s'] * 1000:.1f}", lambda row: row["step_s"], min),
     "95 % interval": Column(_interval),
     "tokens/s": Column(lambda row: f"{row['tokens_per_s']:.0f}", lambda row: row["tokens_per_s"], max),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import optimizers, precision, ranges
+from . import optimizers, peers, precision, ranges
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
@@ -64,13 +64,14 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     problems = list(stray)
     plain = _plain(config)
     plain["model"]["name"] = model_name
+    plain["strategy"] = peers.tuned(plain["strategy"])
     _resolve_ranks(plain, problems)
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
     _resolve_model(plain, problems)
     _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
-    problems += ranges.problems_of(plain)
+    problems += peers.problems_of(plain) + ranges.problems_of(plain)
     return Cell(plain, tuple(problems))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any
 
 from torch import nn, optim
@@ -30,7 +31,23 @@ def _ddp(
     return DdpEngine(model, optimizer, **options)
 
 
-STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": _ddp, **{name: _ours(name) for name in zero.STAGES}}
+def _peer(module: str, engine: str, **fixed: Any) -> Callable[..., Any]:
+    """An engine that is imported when it is wanted: it takes a second, and may be an optional extra."""
+
+    def build(model: nn.Module, optimizer: optim.Optimizer, **options: Any) -> Any:
+        return getattr(import_module(f".{module}", __name__), engine)(model, optimizer, **fixed, **options)
+
+    return build
+
+
+STRATEGIES: dict[str, Callable[..., Any]] = {
+    "ddp": _ddp,
+    **{name: _ours(name) for name in zero.STAGES},
+    "fsdp2": _peer("fsdp2", "Fsdp2Engine", reshard=True),
+    "fsdp2_no_reshard": _peer("fsdp2", "Fsdp2Engine", reshard=False),
+    "zero_redundancy": _peer("zero_redundancy", "ZeroRedundancyEngine"),
+    **{f"deepspeed_zero{level}": _peer("deepspeed", "DeepspeedEngine", level=level) for level in (1, 2, 3)},
+}
 
 
 def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer, **precision: Any) -> Any:
