@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zerobench import config as schemas
+from zerobench import training
 from zerobench.config import Config, Measure
 from zerobench.resolve import Cell, resolve
 
@@ -21,8 +22,9 @@ MODELS: dict[str, schemas.Model] = {
 }
 
 
-def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
-    section = schemas.SCHEMAS["strategy"][strategy]()
+def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
+    """`strategy`: options of the strategy `name`; everything else is a key of Config."""
+    section = schemas.SCHEMAS["strategy"][name](**more.pop("strategy", {}))
     bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
     if hasattr(section, "bucket_bytes"):
         section.bucket_bytes = bucket_bytes
@@ -30,7 +32,8 @@ def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Ce
         strategy=section,
         model=MODELS[model],
         data=schemas.Text(),
-        optimizer=more.pop("optimizer", None) or schemas.AdamW(),
+        optimizer=more.pop("optimizer", None) or training.AdamW(),
+        precision=training.Fp32(),
         world_size=world_size,
         device="cpu",
         sequence=32,

@@ -9,9 +9,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units"},
-    {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
-    {"worker", "tables", "resolve", "provenance", "overrides"},
+    {"records", "theory", "zero", "units", "calibration"},
+    {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "training", "precision", "ranges"},
+    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},
     {"sweep"},

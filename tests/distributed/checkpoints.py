@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from tests import zoo
 from tests.distributed.training import loss_of
-from zerobench.zero import STAGES, initialize
+from zerobench.zero import STAGES, LossScaling, initialize
 from zerobench.zero.checkpoint import storage
 from zerobench.zero.checkpoint.contents import tensors_of
 from zerobench.zero.checkpoint.facts import facts_of, merge
 
 BATCH = 6
-BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 1024}
+BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
 def fresh(
@@ -247,3 +247,30 @@ def export(rank: int, n: int, folder: str) -> dict[str, torch.Tensor]:
             else:
                 engine.full_state_dict()
     return {}
+
+
+def halves(rank: int, n: int, folder: str) -> None:
+    """fp16 masters and loss scale, saved under one stage and cut into other segments under another; and into fp32."""
+
+    def fresh_half(stage: str, dtype: torch.dtype, **options: Any):
+        model = zoo.build("tied").to(dtype)
+        optimizer = zoo.OPTIMIZERS["adamw"](model.parameters())
+        return initialize(model, optimizer, stage, bucket_bytes=4096, **options)
+
+    scaling = LossScaling(initial=512.0, interval=2)
+    first = fresh_half("zero2", torch.float16, tile_bytes=1024, loss_scaling=scaling)
+    steps(first, range(3))
+    first.save(Path(folder) / "half")
+    state = whole_state(first)
+    third = fresh_half("zero3", torch.float16, persistence_numel=60, loss_scaling=scaling)
+    megatron = fresh_half("megatron", torch.float16, loss_scaling=scaling)
+    for other in (third, megatron):
+        other.load(Path(folder) / "half")
+        assert_same(whole_state(other), state)
+        assert other.loss_scale == first.loss_scale == 1024.0
+        weights = first.full_state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in other.full_state_dict().items())
+    wide = fresh_half("zero1", torch.float32)
+    wide.load(Path(folder) / "half")
+    assert_same(whole_state(wide), state)
+    assert steps(first, range(3, 5)) == steps(third, range(3, 5))

@@ -12,6 +12,7 @@ import zerobench
 from tests.end_to_end.command import ROOT, SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
+from zerobench.compose import compose_cells
 from zerobench.records import CATEGORIES
 
 
@@ -70,7 +71,9 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["measure.steps=1.5"], "measure.steps=1.5: wants an integer, and 1.5 is none"),
         (["strategy=zero22"], "strategy=zero22: no such strategy; did you mean zero2?"),
         (["model=gpt_smal"], "did you mean gpt_small?"),
-        (["precision=bf16"], "precision=bf16: no such precision (valid: fp32)"),
+        (["precision=bf61"], "precision=bf61: no such precision; did you mean bf16?"),
+        (["precision=bf16", "precision.growth=3"], "precision.growth: no such key under precision=bf16"),
+        (["optimizer=adagrat"], "did you mean adagrad?"),
         (["strategy=ddp,zero1"], "strategy: several values make a sweep; add -m"),
         (["measure=5"], "measure=5: no such measure"),
         (["exprot"], "exprot: neither KEY=VALUE nor a verb; did you mean export?"),
@@ -196,6 +199,15 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     cell = resolve(OmegaConf.to_object(config), path.stem, [])
     assert cell.problems == ()
     assert len(cell.cell_id) == 12
+
+
+def test_a_key_that_the_default_choice_lacks_goes_with_a_sweep_over_its_group() -> None:
+    """Hydra alone would look for it under the default strategy, ddp, and refuse."""
+    cells = compose_cells(["-m", "strategy=zero1,zero2", "strategy.reduce_with=all_reduce", "optimizer=nadam,adam"])
+    assert len(cells) == 4
+    assert {cell.config["strategy"]["reduce_with"] for cell in cells} == {"all_reduce"}
+    halves = compose_cells(["-m", "precision=bf16,fp16", "strategy=zero1", "precision.gradient_dtype='fp32'"])
+    assert [cell.config["precision"]["gradient_dtype"] for cell in halves] == ["fp32"] * 2
 
 
 def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:

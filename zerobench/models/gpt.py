@@ -1,7 +1,7 @@
 """A GPT: pre-norm blocks, causal attention by scaled_dot_product_attention, tied embeddings by default.
 
 Shapes: tokens and targets (B, S) int64; hidden (B, S, H); logits (B, S, V). The loss is the mean
-cross-entropy in nats per token.
+cross-entropy in nats per token, in fp32 whatever the dtype of the model.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .shapes import ROOT, ParameterShape
 
 ALIGN_BYTES = 64
+PIECE_BYTES, SLOTS = 2**19, 4
 
 TAIL_NUMEL = 8
 """Elements at the end of a stage 3 unit in which ranks tell what they send."""
@@ -115,6 +116,13 @@ def lay_out_buckets(
             filled += _up(numel, align)
     close()
     return buffers
+
+
+def slots_bytes(padded_bytes: int, world_size: int) -> int:
+    """What a reduction receives into: SLOTS pieces of a slice at most, and no more than come (zero/exchange.py)."""
+    part = padded_bytes // world_size
+    pieces = -(-part // PIECE_BYTES) * (world_size - 1)
+    return min(SLOTS, pieces) * min(PIECE_BYTES, part)
 
 
 def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:

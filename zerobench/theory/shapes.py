@@ -24,6 +24,29 @@ class ParameterShape:
 
 
 @dataclass(frozen=True)
+class OptimizerShape:
+    """`states`: tensors of the parameter's size that are kept; `counts`: 4-byte scalars that are kept of a tensor."""
+
+    states: int
+    counts: int
+
+    def bytes_of(self, size: int, tensors: int) -> int:
+        """For parameters of `size` bytes in all, in so many tensors."""
+        return self.states * size + 4 * self.counts * tensors
+
+
+@dataclass(frozen=True)
+class PrecisionShape:
+    """Bytes an element of a parameter below fp32: of its gradient as it is accumulated, and as it is sent. Such a
+    parameter has an fp32 master; `tile_bytes` of fp32 gradients, or all, exist at once as the optimizer is given them.
+    """
+
+    gradient_bytes: int = 4
+    wire_bytes: int = 4
+    tile_bytes: int | None = 4 * 2**20
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A model's parameters, and one step's order of events.
 

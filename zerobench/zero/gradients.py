@@ -111,7 +111,7 @@ class GradientFlow:
         unit.zero_missing_gradients()
         wire = unit.cast_to_wire()
         engine.send_gradients(unit)
-        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name)
+        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name, engine.stamp(unit))
         self._in_flight.append(unit)
 
     def land_all(self) -> None:
