@@ -19,7 +19,7 @@ from zerobench.zero.checkpoint.contents import tensors_of
 from zerobench.zero.checkpoint.facts import facts_of, merge
 
 BATCH = 6
-BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 1024}
+BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
 def fresh(

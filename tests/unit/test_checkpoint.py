@@ -172,6 +172,20 @@ class WithExtraState(nn.Module):
         return {"x": 1}
 
 
+def test_parameters_that_no_group_holds_yet(tmp_path: Path) -> None:
+    def partly():
+        model = net()
+        return zerobench.initialize(model, torch.optim.AdamW([model[2].weight]), "zero1")
+
+    engine, fresh = partly(), partly()
+    engine.module[0].weight.data.add_(1.0)
+    engine.save(tmp_path / "a")
+    fresh.load(tmp_path / "a")
+    assert same(state_of(engine), state_of(fresh))
+    with pytest.raises(ValueError, match=r"0\.weight is in group None in the checkpoint, in group 0 here"):
+        engine_of(net()).load(tmp_path / "a")
+
+
 def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
     def scaled(strategy: str, policy: zerobench.zero.LossScaling | None):
         model = net().half()

@@ -28,6 +28,7 @@ from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
 from .options import Options
+from .segments import OptimizerSegment
 from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
@@ -246,12 +247,9 @@ class Strategy(StateFace):
         """The unit has its gradients: launches their reduction."""
         self.gradients.launch(unit)
 
-    def after_load(self) -> None:
-        """The masters were written from outside: the parameters follow them."""
-        with torch.no_grad():
-            for unit in self.units:
-                unit.round_master()
-            self.after_update()
-        self.settle()
-        for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
-            torch.autograd.graph.increment_version(parameter)
+    def _extra_state(self) -> dict[str, Any]:
+        return {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaler.state()}
+
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        if self.options.loss_scaling is not None and "loss_scaler" in extra:
+            self.update.scaler.load(extra["loss_scaler"])

@@ -37,7 +37,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
     states: dict[str, Any] = {}
-    for segment in engine.update.segments:
+    for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
         _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, _states(name, segment, engine.optimizer.state.get(segment.tensor, {})), "its state")
@@ -166,7 +166,7 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
     for name, number in own["groups"].items():
         if saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
-    for segment in engine.update.segments:
+    for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
         master: Any = metadata.state_dict_metadata.get(f"master.{name}")
         if master and master.properties.dtype != segment.tensor.dtype:
