@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zerobench import config as schemas
+from zerobench import training
 from zerobench.config import Config, Measure
 from zerobench.resolve import Cell, resolve
 
@@ -30,7 +31,8 @@ def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Ce
         strategy=section,
         model=MODELS[model],
         data=schemas.Text(),
-        optimizer=more.pop("optimizer", None) or schemas.AdamW(),
+        optimizer=more.pop("optimizer", None) or training.AdamW(),
+        precision=training.Fp32(),
         world_size=world_size,
         device="cpu",
         sequence=32,

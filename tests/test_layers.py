@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
     {"records", "theory", "zero", "units", "calibration"},
-    {"baselines", "models", "data", "probes", "environment", "optimizers", "config"},
+    {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "training", "precision", "ranges"},
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import folders, join, provenance, tables
+from . import folders, join, optimizers, precision, provenance, tables
 from .launch import launch
 from .records import RunRow
 from .resolve import Cell
@@ -102,7 +102,6 @@ def _prefix(cell: Cell) -> str:
 
 def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
     config = cell.config
-    optimizer = config["optimizer"]
     machine = provenance.provenance(config)
     return RunRow(
         run_id="",
@@ -115,8 +114,8 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         world_size=config["world_size"],
         device=config["device"],
         backend=config["backend"],
-        precision=config["precision"]["name"],
-        optimizer=f"{optimizer['name']}/{optimizer['implementation']}",
+        precision=precision.words_of(config["precision"]),
+        optimizer=optimizers.words_of(config),
         micro_batch=config["micro_batch"],
         accumulation=config["accumulation"],
         batch=config["batch"],

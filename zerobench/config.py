@@ -12,12 +12,18 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from .training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
+
 MIB = 2**20
 
 
 @dataclass
 class Strategy:
-    """How data-parallel ranks share the model states."""
+    """How data-parallel ranks share the model states.
+
+    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
+    are kept on every rank (no_sync), or every one, into the shard where gradients are shared.
+    """
 
     name: str = MISSING
 
@@ -31,15 +37,23 @@ class Ddp(Strategy):
     gradient_as_bucket_view: bool = True
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
+    accumulate: str = "last"
 
 
 @dataclass
 class Zero1(Strategy):
-    """Our ZeRO-1 (P_os)."""
+    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
+
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
+    """
 
     name: str = "zero1"
     bucket_bytes: int = 25 * MIB
     broadcast_buffers: bool = True
+    accumulate: str = "last"
+    mode: str = "own"
+    reduce_with: str | None = None
+    overlap_gather: bool = False
 
 
 @dataclass
@@ -47,15 +61,36 @@ class Zero2(Zero1):
     """Our ZeRO-2 (P_os+g)."""
 
     name: str = "zero2"
+    accumulate: str = "every"
+
+
+@dataclass
+class Megatron(Strategy):
+    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
+
+    name: str = "megatron"
+    bucket_bytes: int = 25 * MIB
+    broadcast_buffers: bool = True
+    accumulate: str = "last"
+    overlap_gather: bool = True
 
 
 @dataclass
 class Zero3(Strategy):
-    """Our ZeRO-3 (P_os+g+p): a unit per transformer block."""
+    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
+
+    `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
+    (`keep_root`), or every unit (`reshard_after_forward=false`).
+    """
 
     name: str = "zero3"
     prefetch: int = 1
     broadcast_buffers: bool = True
+    accumulate: str = "every"
+    mode: str = "own"
+    persistence_numel: int | None = None
+    keep_root: bool | None = None
+    reshard_after_forward: bool | None = None
 
 
 @dataclass
@@ -133,50 +168,6 @@ class Synthetic(Data):
 
 
 @dataclass
-class Optimizer:
-    """A torch.optim optimizer; `implementation` is fused, foreach or loop."""
-
-    name: str = MISSING
-    lr: float = 3e-4
-    weight_decay: float = 0.0
-    implementation: str = "fused"
-
-
-@dataclass
-class Adam(Optimizer):
-    """torch.optim.Adam."""
-
-    name: str = "adam"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-
-@dataclass
-class AdamW(Adam):
-    """torch.optim.AdamW."""
-
-    name: str = "adamw"
-    weight_decay: float = 0.01
-
-
-@dataclass
-class Sgd(Optimizer):
-    """torch.optim.SGD."""
-
-    name: str = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-
-
-@dataclass
-class Precision:
-    """What numbers the model states are kept in."""
-
-    name: str = "fp32"
-
-
-@dataclass
 class Measure:
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
@@ -216,7 +207,7 @@ class Config:
     model: Model = MISSING
     data: Data = MISSING
     optimizer: Optimizer = MISSING
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = MISSING
     measure: Measure = field(default_factory=Measure)
     launch: Launch = field(default_factory=Launch)
     huggingface: Huggingface = field(default_factory=Huggingface)
@@ -228,6 +219,8 @@ class Config:
     accumulation: int = 1
     batch: int | None = None
     sequence: int = 128
+    clip: float | None = None
+    clip_norm: str = "2"
     search: Search = field(default_factory=Search)
     results_dir: str = "results/runs"
     rerun: bool = False
@@ -235,11 +228,11 @@ class Config:
 
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3},
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron},
     "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
-    "optimizer": {"adamw": AdamW, "adam": Adam, "sgd": Sgd},
-    "precision": {"fp32": Precision},
+    "optimizer": OPTIMIZERS,
+    "precision": PRECISIONS,
     "measure": {"measure": Measure},
 }
 """Group -> schema name -> dataclass. A yaml of the group names its schema in its defaults list."""

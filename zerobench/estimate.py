@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from . import optimizers
+from . import optimizers, precision
 from .theory.memory import predict_states
-from .theory.shapes import Schedule
+from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
 from .worker import build_model, shapes_of
 
@@ -25,12 +25,17 @@ class Estimate:
     volume_psi: float
 
 
+def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
+    """What theory needs to know of how a resolved cell is trained."""
+    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"])
+
+
 def estimate(config: dict[str, Any]) -> Estimate:
     """The prediction for a resolved cell. What the model's own builder raises comes through."""
     with torch.device("meta"):
         shapes = shapes_of(build_model(config))
     schedule, ranks = Schedule.sequential(shapes, config["accumulation"]), config["world_size"]
     psi = sum(shape.numel for shape in shapes if shape.trainable)
-    states = predict_states(config["strategy"], schedule, ranks, optimizers.shape_of(config["optimizer"]))
+    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config))
     volume = predict_volume(config["strategy"], schedule, ranks)
     return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from . import optimizers
+from .estimate import training_shapes
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predict_states
 from .theory.traffic import predict_volume
@@ -28,7 +28,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
-    prediction = predict_states(config["strategy"], schedule, row.world_size, optimizers.shape_of(config["optimizer"]))
+    prediction = predict_states(config["strategy"], schedule, row.world_size, *training_shapes(config))
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
         volume = predict_volume(config["strategy"], schedule, row.world_size)
@@ -117,4 +117,7 @@ def _join_losses(row: RunRow, timed: list[RankRecord], accounted: list[RankRecor
         return [(s.rank, s.step, s.loss.hex()) for s in steps]
 
     row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
+    last = timed[0].steps[-1]
+    row.grad_norm_last, row.loss_scale_last = last.grad_norm, last.loss_scale
+    row.skipped_steps = sum(step.skipped for step in timed[0].steps)
     row.passes_agree = losses(timed) == losses(accounted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from . import precision
 from .resolve import LOCAL, VOLATILE
 
 DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
@@ -12,11 +13,16 @@ DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabular
 
 
 def base_name(config: dict[str, Any]) -> str:
-    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates and "recomputed" where blocks are."""
+    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates and "recomputed" where blocks are; a precision other
+    than fp32 and an optimizer other than adamw are told, too.
+    """
     name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
     if config["accumulation"] not in (1, None):
         name += f" a={config['accumulation']}"
-    return name + " recomputed" * bool(config["model"].get("checkpointing"))
+    name += " recomputed" * bool(config["model"].get("checkpointing"))
+    dtypes, optimizer = precision.words_of(config["precision"]), config["optimizer"]["name"]
+    usual = (("fp32", dtypes), ("adamw", optimizer))
+    return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])
 
 
 def name_cells(configs: list[dict[str, Any]]) -> list[str]:

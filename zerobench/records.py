@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
@@ -37,7 +37,9 @@ class RunRow:
     device: str
     backend: str
     precision: str
+    """The dtype of the model, and of gradients and traffic where they have another."""
     optimizer: str
+    """Its name and implementation, and at what norm gradients are clipped, if they are."""
     micro_batch: int
     """Sequences on one rank in one forward."""
     accumulation: int
@@ -125,6 +127,12 @@ class RunRow:
     loss_first: float | None = None
     """Mean over the ranks and micro-batches, first step of all."""
     loss_last: float | None = None
+    grad_norm_last: float | None = None
+    """Global norm of the gradients before clipping, last step; None without clipping."""
+    loss_scale_last: float | None = None
+    """Loss scale of the last step; 1 without loss scaling."""
+    skipped_steps: int | None = None
+    """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
     """The losses of the timed and the accounted pass are equal to the bit, on every rank and step."""
     schema_version: int = SCHEMA_VERSION
@@ -144,6 +152,12 @@ class StepRow:
     forward_s: float | None
     backward_s: float | None
     update_s: float | None
+    grad_norm: float | None = None
+    """Global norm of the unscaled gradients before clipping, of the order that `clip_norm` says; None: no clipping."""
+    loss_scale: float = 1.0
+    """What the step's losses were multiplied by; 1 without loss scaling."""
+    skipped: bool = False
+    """The gradients overflowed, and no rank updated its parameters."""
 
 
 @dataclass

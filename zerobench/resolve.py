@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from . import optimizers, precision, ranges
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
+from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
+from .zero.options import MODES, REDUCTIONS, Options
 
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
 """Keys of a resolved config that do not change what is measured."""
 
 LOCAL = ("threads", "data.path", "data.text_hash")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
-
-MINIMUM_WARMUP = 2
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
     _resolve_model(plain, problems)
-    _check_ranges(plain, problems)
+    _resolve_strategy(plain["strategy"], problems)
+    _resolve_training(plain, problems)
+    problems += ranges.problems_of(plain)
     return Cell(plain, tuple(problems))
 
 
@@ -202,45 +206,30 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 
 
-LIMITS: dict[str, tuple[float, float]] = {
-    "world_size": (1, 1024),
-    "threads": (1, 1024),
-    "timeout_s": (0.001, 1e7),
-    "sequence": (1, 1e9),
-    "accumulation": (1, 1e6),
-    "repeats": (1, 1000),
-    "search.steps": (1, 1e7),
-    "search.repeats": (1, 1000),
-    "seed": (0, 2**31),
-    "measure.steps": (1, 1e7),
-    "measure.warmup": (MINIMUM_WARMUP, 1e7),
-    "data.vocabulary": (2, 1e9),
-    "strategy.bucket_bytes": (1024, 2**40),
-    "strategy.prefetch": (0, 1e6),
-    "optimizer.lr": (0, 1e6),
-    "optimizer.weight_decay": (0, 1e6),
-    "optimizer.momentum": (0, 1),
-    "optimizer.beta1": (0, 0.9999999),
-    "optimizer.beta2": (0, 0.9999999),
-    "optimizer.eps": (0, 1e6),
-}
-"""Key of a resolved config -> least and greatest value that makes sense."""
-
-USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
+def _resolve_strategy(strategy: dict[str, Any], problems: list[str]) -> None:
+    """Options that were left open become what the mode says, or the engine's default."""
+    accumulate, mode = strategy.get("accumulate"), strategy.get("mode")
+    if accumulate is not None and accumulate not in ACCUMULATE:
+        problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(ACCUMULATE)}")
+    if mode is None:
+        return
+    if mode not in MODES:
+        problems.append(f"strategy.mode={mode}: use one of {', '.join(MODES)}")
+    chosen = {one.name: one.default for one in fields(Options)} | MODES.get(mode, {})
+    strategy |= {key: chosen[key] for key, value in strategy.items() if value is None}
+    if strategy.get("reduce_with") not in (None, *REDUCTIONS):
+        problems.append(f"strategy.reduce_with={strategy['reduce_with']}: use {' or '.join(REDUCTIONS)}")
 
 
-def _check_ranges(plain: dict[str, Any], problems: list[str]) -> None:
-    for key, (least, most) in LIMITS.items():
-        node: Any = plain
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if node is None or least <= node <= most:
-            continue
-        why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
-        bound = f"at most {most:g}" if node > most else f"at least {least:g}"
-        problems.append(f"{USER_KEYS.get(key, key)}={node}: must be {bound}{why}")
-    how = plain["optimizer"]["implementation"]
-    if how not in ("fused", "foreach", "loop"):
-        problems.append(f"optimizer.implementation={how}: use fused, foreach or loop")
-    if plain["precision"]["name"] != "fp32":
-        problems.append(f"precision={plain['precision']['name']}: only fp32 is supported so far")
+def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:
+    """The optimizer, the precision, clipping."""
+    optimizer, strategy = plain["optimizer"], plain["strategy"]["name"]
+    if optimizer["implementation"] == "auto":
+        optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], plain["device"])
+    problems += optimizers.problems_of(optimizer)
+    precision.fill_in(plain["precision"], strategy)
+    problems += precision.problems_of(plain["precision"], strategy)
+    if plain["clip"] is not None and not 0 < plain["clip"] < math.inf:
+        problems.append(f"clip={plain['clip']:g}: a norm to clip at must be above 0 and finite; null clips nothing")
+    if plain["clip_norm"] not in NORMS:
+        problems.append(f"clip_norm={plain['clip_norm']}: use {' or '.join(NORMS)}")

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, data, models, optimizers
+from . import baselines, data, models, optimizers, precision
 from .environment import rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
+from .training import NORMS
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -31,6 +32,16 @@ class RankJob:
     mode: str
     rank: int
     rendezvous: str
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step says of itself; see StepRow."""
+
+    loss: float
+    grad_norm: float | None
+    loss_scale: float
+    skipped: bool
 
 
 @dataclass
@@ -62,32 +73,34 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         model, shapes, engine, batches = _build(job, probe, device)
 
         # 2 warm up, then measure: the steps are alike
-        losses: list[float] = []
+        results: list[StepResult] = []
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
             with probe.step(measured=number >= measure["warmup"]):
-                loss = _accumulate(engine, batches, probe, model, number, config["accumulation"])
+                loss = _accumulate(engine, batches, probe, model, number, config)
                 with probe.phase("update"):
+                    norm, scale = _clip(engine, config), getattr(engine, "loss_scale", 1.0)
                     engine.step()
                 probe.after_update(engine.optimizer)
-            losses.append(loss.item())
+            results.append(_result(loss, norm, scale, engine))
             if job.rank == 0:
-                news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": losses[-1]}
+                news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": results[-1].loss}
                 tell(news | {"peak_bytes": probe.peak_bytes})
 
     # 3 bring home
-    return _record(job, probe, losses, shapes)
+    return _record(job, probe, results, shapes)
 
 
 def _accumulate(
-    engine: Any, batches: data.Batches, probe: Any, model: nn.Module, number: int, micro_batches: int
+    engine: Any, batches: data.Batches, probe: Any, model: nn.Module, number: int, config: dict[str, Any]
 ) -> torch.Tensor:
     """Forward and backward of a step's micro-batches; the mean of their losses."""
+    micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
     mean = torch.zeros(())
     for micro in range(micro_batches):
         tokens, targets = batches.batch(number, micro)
         probe.inputs(tokens, targets)
-        with baselines.synchronising(engine, last=micro == micro_batches - 1):
+        with baselines.synchronising(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
                 loss = engine(tokens, targets)
             probe.before_backward(loss)
@@ -99,26 +112,39 @@ def _accumulate(
     return mean
 
 
+def _clip(engine: Any, config: dict[str, Any]) -> torch.Tensor | None:
+    """Clips the gradients where the run asks for it; their norm before."""
+    if config["clip"] is None:
+        return None
+    norm: torch.Tensor = engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]])
+    return norm
+
+
+def _result(loss: torch.Tensor, norm: torch.Tensor | None, scale: float, engine: Any) -> StepResult:
+    """A step's tensors become numbers outside its time. Peers' engines need not know of loss scales."""
+    return StepResult(loss.item(), None if norm is None else norm.item(), scale, getattr(engine, "skipped", False))
+
+
 def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
     config = job.config
     seed_everything(config["seed"])
     with probe.phase("init"):
         model = build_model(config).to(device)
         shapes = shapes_of(model)
-        _check_precision(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
-        engine = baselines.wrap(config["strategy"], model, optimizer)
+        dtypes = precision.options_of(config["precision"], config["strategy"]["name"])
+        engine = baselines.wrap(config["strategy"], model, optimizer, **dtypes)
         batches = build_batches(config, job.rank, device)
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:
-    """The model of a resolved cell, in training mode."""
+    """The model of a resolved cell, in training mode: built in fp32 and cast, so that a seed means one model."""
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
-    return models.build(config["model"]["kind"], options)
+    return precision.cast(models.build(config["model"]["kind"], options), config["precision"])
 
 
 def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> data.Batches:
@@ -140,12 +166,6 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
     return [ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p]) for p in model.parameters()]
 
 
-def _check_precision(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32:
-            raise ValueError(f"{name} is {parameter.dtype}, but the run's precision is fp32, the only one so far")
-
-
 def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> Schedule:
     """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
     if not isinstance(probe, AccountedPass):
@@ -155,14 +175,15 @@ def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> S
     return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches)
 
 
-def _record(job: RankJob, probe: Any, losses: list[float], shapes: list[ParameterShape]) -> RankRecord:
-    times = probe.times or [{}] * len(losses)
+def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:
+    times = probe.times or [{}] * len(results)
     steps = [
         StepRow(
-            job.rank, job.mode, number, number < job.config["measure"]["warmup"], loss,
+            job.rank, job.mode, number, number < job.config["measure"]["warmup"], result.loss,
             t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
+            result.grad_norm, result.loss_scale, result.skipped,
         )
-        for number, (loss, t) in enumerate(zip(losses, times, strict=True))
+        for number, (result, t) in enumerate(zip(results, times, strict=True))
     ]  # fmt: skip
     accounted = isinstance(probe, AccountedPass)
     return RankRecord(

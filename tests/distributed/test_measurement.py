@@ -9,8 +9,8 @@ import pytest
 from tests.cells import MODELS, cell
 from zerobench import cell as cells
 from zerobench import tables
-from zerobench.config import Sgd
 from zerobench.records import CATEGORIES, COLLECTIVES, STATES
+from zerobench.training import Sgd
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 

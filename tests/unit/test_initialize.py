@@ -20,7 +20,6 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
         (lambda m: torch.optim.Adafactor(m.parameters()), "Adafactor cannot be sharded: it factors"),
         (lambda m: torch.optim.SparseAdam(list(m.parameters())), "SparseAdam cannot be sharded: it takes sparse"),
         (lambda m: torch.optim.Muon([m.weight]), "Muon cannot be sharded: it orthogonalises"),
-        (lambda m: torch.optim.SGD([m.weight], lr=0.1), "does not hold bias"),
         (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.ones(2))], lr=0.1), "1 trainable tensors"),
     ],
 )
@@ -45,9 +44,9 @@ def test_an_optimizer_that_has_stepped() -> None:
     [
         ("zero4", {}, "'zero4' is unknown; did you mean zero"),
         ("zero2", {"bucket_byte": 5}, "bucket_byte: no such option; did you mean bucket_bytes"),
-        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 is no size"),
-        ("zero3", {"prefetch": -1}, "prefetch: -1 is no number"),
-        ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 is no size"),
+        ("zero2", {"bucket_bytes": 5}, "bucket_bytes: 5 cannot be"),
+        ("zero3", {"prefetch": -1}, "prefetch: -1 cannot be"),
+        ("zero2", {"bucket_bytes": 25e6}, "bucket_bytes: 25000000.0 cannot be"),
         ("zero3", {"units": (nn.Linear(1, 1),)}, "Linear is not a submodule"),
     ],
 )
@@ -58,8 +57,8 @@ def test_options(strategy: str, options: dict, words: str) -> None:
 
 
 def test_precisions_and_sparse_gradients() -> None:
-    half = nn.Linear(4, 4).bfloat16()
-    with pytest.raises(ValueError, match=r"weight: its dtype is torch.bfloat16"):
+    half = nn.Linear(4, 4, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"weight: its dtype is torch.complex64"):
         zerobench.initialize(half, torch.optim.SGD(half.parameters(), lr=0.1))
     sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
     with pytest.raises(ValueError, match="0: it asks for sparse gradients"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerobench.theory import partition
-from zerobench.theory.partition import lay_out
+from zerobench.theory.partition import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
 from zerobench.zero import exchange
 from zerobench.zero.layout import buckets, one_unit
@@ -16,7 +16,7 @@ NUMELS = [(0, 1), (1, 703), (2, 0), (3, 16), (4, 5000), (5, 17), (6, 64)]
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("bucket_numel", [16, 256, 1000, 10**6])
 def test_segments_cover_every_element_once_and_cuts_are_aligned(world_size: int, bucket_numel: int) -> None:
-    layouts = buckets(NUMELS, bucket_numel, world_size, align=16)
+    layouts = [layout for run in buckets(NUMELS, bucket_numel, world_size, align=16) for layout in run]
     seen = {parameter: [0] * numel for parameter, numel in NUMELS}
     for layout in layouts:
         assert layout.padded_numel == layout.shard_numel * world_size
@@ -30,10 +30,21 @@ def test_segments_cover_every_element_once_and_cuts_are_aligned(world_size: int,
     assert all(count == 1 for counts in seen.values() for count in counts)
 
 
-def test_only_the_last_bucket_is_padded_at_its_end() -> None:
-    layouts = buckets([(0, 1000), (1, 1000)], 600, 3, align=16)
-    assert [layout.padded_numel for layout in layouts] == [624, 624, 624, 144]
-    assert sum(layout.numel for layout in layouts) == 2000
+def test_a_bucket_holds_whole_parameters_and_a_larger_parameter_is_cut_evenly() -> None:
+    runs = buckets([(0, 100), (1, 300), (2, 1000), (3, 40)], 600, 3, align=16)
+    assert [[layout.padded_numel for layout in run] for run in runs] == [[432], [528, 480], [48]]
+    assert [[piece.parameter for layout in run for piece in layout.pieces] for run in runs] == [[0, 1], [2, 2], [3]]
+    assert sum(layout.numel for run in runs for layout in run) == 1440
+
+
+def test_segments_are_cut_where_asked() -> None:
+    layout = one_unit([(0, 100), (1, 300)], 1, align=16)
+    assert [s.numel for s in layout.segments(0, most=128)] == [100, 128, 128, 44]
+    assert [s.offset for s in layout.segments(0, most=128)] == [0, 112, 240, 368]
+
+
+def test_the_tail_is_kept_free() -> None:
+    assert one_unit([(0, 64)], 2, align=16, tail=8).padded_numel == 96
 
 
 def test_gaps_are_all_that_no_parameter_owns() -> None:
@@ -51,15 +62,19 @@ def test_a_unit_without_elements_is_empty() -> None:
 @pytest.mark.parametrize("bucket_bytes", [1024, 4096, None])
 def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int | None) -> None:
     shapes = [ParameterShape(numel, 4, True, "") for _, numel in NUMELS]
-    theory = lay_out(shapes, range(len(shapes)), world_size, bucket_bytes)
     if bucket_bytes is None:
-        engine = [one_unit(NUMELS, world_size, align=16)]
+        theory = [lay_out(shapes, range(len(shapes)), world_size)]
+        engine = [one_unit(NUMELS, world_size, align=16, tail=TAIL_NUMEL)]
     else:
-        engine = buckets(NUMELS, bucket_bytes // 4, world_size, align=16)
-    assert [numel for _, numel in theory.units] == [layout.padded_numel for layout in engine]
+        theory = lay_out_buckets(shapes, range(len(shapes)), world_size, bucket_bytes)
+        engine = [layout for run in buckets(NUMELS, bucket_bytes // 4, world_size, align=16) for layout in run]
+    assert [numel for buffer in theory for _, numel in buffer.units] == [layout.padded_numel for layout in engine]
     for rank in range(world_size):
-        segments = [s for layout in engine for s in layout.segments(rank)]
-        assert theory.owned(rank, set(range(7))) == (sum(s.numel for s in segments), len(segments))
+        for most in (None, 128):
+            segments = [s for layout in engine for s in layout.segments(rank, most)]
+            owned = [buffer.owned(rank, set(range(7)), most) for buffer in theory]
+            total = tuple(sum(each) for each in zip(*owned, strict=True))
+            assert total == (sum(s.numel for s in segments), len(segments))
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:

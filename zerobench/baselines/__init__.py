@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn, optim
 
 from .. import zero
+from ..zero.precision import HALF
 from .ddp import DdpEngine
+from .ddp_masters import MasterDdpEngine
 
 
 def _ours(name: str) -> Callable[..., Any]:
@@ -17,25 +19,28 @@ def _ours(name: str) -> Callable[..., Any]:
 
 
 def _ddp(
-    model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, **options: Any
-) -> DdpEngine:
+    model: nn.Module, optimizer: optim.Optimizer, bucket_bytes: int, broadcast_buffers: bool, tile_bytes: int,
+    **options: Any,
+) -> DdpEngine:  # fmt: skip
     if not broadcast_buffers:  # the default needs no word, and torch 2.13 warns of this one
         options["broadcast_buffers"] = False
-    return DdpEngine(model, optimizer, bucket_cap_mb=bucket_bytes / 2**20, **options)
+    options["bucket_cap_mb"] = bucket_bytes / 2**20
+    if any(p.dtype in HALF for p in model.parameters()):
+        return MasterDdpEngine(model, optimizer, tile_bytes=tile_bytes, **options)
+    return DdpEngine(model, optimizer, **options)
 
 
 STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": _ddp, **{name: _ours(name) for name in zero.STAGES}}
 
 
-def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer) -> Any:
-    """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`."""
-    options = {key: value for key, value in strategy.items() if key != "name"}
-    return STRATEGIES[strategy["name"]](model, optimizer, **options)
-
-
-def synchronising(engine: Any, last: bool) -> AbstractContextManager[Any]:
-    """Around a micro-batch. With whole gradients on every rank (DDP, stage 1) only a step's last one communicates;
-    stages 2 and 3 reduce every one into the shard, for keeping it whole would undo what they save.
+def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer, **precision: Any) -> Any:
+    """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`. `precision`: what an
+    engine must know of dtypes and loss scaling beside the model (precision.options_of).
     """
-    keeps_whole_gradients = getattr(engine, "stage", 0) < 2
-    return engine.no_sync() if keeps_whole_gradients and not last else nullcontext()
+    options = {key: value for key, value in strategy.items() if key not in ("name", "accumulate", "mode")}
+    return STRATEGIES[strategy["name"]](model, optimizer, **options, **precision)
+
+
+def synchronising(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
+    """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
+    return engine.no_sync() if accumulate == "last" and not last else nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +15,9 @@ from ..zero import labels
 
 class DdpEngine:
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+
+    skipped = False
+    """Whether the last step was skipped because its gradients overflowed; here none ever is."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
@@ -32,14 +36,24 @@ class DdpEngine:
                 raise RuntimeError(f"ddp: {words}") from error
             raise
 
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return 1.0
+
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates; DDP reduces the gradients as its buckets fill."""
         loss.backward()
 
-    def step(self) -> None:
-        """One update; consumes the gradients."""
-        self.optimizer.step()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; consumes the gradients. Returns what `closure`, called first, returns."""
+        loss = self.optimizer.step(closure)
         self.zero_grad()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""

@@ -1,10 +1,13 @@
 """A GPT: pre-norm blocks, causal attention by scaled_dot_product_attention, tied embeddings by default.
 
 Shapes: tokens and targets (B, S) int64; hidden (B, S, H); logits (B, S, V). The loss is the mean
-cross-entropy in nats per token.
+cross-entropy in nats per token, in fp32 whatever the dtype of the model.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -56,16 +59,23 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
-        blocks = [Block(hidden, heads) for _ in range(layers)]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList([Block(hidden, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
-        self.apply(_initialise)
-        for block in blocks:  # GPT-2: residual projections start smaller by the depth
-            for projection in (block.attention_out, block.mlp_out):
-                nn.init.normal_(projection.weight, std=0.02 / (2 * layers) ** 0.5)
+        for module, initialise in self.initialisers():
+            initialise(module)
         if tied:
             self.head.weight = self.token_embedding.weight
+
+    def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
+        """What the constructor does to its modules, in order; a model built on meta is initialised by it later."""
+        for module in self.modules():
+            yield module, _initialise
+        smaller = partial(_initialise_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+        for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
+            assert isinstance(block, Block)
+            yield block.attention_out, smaller
+            yield block.mlp_out, smaller
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of predicting `targets`, both (B, S)."""
@@ -74,7 +84,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:
@@ -82,3 +92,8 @@ def _initialise(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def _initialise_projection(module: nn.Module, std: float) -> None:
+    assert isinstance(module, nn.Linear)
+    nn.init.normal_(module.weight, std=std)

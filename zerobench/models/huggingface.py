@@ -10,7 +10,7 @@ from torch import nn
 
 
 class CausalLM(nn.Module):
-    """`forward(tokens, targets)` returns the mean cross-entropy of a transformers causal language model."""
+    """`forward(tokens, targets)` returns the mean cross-entropy in fp32 of a transformers causal language model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class CausalLM(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of predicting `targets`, both (B, S)."""
         logits = self.model(input_ids=tokens, use_cache=False).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 SHAPE_KEYS = {

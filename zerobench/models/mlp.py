@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class MLP(nn.Module):
-    """`forward(tokens, targets)` returns the mean cross-entropy. Each hidden layer is a unit of stage 3."""
+    """`forward(tokens, targets)` returns the mean cross-entropy in fp32. Each hidden layer is a unit of stage 3."""
 
     def __init__(self, layers: int, hidden: int, vocabulary: int) -> None:
         super().__init__()
@@ -24,4 +24,4 @@ class MLP(nn.Module):
         x = self.embedding(tokens)
         for layer in self.layers:
             x = F.gelu(layer(x))
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())

@@ -35,12 +35,13 @@ class AccountedPass:
         self._names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._tied: dict[nn.Parameter, str] = {}
+        self._numbers: dict[str, int] = {}
         self._measured = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
-        labels.listen(self.ledger)
-        self._stack.callback(labels.unlisten, self.ledger)
+        labels.listen(self)
+        self._stack.callback(labels.unlisten, self)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
         for hook in (
@@ -57,6 +58,7 @@ class AccountedPass:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
         self._names = {module: name for name, module in model.named_modules()}
         for number, (name, parameter) in enumerate(model.named_parameters()):
+            self._numbers[name] = number
             labels.label(parameter, labels.PARAMETERS, name)
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._gradient_arrived, number, name))
@@ -161,6 +163,14 @@ class AccountedPass:
         """The largest sum of live bytes in the measured steps so far."""
         step = self.ledger.extremes.get("step")
         return step.peak if step is not None else None
+
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
+        """A label of the engine's, for the ledger."""
+        self.ledger.on_tensor(tensor, category, name)
+
+    def on_arrival(self, name: str) -> None:
+        """The engine has the gradient of one use of a tied parameter."""
+        self.arrivals.append(self._numbers[name])
 
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self.arrivals.append(number)

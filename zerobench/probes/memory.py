@@ -141,7 +141,7 @@ class Ledger(TorchDispatchMode):
                 self._meet_all(one)
 
     def _meet(self, storage: torch.UntypedStorage) -> Stored:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, 0 if storage.device.type == "meta" else storage.nbytes()
         stored = self._live.get(key)
         if stored is None:
             stored = Stored(0, self._infer(), "", self.module, self.phase)

@@ -1,16 +1,14 @@
 """Bytes of the model states: the paper's floors, and what is in flight by the schedule of each strategy.
 
-With P, G, O the bytes of parameters, gradients and optimizer states (fp32 Adam: 4ψ, 4ψ, 8ψ)::
+With P, G, O the bytes of parameters, gradients and optimizer states (Adam: 4ψ, 4ψ, 8ψ in fp32; below it 2ψ, 2ψ and,
+with the fp32 masters, 12ψ)::
 
     ddp     P   + G   + O          zero2   P   + G/N + O/N
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
-Real runs hold more for a while: the gradient that autograd has just made (three of a tied parameter), buckets and
-units on their way, and the slots that they are received into. That part is replayed event by event in the order of the
-model's own schedule (shapes.py).
-
-DDP's no_sync keeps the gradients of the micro-batches before the last beside its buckets: another G while
-they accumulate, for after zero_grad the parameters have lost their views of the buckets.
+Real runs hold more for a while: the gradient that autograd has just made (under DDP three of a tied
+parameter), buckets and units on their way, and the slots that they are received into. That part is replayed event by
+event in the order of the model's own schedule (shapes.py).
 """
 
 from __future__ import annotations
@@ -19,21 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .partition import FlatBuffer, by_kind, by_unit, lay_out, slots_bytes
-from .replay import Replay, bytes_of, hold_fresh, hold_waiting
-from .shapes import ROOT, ParameterShape, Schedule
+from .ddp import replay_ddp
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets, slots_bytes
+from .replay import Replay, bytes_of, is_half, master_bytes, trainable
+from .shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule
 
-
-@dataclass(frozen=True)
-class OptimizerShape:
-    """`states`: tensors of the parameter's size that are kept; `counts`: and a 4-byte step counter a tensor."""
-
-    states: int
-    counts: bool
-
-    def bytes_of(self, size: int, tensors: int) -> int:
-        """For parameters of `size` bytes in all, in so many tensors."""
-        return self.states * size + 4 * self.counts * tensors
+FULL = PrecisionShape()
 
 
 @dataclass
@@ -50,44 +39,23 @@ class Prediction:
 
 
 def predict_states(
-    strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape
-) -> Prediction:
+    strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL,
+) -> Prediction:  # fmt: skip
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
     replay = Replay()
-    _REPLAYS[strategy["name"]](replay, strategy, schedule, world_size, optimizer)
-    floor = _floor(strategy["name"], schedule.shapes, world_size, optimizer.states)
+    _REPLAYS[strategy["name"]](replay, strategy, schedule, world_size, optimizer, precision)
+    floor = _floor(strategy["name"], schedule.shapes, world_size, optimizer.states, precision)
     return Prediction(replay.most, floor, replay.highest)
 
 
-def _floor(name: str, shapes: Sequence[ParameterShape], n: int, k: int) -> int:
-    whole = sum(bytes_of(s) for s in shapes)
-    trained = sum(bytes_of(s) for s in shapes if s.trainable)
-    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
-    return sum(-(-size // ranks) for size, ranks in zip((whole, trained, k * trained), shared, strict=True))
-
-
-def _trainable(shapes: Sequence[ParameterShape]) -> list[int]:
-    return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
-
-
-def _replay_ddp(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape
-) -> None:
-    shapes = schedule.shapes
-    replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
-    used = sorted(set(schedule.arrivals))
-    replay.hold("optimizer", "all", sum(optimizer.bytes_of(bytes_of(shapes[i]), 1) for i in used))
-    replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in _trainable(shapes)))
-    for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
-        last = micro == schedule.micro_batches - 1
-        hold_waiting(replay, shapes)
-        for i in schedule.arrivals:
-            hold_fresh(replay, shapes[i])
-            replay.drop("gradients", "fresh")
-            if last:  # what no_sync kept is copied into the bucket
-                replay.drop("gradients", ("unsynced", i))
-            else:
-                replay.hold("gradients", ("unsynced", i), bytes_of(shapes[i]))
+def _floor(name: str, shapes: Sequence[ParameterShape], n: int, states: int, precision: PrecisionShape) -> int:
+    trained = [s for s in shapes if s.trainable]
+    parameters = sum(bytes_of(s) for s in shapes)
+    gradients = sum(s.numel * (precision.gradient_bytes if is_half(s) else s.element_bytes) for s in trained)
+    kept = sum(states * master_bytes(s) + is_half(s) * master_bytes(s) for s in trained)
+    shared = {"ddp": (1, 1, 1), "zero1": (1, 1, n), "megatron": (1, 1, n), "zero2": (1, n, n), "zero3": (n, n, n)}[name]
+    return sum(-(-size // ranks) for size, ranks in zip((parameters, gradients, kept), shared, strict=True))
 
 
 def _hold_optimizer(
@@ -105,16 +73,18 @@ def _hold_optimizer(
 def _replay_buckets(keep_gradients: bool) -> Callable[..., None]:
     """Stage 1 (gradients stay whole) and stage 2 (a bucket lives while it fills and while it is sent)."""
 
-    def play(replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape) -> None:
+    def play(
+        replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+        precision: PrecisionShape,
+    ) -> None:  # fmt: skip
         shapes = schedule.shapes
-        kinds = by_kind(shapes, _trainable(shapes)[::-1])
-        buffers = [lay_out(shapes, kind, n, strategy["bucket_bytes"]) for kind in kinds]
+        kinds = by_kind(shapes, trainable(shapes)[::-1])
+        buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
         whole = sum(b.padded_bytes for b in buffers)
         replay.hold("parameters", "flat", whole)
         replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
         _hold_optimizer(replay, buffers, schedule, n, optimizer)
         replay.hold("gradients", "kept", whole if keep_gradients else whole // n)
-        hold_waiting(replay, shapes)
         _Buckets(replay, schedule, n, keep_gradients, buffers).backward()
 
     return play
@@ -128,24 +98,24 @@ class _Buckets:
     ) -> None:
         self.replay, self.schedule, self.n, self.keep_gradients = replay, schedule, n, keep_gradients
         self.sizes: list[int] = []
-        self.missing: list[set[int]] = []  # of each bucket: the parameters whose gradients have not come
+        self.missing: list[list[int]] = []  # of each bucket: the gradients that have not come
         self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
         for buffer in buffers:
             for start, numel in buffer.units:
                 inside = [s.parameter for s in buffer.spans if min(start + numel, s.stop) > max(start, s.start)]
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.sizes))
-                self.missing.append(set(inside))
+                self.missing.append([i for i in inside for _ in range(schedule.arrivals.count(i) or 1)])
                 self.sizes.append(numel * buffer.element_bytes)
         self.next = 0
         self.sent: int | None = None
 
     def backward(self) -> None:
         for parameter in self.schedule.arrivals:
-            hold_fresh(self.replay, self.schedule.shapes[parameter])
+            self.replay.hold("gradients", "fresh", bytes_of(self.schedule.shapes[parameter]))
             for bucket in self.places[parameter]:
                 self._open(bucket)
-                self.missing[bucket].discard(parameter)
+                self.missing[bucket].remove(parameter)
                 while self.next < len(self.sizes) and not self.missing[self.next]:
                     self._send()
             self.replay.drop("gradients", "fresh")
@@ -169,8 +139,9 @@ class _Buckets:
 
 
 def _replay_stage3(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape
-) -> None:
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+    precision: PrecisionShape,
+) -> None:  # fmt: skip
     shapes = schedule.shapes
     units = {u: [lay_out(shapes, kind, n) for kind in by_kind(shapes, mine)] for u, mine in by_unit(shapes).items()}
     trained = {u: [b for b in buffers if shapes[b.spans[0].parameter].trainable] for u, buffers in units.items()}
@@ -210,7 +181,6 @@ class _Stage3:
 
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
-        hold_waiting(self.replay, self.schedule.shapes)
         here = len(self.uses)
         for i in self.schedule.arrivals:
             name = self.schedule.shapes[i].unit
@@ -240,7 +210,7 @@ class _Stage3:
 
     def _arrive(self, i: int) -> None:
         shape = self.schedule.shapes[i]
-        hold_fresh(self.replay, shape)
+        self.replay.hold("gradients", "fresh", bytes_of(shape))
         if self.n > 1:
             self.replay.hold("communication", ("gradients", shape.unit), self.gradients[shape.unit])
         self.replay.drop("gradients", "fresh")
@@ -261,8 +231,9 @@ class _Stage3:
 
 
 _REPLAYS: dict[str, Callable[..., None]] = {
-    "ddp": _replay_ddp,
+    "ddp": replay_ddp,
     "zero1": _replay_buckets(keep_gradients=True),
+    "megatron": _replay_buckets(keep_gradients=True),
     "zero2": _replay_buckets(keep_gradients=False),
     "zero3": _replay_stage3,
 }

@@ -13,6 +13,9 @@ from .shapes import ROOT, ParameterShape
 ALIGN_BYTES = 64
 PIECE_BYTES, SLOTS = 2**19, 4
 
+TAIL_NUMEL = 8
+"""Elements at the end of a stage 3 unit in which ranks tell what they send."""
+
 
 @dataclass(frozen=True)
 class Span:
@@ -25,18 +28,22 @@ class Span:
 
 @dataclass(frozen=True)
 class FlatBuffer:
-    """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks."""
+    """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
+
+    `tail`: elements kept free at the end, for the ranks' stamps.
+    """
 
     spans: tuple[Span, ...]
     element_bytes: int
     unit_numel: int | None
     """None: the whole buffer is one unit."""
     world_size: int
+    tail: int = 0
 
     @property
     def end(self) -> int:
         """Elements up to the end of the last parameter."""
-        return self.spans[-1].stop if self.spans else 0
+        return self.spans[-1].stop + self.tail if self.spans else 0
 
     @property
     def units(self) -> list[tuple[int, int]]:
@@ -50,8 +57,11 @@ class FlatBuffer:
         """All units, padding included."""
         return sum(numel for _, numel in self.units) * self.element_bytes
 
-    def owned(self, rank: int, among: set[int]) -> tuple[int, int]:
-        """(elements, segments) of the parameters `among` in `rank`'s shards, padding apart."""
+    def owned(self, rank: int, among: set[int], most: int | None = None) -> tuple[int, int]:
+        """(elements, segments) of the parameters `among` in `rank`'s shards, padding apart.
+
+        `most`: segments of more elements are cut.
+        """
         elements = segments = 0
         for start, numel in self.units:
             low = start + rank * numel // self.world_size
@@ -59,14 +69,14 @@ class FlatBuffer:
             for span in self.spans:
                 common = min(high, span.stop) - max(low, span.start)
                 if common > 0 and span.parameter in among:
-                    elements, segments = elements + common, segments + 1
+                    elements, segments = elements + common, segments + -(-common // (most or common))
         return elements, segments
 
 
 def lay_out(
-    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, unit_bytes: int | None = None
+    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int = TAIL_NUMEL
 ) -> FlatBuffer:
-    """Lays the parameters `indices`, all of one element size, end to end."""
+    """Lays the parameters `indices`, all of one element size, end to end: one unit."""
     size = shapes[indices[0]].element_bytes if indices else 4
     align = ALIGN_BYTES // size
     spans, end = [], 0
@@ -75,8 +85,37 @@ def lay_out(
             start = _up(end, align)
             end = start + shapes[i].numel
             spans.append(Span(i, start, end))
-    unit_numel = _up(unit_bytes // size, world_size * align) if unit_bytes else None
-    return FlatBuffer(tuple(spans), size, unit_numel, world_size)
+    return FlatBuffer(tuple(spans), size, None, world_size, tail)
+
+
+def lay_out_buckets(
+    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
+) -> list[FlatBuffer]:
+    """Parameters in buckets of at most `bucket_bytes`, rounded up; a larger one alone, in equal buckets."""
+    size = shapes[indices[0]].element_bytes if indices else 4
+    align = ALIGN_BYTES // size
+    most = _up(bucket_bytes // size, world_size * align)
+    buffers: list[FlatBuffer] = []
+    group: list[int] = []
+    filled = 0
+
+    def close() -> None:
+        if group:
+            buffers.append(lay_out(shapes, group, world_size, tail=0))
+
+    for i in indices:
+        numel = shapes[i].numel
+        if numel > most or filled + numel > most:
+            close()
+            group, filled = [], 0
+        if numel > most:
+            step = _up(-(-numel // -(-numel // most)), world_size * align)
+            buffers.append(FlatBuffer((Span(i, 0, numel),), size, step, world_size))
+        elif numel:
+            group.append(i)
+            filled += _up(numel, align)
+    close()
+    return buffers
 
 
 def slots_bytes(padded_bytes: int, world_size: int) -> int:

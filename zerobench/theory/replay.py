@@ -38,6 +38,21 @@ def bytes_of(shape: ParameterShape) -> int:
     return shape.numel * shape.element_bytes
 
 
+def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
+    """The numbers of the parameters that are trained."""
+    return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
+
+
+def is_half(shape: ParameterShape) -> bool:
+    """Whether the parameter has an fp32 master beside it."""
+    return shape.element_bytes < 4
+
+
+def master_bytes(shape: ParameterShape) -> int:
+    """Bytes of what the optimizer updates, and of each of its states: fp32, or the parameter's own dtype above."""
+    return shape.numel * max(4, shape.element_bytes)
+
+
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
     """The gradient that autograd hands over; of a tied parameter, for a moment beside those from each place of use."""
     if shape.uses > 1:

@@ -18,7 +18,7 @@ from rich.console import Console
 from ..console import name_of, plain_table, stdout_console
 from ..records import CATEGORIES
 from ..tables import Results
-from ..units import show_bytes
+from ..units import show_bytes, show_count
 from .status import code_of
 
 Row = dict[str, Any]
@@ -46,6 +46,7 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     _print_memory(console, row, results)
     _print_traffic(console, row, results)
     _print_time(console, row)
+    _print_loss(console, row)
 
 
 def _head(console: Console, title: str) -> None:
@@ -64,7 +65,9 @@ def _setting(row: Row) -> Iterator[tuple[str, str]]:
     yield "ranks", f"{row['world_size']} on {row['device']} over {row['backend']}, threads a rank: {row['threads']}"
     parts = f"{row['micro_batch']} a micro-batch × {row['accumulation']} × {row['world_size']} ranks"
     yield "batch", f"{row['batch']} sequences of {row['sequence']} tokens a step: {parts}"
-    yield "training", f"{row['precision']}, {_words(config['optimizer'])}; data {row['data']}, seed {row['seed']}"
+    clip = "" if config.get("clip") is None else f", clipped at {config['clip']:g} (norm {config['clip_norm']})"
+    how = f"{row['precision']}, {_words(config['optimizer'])}{clip}"
+    yield "training", f"{how}; data {row['data']}, seed {row['seed']}"
     yield "steps", f"{config['measure']['steps']} measured after {config['measure']['warmup']} to warm up"
     yield "command", row["command"]
     when = row["started"].replace("T", " ")[:19]
@@ -167,10 +170,22 @@ def _print_time(console: Console, row: Row) -> None:
     parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
     _say(console, f"  step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s")
     _say(console, f"  {parts}")
+
+
+def _loss(value: float) -> str:
+    return NONE if pd.isna(value) else f"{value:.4f}"
+
+
+def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
-    first, last = (NONE if pd.isna(row[f"loss_{at}"]) else f"{row[f'loss_{at}']:.4f}" for at in ("first", "last"))
+    first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
     _say(console, f"  {first} at the first step, {last} at the last; the losses of both passes {agree}")
+    if not pd.isna(row["grad_norm_last"]):
+        _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")
+    if row["precision"].startswith("fp16"):
+        skipped = show_count(row["skipped_steps"], "step")
+        _say(console, f"  loss scale {row['loss_scale_last']:g} at the last step; {skipped} of all overflowed, skipped")
 
 
 def _print_logs(console: Console, folder: Path | None) -> None:

@@ -20,18 +20,25 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
+from . import materialise, megatron
 from .comm import connect
+from .megatron import Megatron
+from .options import MODES, Options
+from .precision import HALF, LossScaling
 from .segments import check_optimizer
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
-from .strategy import Options, Strategy
+from .strategy import Strategy
 
-STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3}
+STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
+
+DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
+"""Options whose defaults a strategy has of its own."""
 
 _ADOPTED = "_zerobench_engine"
 
-__all__ = ["STAGES", "Options", "Strategy", "initialize"]
+__all__ = ["MODES", "STAGES", "LossScaling", "Options", "Strategy", "initialize"]
 
 
 def initialize(
@@ -40,6 +47,7 @@ def initialize(
     strategy: str = "zero2",
     *,
     group: dist.ProcessGroup | None = None,
+    mode: str = "own",
     **options: Any,
 ) -> Strategy:
     """Puts `model` and `optimizer` under a ZeRO stage and returns the engine. Collective over the group.
@@ -47,42 +55,52 @@ def initialize(
     `optimizer`: an elementwise torch.optim optimizer over `model.parameters()` that has taken no step. The
     engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
-    `options`: the fields of `Options` (bucket_bytes, prefetch, units, broadcast_buffers, elementwise).
+    `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
+    `options`: the fields of `Options` (options.py).
 
-    The model's values are rank 0's afterwards. Raises ValueError, with a sentence, for what cannot be sharded.
+    The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
+    construction with rank 0's seed, unit by unit, on `device` (materialise.py).
+
+    Raises ValueError, with a sentence, for what cannot be sharded.
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
-    known = [one.name for one in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise ValueError(f"{name}: no such option{_nearest(name, known)}")
-    chosen = Options(**options)
+    chosen = _choose(mode, {**DEFAULTS.get(strategy, {}), **options})
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in model.parameters() if not p.is_meta), chosen.device or torch.device("cpu"))
     engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
     setattr(model, _ADOPTED, True)
     return engine
 
 
+def _choose(mode: str, options: dict[str, Any]) -> Options:
+    if mode not in MODES:
+        raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
+    known = [one.name for one in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"{name}: no such option{_nearest(name, known)}")
+    chosen = Options(**{**MODES[mode], **options})
+    chosen.check()
+    return chosen
+
+
 def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> None:
-    if not isinstance(options.bucket_bytes, int) or options.bucket_bytes < 1024:
-        raise ValueError(f"bucket_bytes: {options.bucket_bytes!r} is no size; use a whole number of at least 1024")
-    if not isinstance(options.prefetch, int) or options.prefetch < 0:
-        raise ValueError(f"prefetch: {options.prefetch!r} is no number of units; use 0 or more")
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if getattr(model, _ADOPTED, False):
         raise ValueError("model: it is under an engine already; initialize() wants a plain one")
     for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise ValueError(f"{name}: it is on the meta device and holds no values; build the model on a real one")
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes float32 or float64 so far")
+        if parameter.dtype not in (torch.float32, torch.float64, *HALF):
+            raise ValueError(
+                f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits"
+            )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+    if materialise.on_meta(model):
+        materialise.check_replay(model)
     check_optimizer(optimizer, trainable, options.elementwise)
 
 

@@ -2,7 +2,7 @@
 
 [Note: the coordinates of a unit]
 A *unit* is a run of elements that move together. It is made of *pieces*, each a range of one
-parameter's elements (a parameter that straddles two buckets has a piece in each)::
+parameter's elements (a parameter larger than a bucket has a piece in each of several)::
 
     unit      | piece of p0 |gap| piece of p1  | piece of p2 |   padding   |
               0                 ^offset                                    ^padded_numel
@@ -51,11 +51,12 @@ class Segment(Range):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the pieces of one unit lie and how N ranks share it."""
+    """Where the pieces of one unit lie and how N ranks share it. `tail`: elements kept free at the unit's end."""
 
     pieces: tuple[Piece, ...]
     world_size: int
     align: int = 1
+    tail: int = 0
 
     @property
     def numel(self) -> int:
@@ -66,7 +67,7 @@ class Layout:
     def shard_numel(self) -> int:
         """Elements that each rank owns, a multiple of `align`."""
         end = self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
-        return _round_up(-(-end // self.world_size), self.align)
+        return _round_up(-(-(end + self.tail) // self.world_size), self.align)
 
     @property
     def padded_numel(self) -> int:
@@ -80,44 +81,56 @@ class Layout:
         starts = [*(piece.offset for piece in self.pieces), self.padded_numel]
         return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
-    def segments(self, rank: int) -> Iterator[Segment]:
-        """The segments of `rank`'s shard, in the order of the pieces."""
+    def segments(self, rank: int, most: int | None = None) -> Iterator[Segment]:
+        """The segments of `rank`'s shard, in the order of the pieces; cut where they have more than `most` elements."""
         low, high = rank * self.shard_numel, (rank + 1) * self.shard_numel
         for piece in self.pieces:
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, high)
-            if first < last:
-                shift = piece.start - piece.offset
-                yield Segment(piece.parameter, first + shift, last + shift, first - low)
+            shift = piece.start - piece.offset
+            step = most or max(1, last - first)
+            for start in range(first, last, step):
+                yield Segment(piece.parameter, start + shift, min(start + step, last) + shift, start - low)
 
 
-def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1) -> Layout:
+def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1, tail: int = 0) -> Layout:
     """A unit that holds whole parameters. `numels`: (parameter, elements), in order; empty ones are left out."""
     pieces, offset = [], 0
     for parameter, numel in numels:
         if numel:
             pieces.append(Piece(parameter, 0, numel, offset))
             offset = _round_up(offset + numel, align)
-    return Layout(tuple(pieces), world_size, align)
+    return Layout(tuple(pieces), world_size, align, tail)
 
 
-def buckets(numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1) -> list[Layout]:
-    """Cuts parameters, laid end to end, into constant-size units that parameters may straddle.
+def buckets(
+    numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1
+) -> list[list[Layout]]:
+    """Parameters in units of at most `bucket_numel` elements (rounded up to a multiple of N · `align`).
 
-    `bucket_numel` is rounded up to a multiple of N · `align`, so that only the last unit is padded at its
-    end. The units lie end to end: unit k starts at k · bucket_numel of the flat buffer.
+    An inner list is what lies in one buffer: one unit of whole parameters, or the equal units that cut a
+    parameter of more than `bucket_numel` elements. So a model is moved into its buffers one at a time.
     """
     bucket_numel = _round_up(bucket_numel, world_size * align)
-    units: dict[int, list[Piece]] = {}
-    flat = 0
+    runs: list[list[Layout]] = []
+    waiting: list[tuple[int, int]] = []
     for parameter, numel in numels:
-        start, flat = 0, _round_up(flat, align)
-        while start < numel:
-            number, offset = divmod(flat, bucket_numel)
-            stop = min(numel, start + bucket_numel - offset)
-            units.setdefault(number, []).append(Piece(parameter, start, stop, offset))
-            flat += stop - start
-            start = stop
-    return [Layout(tuple(pieces), world_size, align) for pieces in units.values()]
+        room = bucket_numel - sum(_round_up(n, align) for _, n in waiting)
+        if numel > room and waiting:
+            runs.append([one_unit(waiting, world_size, align)])
+            waiting = []
+        if numel > bucket_numel:
+            runs.append(list(_cut(parameter, numel, bucket_numel, world_size, align)))
+        elif numel:
+            waiting.append((parameter, numel))
+    if waiting:
+        runs.append([one_unit(waiting, world_size, align)])
+    return runs
+
+
+def _cut(parameter: int, numel: int, most: int, world_size: int, align: int) -> Iterator[Layout]:
+    step = _round_up(-(-numel // -(-numel // most)), world_size * align)
+    for start in range(0, numel, step):
+        yield Layout((Piece(parameter, start, min(numel, start + step), 0),), world_size, align)
 
 
 def _round_up(numel: int, multiple: int) -> int:

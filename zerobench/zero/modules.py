@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 ROOT = ""
@@ -77,6 +78,24 @@ def warn_of_modules_not_called(names: list[str]) -> None:
             " calling their module are NaN: name other modules in units=",
             stacklevel=4,
         )
+
+
+class watching_parameters(TorchFunctionMode):
+    """Inside, `check` is called with every parameter whose values an operation reads."""
+
+    def __init__(self, check: Callable[[nn.Parameter], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        shape_only = name in ("__get__", "__set__", "detach") or name.startswith("new_") or name.endswith("_like")
+        if isinstance(output, torch.Tensor) and not shape_only:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, nn.Parameter):
+                    self._check(leaf)
+        return output
 
 
 def inside_backward() -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import nn, optim
 
 from .layout import Segment
+from .precision import Share
 from .unit import Unit
 
 ELEMENTWISE = (
@@ -29,18 +30,18 @@ _REASONS = {
 }
 
 
-class OptimizerSegment:
-    """A segment as the optimizer holds it: `tensor` is a view of the unit's parameter shard."""
+class OptimizerSegment(Share):
+    """A segment as the optimizer holds it: `tensor` is a view of the unit's master shard."""
 
     def __init__(self, unit: Unit, segment: Segment) -> None:
+        super().__init__(unit.master_shard.narrow(0, segment.offset, segment.numel))
         self.unit = unit
         self.segment = segment
-        self.tensor = nn.Parameter(unit.parameter_shard.narrow(0, segment.offset, segment.numel))
+        self.used = False
 
-    def hand_gradient(self, used: bool) -> None:
-        """Shows the optimizer its part of the reduced gradients, or None for an unused parameter."""
+    def gradient(self) -> torch.Tensor | None:
         shard = self.unit.gradient_shard
-        self.tensor.grad = shard.narrow(0, self.segment.offset, self.segment.numel) if used else None
+        return shard.narrow(0, self.segment.offset, self.segment.numel) if self.used else None
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
@@ -58,9 +59,6 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
             " (or pass elementwise=True for one of your own whose update is elementwise)"
         )
     held = {p for group in optimizer.param_groups for p in group["params"]}
-    for parameter, name in trainable.items():
-        if parameter not in held:
-            raise ValueError(f"optimizer: it does not hold {name}, which is trainable; freeze it or add it")
     strangers = sum(p not in trainable and p.requires_grad for p in held)
     if strangers:
         raise ValueError(f"optimizer: it holds {strangers} trainable tensors that are not parameters of the model")
@@ -70,31 +68,34 @@ def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, st
 
 
 def swap_parameters(
-    optimizer: optim.Optimizer, index: dict[nn.Parameter, int], segments: Iterable[OptimizerSegment]
+    groups: Iterable[dict[str, Any]],
+    state: dict[Any, Any],
+    index: dict[nn.Parameter, int],
+    segments: Iterable[OptimizerSegment],
 ) -> None:
-    """Replaces the optimizer's parameters by this rank's segments, in place, group by group.
+    """Replaces the parameters of an optimizer's `groups` by this rank's segments, in place.
 
-    `index`: each trainable parameter's number. State that exists before the first step (Adagrad's) is
-    cut to the segments. Frozen parameters leave the optimizer, which would skip them anyway.
+    `index`: each trainable parameter's number. `state`, the optimizer's, may exist before the first step
+    (Adagrad's): it is cut to the segments. Frozen parameters leave the optimizer, which would skip them anyway.
     """
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
         by_parameter.setdefault(segment.segment.parameter, []).append(segment)
-    for group in optimizer.param_groups:
+    for group in groups:
         old, group["params"] = group["params"], []
         for parameter in old:
-            state = optimizer.state.pop(parameter, None)
+            whole = state.pop(parameter, None)
             for segment in by_parameter.get(index.get(parameter, -1), []):
                 group["params"].append(segment.tensor)
-                if state:
-                    optimizer.state[segment.tensor] = _cut_state(state, parameter, segment.segment)
+                if whole:
+                    state[segment.tensor] = _cut_state(whole, parameter, segment)
 
 
-def _cut_state(state: dict[str, Any], parameter: nn.Parameter, segment: Segment) -> dict[str, Any]:
+def _cut_state(state: dict[str, Any], parameter: nn.Parameter, segment: OptimizerSegment) -> dict[str, Any]:
     def cut(name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if name != "step" and value.shape == parameter.shape:
-                value = value.reshape(-1)[segment.start : segment.stop]
+                value = value.reshape(-1)[segment.segment.start : segment.segment.stop].to(segment.tensor.dtype)
             return value.clone()
         return value
 

@@ -8,13 +8,13 @@ reduction is done; what remains is the own shard of the mean::
     gather    as stage 1                                                      ψ on the wire
 
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
+In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 """
 
 from __future__ import annotations
 
 import torch
 
-from . import labels
 from .stage1 import Stage1
 from .unit import Unit
 
@@ -24,27 +24,25 @@ class Stage2(Stage1):
 
     stage = 2
 
-    def allocate_gradients(self, flat: torch.Tensor) -> torch.Tensor | None:
-        return None
-
-    def place_gradients(self, unit: Unit, gradients: torch.Tensor | None, start: int) -> None:
-        unit.gradient_shard = torch.zeros_like(unit.parameter_shard)
+    def place_gradients(self, unit: Unit) -> None:
+        unit.gradient_shard = torch.zeros_like(unit.parameter_shard, dtype=unit.dtypes.gradients)
         if self.comm.size == 1:
             unit.full_gradients = unit.gradient_shard
 
     def open_gradients(self, unit: Unit) -> None:
-        if unit.full_gradients is None:
-            unit.full_gradients = unit.gradient_shard.new_empty(unit.layout.padded_numel)
-            labels.label(unit.full_gradients, labels.COMMUNICATION, unit.name)
+        if unit.full_gradients is None:  # under no_sync it will hold a sum, and is then cast to be sent
+            unit.full_gradients = unit.new_full_gradients(
+                unit.dtypes.wire if self.gradients.synchronising else unit.dtypes.gradients
+            )
 
-    def close_gradients(self, unit: Unit) -> None:
-        assert unit.full_gradients is not None
-        mean = unit.own_slice(unit.full_gradients)
+    def send_gradients(self, unit: Unit) -> None:
+        unit.full_gradients = None
+
+    def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
         if unit.reduced:
             unit.gradient_shard.add_(mean)
         else:
             unit.gradient_shard.copy_(mean)
-        unit.full_gradients = None
 
     def forget(self) -> None:
         super().forget()

@@ -1,7 +1,7 @@
 """ZeRO-3, P_os+g+p: parameters are partitioned too (ZeRO, arXiv 1910.02054, section 5.3).
 
-A unit is a module group: a transformer block, and the root that holds the rest. Each rank keeps 1/N of
-every unit; the full parameters are there only while someone reads them::
+A unit is a module group (module_unit.py): a transformer block, and the root that holds the rest. Each rank
+keeps 1/N of every unit; the full parameters are there only while someone reads them::
 
     before forward     unshard (all-gather), the next unit ahead of its use           ψ on the wire
     after forward      reshard
@@ -11,11 +11,7 @@ every unit; the full parameters are there only while someone reads them::
 
 The root unit is in use at both ends of the forward and stays until the backward is over: 3ψ less its size.
 In fp32: 16ψ/N for Adam, and in flight two adjacent units, the root and one unit's gradients.
-
-[Note: one storage a unit for life]
-Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
-nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
-to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
+In half precision with fp32 masters: 16ψ/N as well.
 """
 
 from __future__ import annotations
@@ -30,8 +26,8 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
-from .comm import Handle
 from .layout import one_unit
+from .module_unit import TAIL_NUMEL, ModuleUnit
 from .modules import (
     ROOT,
     default_units,
@@ -41,18 +37,13 @@ from .modules import (
     unit_of_parameters,
     warn_of_modules_not_called,
 )
+from .precision import Dtypes
 from .prefetch import UnitOrder
 from .stage2 import Stage2
 from .unit import ALIGN_BYTES, Unit
 
-
-class ModuleUnit(Unit):
-    """A unit of stage 3: whole parameters of one module group, one dtype, trainable or frozen."""
-
-    parameters: list[nn.Parameter]
-    trainable: bool
-    gather: Handle | None = None
-    is_whole = False
+KEPT = "(kept)"
+"""The unit of the small parameters that stay whole."""
 
 
 class Stage3(Stage2):
@@ -69,52 +60,40 @@ class Stage3(Stage2):
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
-        self._nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
+        kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
+        self._adopt_group(KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
-            mine = [p for p, unit in unit_of.items() if unit == name and p.numel()]
-            units = self._adopt_module(name or "(root)", mine)
+            mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
+            units = self._adopt_group(name or "(root)", mine)
+            if module is self.module:
+                self._root_units = units
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
-        self.label_units()
+        self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
 
-    def _adopt_module(self, name: str, parameters: list[nn.Parameter]) -> list[ModuleUnit]:
+    def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[ModuleUnit]:
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in parameters:
             kinds.setdefault((p.requires_grad, p.dtype, p.device), []).append(p)
         names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
-        return [self._adopt_unit(*one) for one in zip(names, kinds.values(), strict=False)]
+        units = [self._adopt_unit(*one, stays) for one in zip(names, kinds.values(), strict=False)]
+        self._all_units += units
+        return units
 
-    def _adopt_unit(self, name: str, parameters: list[nn.Parameter]) -> ModuleUnit:
+    def _adopt_unit(self, name: str, parameters: list[nn.Parameter], stays: bool) -> ModuleUnit:
         index = {p: i for i, p in enumerate(self.trainable)}
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
-        layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size())
-        unit = ModuleUnit(name, layout, self.comm)
-        unit.parameters, unit.trainable = parameters, parameters[0].requires_grad
-        unit.full_parameters = parameters[0].new_zeros(layout.padded_numel)
-        labels.label(unit.full_parameters, labels.PARAMETERS, name)
-        for parameter, place in zip(parameters, self._places_in(unit), strict=True):
-            self._move_into(place, parameter)
-        self.comm.broadcast(unit.full_parameters)
-        unit.is_whole = True
-        if self.comm.size == 1:
-            unit.parameter_shard = unit.full_parameters
-        else:
-            unit.parameter_shard = unit.own_slice(unit.full_parameters).clone()
-            labels.label(unit.parameter_shard, labels.PARAMETERS, name)
-            self.reshard(unit)
+        layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), TAIL_NUMEL)
+        dtypes = Dtypes.of(parameters[0].dtype, self.options.gradient_dtype, self.options.wire_dtype)
+        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays, self.share)
         if unit.trainable:
-            self.place_gradients(unit, None, 0)
-        self._all_units.append(unit)
+            self.place_gradients(unit)
+            labels.label(unit.gradient_shard, labels.GRADIENTS, name)
         return unit
-
-    @staticmethod
-    def _places_in(unit: ModuleUnit) -> Iterator[torch.Tensor]:
-        for piece in unit.layout.pieces:
-            yield unit.full_parameters.narrow(0, piece.offset, piece.numel)
 
     def _hook(self, module: nn.Module, units: list[ModuleUnit]) -> None:
         is_root = module is self.module
@@ -133,43 +112,11 @@ class Stage3(Stage2):
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(after)
 
-    # -- the two states of a unit's parameters ----------------------------------------------------------
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        if parameter.numel():
+            self._unit_of[parameter].store(parameter, values)
 
-    def launch_unshard(self, unit: ModuleUnit) -> None:
-        """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
-        if unit.is_whole or unit.gather is not None:
-            return
-        full = unit.full_parameters
-        with torch.inference_mode(False), torch.no_grad():
-            full.untyped_storage().resize_(full.numel() * full.element_size())
-            unit.own_slice(full).copy_(unit.parameter_shard)
-            unit.gather = self.comm.all_gather(full, unit.name)
-
-    def unshard(self, unit: ModuleUnit) -> None:
-        """-> unsharded: the parameters are views of the full buffer."""
-        self.launch_unshard(unit)
-        if unit.gather is None:
-            return
-        unit.gather.wait()
-        unit.gather, unit.is_whole = None, True
-        for parameter, place in zip(unit.parameters, self._places_in(unit), strict=True):
-            parameter.data = place.view(parameter.shape)
-
-    def reshard(self, unit: ModuleUnit) -> None:
-        """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
-        if self.comm.size == 1 or not (unit.is_whole or unit.gather):
-            return
-        self.unshard(unit)  # a gather that was launched ahead and not needed must still be completed
-        for parameter in unit.parameters:
-            parameter.data = self._placeholder(parameter)
-        unit.full_parameters.untyped_storage().resize_(0)
-        unit.is_whole = False
-
-    def _placeholder(self, parameter: nn.Parameter) -> torch.Tensor:
-        key = (parameter.dtype, parameter.device)
-        if key not in self._nan:
-            self._nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
-        return self._nan[key].expand(parameter.shape)
+    # -- what others may ask ----------------------------------------------------------------------------
 
     def holders(self) -> list[Unit]:
         return list(self._all_units)
@@ -182,30 +129,30 @@ class Stage3(Stage2):
     def whole(self, unit: Unit) -> Iterator[None]:
         assert isinstance(unit, ModuleUnit)
         was_whole = unit.is_whole
-        self.unshard(unit)
+        unit.unshard()
         try:
             yield
         finally:
             if not was_whole:
-                self.reshard(unit)
+                unit.reshard()
 
     # -- the events -------------------------------------------------------------------------------------
 
     def before_forward(self, units: list[ModuleUnit]) -> None:
         """The module is about to run, for the first time or again inside backward to recompute."""
         for unit in units:
-            self.unshard(unit)
+            unit.unshard()
         if self._recording and units and not inside_backward():
             use = max(self._order.record(unit) for unit in units)
             for following in self._order.ahead(use, self.options.prefetch):
-                self.launch_unshard(following)
+                following.launch_unshard()
 
     def after_forward(self, units: list[ModuleUnit], output: Any) -> None:
         """The module has run. Its backward, if there will be one, asks for the parameters again."""
         recomputed = inside_backward()
-        if not recomputed:
+        if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
-                self.reshard(unit)
+                unit.reshard()
         if not torch.is_grad_enabled() or not (recomputed or self._recording):
             return
         use = self._order.only_use(units[0]) if recomputed else len(self._order.uses) - 1
@@ -233,10 +180,15 @@ class Stage3(Stage2):
         if self._recording:
             if not self._warned:
                 self._warned = True
-                warn_of_modules_not_called([u.name for u in self._all_units if u not in self._order.uses])
+                warn_of_modules_not_called(
+                    [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
+                )
+            if not self.options.keep_root:
+                for unit in self._root_units:
+                    unit.reshard()
             tensors = list(tensors_that_require_grad(output))
             if tensors:
-                register_multi_grad_hook(tensors, partial(self._check_age, self._backwards), mode="any")
+                register_multi_grad_hook(tensors, partial(self._before_root_backward, self._backwards), mode="any")
         self._recording = False
         if not self._order.uses:
             self._reshard_all()
@@ -246,9 +198,14 @@ class Stage3(Stage2):
         self._check_age(backwards, gradient)
         self._finish_passed(use)
         for unit in units:
-            self.unshard(unit)
+            unit.unshard()
         for preceding in self._order.behind(use - len(units) + 1, self.options.prefetch):
-            self.launch_unshard(preceding)
+            preceding.launch_unshard()
+
+    def _before_root_backward(self, backwards: int, gradient: torch.Tensor) -> None:
+        self._check_age(backwards, gradient)
+        for unit in self._root_units:
+            unit.unshard()
 
     def _check_age(self, backwards: int, _gradient: torch.Tensor) -> None:
         if backwards != self._backwards:
@@ -261,8 +218,8 @@ class Stage3(Stage2):
         for unit in self._order.passed(use):
             if unit not in self._done:
                 self._done.add(unit)
-                self.reshard(unit)
-                if unit.trainable and self._synchronising:
+                unit.reshard()
+                if unit.trainable and self.gradients.synchronising:
                     self.reduce(unit)
 
     def gradients_written(self, unit: Unit) -> None:
@@ -270,15 +227,14 @@ class Stage3(Stage2):
 
     def finish_reductions(self) -> None:
         used = list(dict.fromkeys(reversed(self._order.uses)))
-        for unit in used:
+        for unit in [*used, *(u for u in self._all_units if u.stays)]:
             if unit.trainable and unit not in self._done:
                 self.reduce(unit)
         for late in self.units:
             if late.filled and late.reduction is None:  # gradients that came late, or from under no_sync
                 self.reduce(late)
 
-    def _finish_backward(self) -> None:
-        super()._finish_backward()
+    def after_backward(self) -> None:
         self._give_back()
 
     def _give_back(self) -> None:
@@ -290,7 +246,18 @@ class Stage3(Stage2):
 
     def _reshard_all(self) -> None:
         for unit in self._all_units:
-            self.reshard(unit)
+            unit.reshard()
 
     def after_update(self) -> None:
         self._give_back()
+        for unit in self._all_units:
+            unit.refresh()
+
+    def check_readable(self, parameter: nn.Parameter) -> None:
+        unit = self._unit_of.get(parameter)
+        if unit is not None and not unit.is_whole:
+            name = next(name for name, p in self.module.named_parameters() if p is parameter)
+            raise RuntimeError(
+                f"{name}: it is read outside of the forward of {unit.name}, where zero3 holds a part of it only; name"
+                " a module that contains every use in units=, or let persistence_numel keep it whole"
+            )

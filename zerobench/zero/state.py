@@ -3,16 +3,74 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from os import PathLike
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from .checkpoint import SaveHandle
     from .strategy import Strategy
+
+
+class StateFace:
+    """What an engine offers for its state: the part of `Strategy`'s face that is about keeping and moving it."""
+
+    def full_state_dict(self: Any, rank0_only: bool = False) -> dict[str, Any]:
+        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
+
+        With `rank0_only` the other ranks take part and get an empty dict.
+        """
+        return full_state_dict(self, rank0_only)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
+        return state_dict(self)
+
+    def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
+        load_state_dict(self, saved)
+
+    def save(
+        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
+    ) -> SaveHandle | None:
+        """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
+
+        `user_state`: JSON values that `load` returns; rank 0's count. `asynchronous`: returns once this rank's part
+        is copied to the CPU; the handle's `wait` raises what went wrong, or else the next save or load does. A
+        checkpoint that is there already stays until the new one is whole. Raises ValueError for what cannot be
+        saved, RuntimeError where writing failed, on all ranks.
+        """
+        return _checkpoints().save(self, path, asynchronous, user_state or {})
+
+    def load(self, path: str | PathLike[str]) -> dict[str, Any]:
+        """Takes back what `save` wrote, under any stage and N, and returns its `user_state`; collective.
+
+        Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is damaged or of
+        another model or optimizer.
+        """
+        return _checkpoints().load(self, path)
+
+    def export_safetensors(self, path: str | PathLike[str]) -> None:
+        """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
+        _checkpoints().export_safetensors(self, path)
+
+    def after_load(self: Any) -> None:
+        """The segments hold values from elsewhere: the parameters follow."""
+        after_load(self)
+
+    def _extra_state(self) -> dict[str, Any]:
+        """JSON values, equal on all ranks, that a checkpoint keeps for the engine itself."""
+        return {}
+
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        """Takes back what `_extra_state` gave."""
 
 
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
+    engine.settle()
     keep = engine.comm.rank == 0 or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
@@ -33,6 +91,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 
 def state_dict(engine: Strategy) -> dict[str, Any]:
     """This rank's part, copied, and what it belongs to."""
+    engine.settle()
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -44,6 +103,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    engine.settle()
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
         if saved.get(key) != mine:
             raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
@@ -54,12 +114,31 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
-        engine.after_update()
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+    engine.after_load()
+
+
+def after_load(engine: Strategy) -> None:
+    """The segments hold values from elsewhere: so do the parameter shards, and then the parameters of all ranks."""
+    with torch.no_grad():
+        for unit in engine.units:
+            unit.round_master()
+        engine.after_update()
+        engine.settle()
+    for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
+        torch.autograd.graph.increment_version(parameter)
+
+
+def _checkpoints() -> ModuleType:
+    """The checkpoint package; imported when it is wanted, for torch's part of it takes half a second and 47 MiB."""
+    from . import checkpoint
+
+    return checkpoint
 
 
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
-    shards = {f"unit {unit.name}": unit.parameter_shard for unit in [*engine.units, *engine.holders()]}
+    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
+    shards |= {f"unit {unit.name}": unit.master_shard for unit in engine.units}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}

@@ -16,46 +16,25 @@ means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn, optim
 
-from . import labels, state
+from . import materialise
 from .comm import Comm
-from .layout import Piece
-from .segments import OptimizerSegment, swap_parameters
+from .gradients import GradientFlow
+from .modules import watching_parameters
+from .options import Options
+from .segments import OptimizerSegment
+from .state import StateFace
 from .unit import Unit
-
-REDUCTIONS_IN_FLIGHT = 1
-"""Reductions that may run while the next unit fills."""
+from .update import Update
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a caller may choose. Bytes are of the parameters' own dtype.
-
-    `bucket_bytes`       size of a unit in stages 1 and 2 (parameters may straddle units)
-    `prefetch`           units gathered ahead in stage 3
-    `units`              stage 3: the modules that are units; default: the elements of every outermost
-                         nn.ModuleList, the rest is the root unit
-    `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
-    `elementwise`        vouches for an optimizer that is not torch's
-    """
-
-    bucket_bytes: int = 25 * 2**20
-    prefetch: int = 1
-    units: tuple[nn.Module, ...] | None = field(default=None, compare=False)
-    broadcast_buffers: bool = True
-    elementwise: bool = False
-
-
-class Strategy:
+class Strategy(StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -70,22 +49,24 @@ class Strategy:
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
-        self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in self.trainable]
-        self.segments: list[OptimizerSegment] = []
-        self.used: set[int] = set()
-        # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
-        device = self.trainable[0].device if self.trainable else None
-        self._used_flags = torch.zeros(len(self.trainable), dtype=torch.int32, device=device)
-        self._in_flight: deque[Unit] = deque()
-        self._synchronising = True
-        self._in_backward = False
-        self._in_step = False
         self._buffers_due = True
+        self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
+        hollow = materialise.on_meta(module)
+        if hollow:
+            materialise.hollow(module, options.device or torch.device("cpu"))
+        self.share = (lambda tensor: None) if hollow else comm.broadcast  # values come from rank 0, or from a replay
         with torch.no_grad():
+            self.adopt()
+            if hollow:
+                materialise.fill(module, self.store, comm, options.initial_dtype)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
-            self.adopt()
-        self._attach()
+            for unit in self.units:
+                unit.make_master()
+        self.gradients = GradientFlow(self)
+        self.update = Update(
+            optimizer, comm, self.units, self.trainable, self.names, options.tile_bytes, options.loss_scaling
+        )
 
     # -- the events: what a stage is ------------------------------------------------------------------
 
@@ -93,12 +74,19 @@ class Strategy:
         """Builds `self.units` from the parameters and fills them with rank 0's values."""
         raise NotImplementedError
 
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
+        raise NotImplementedError
+
     def open_gradients(self, unit: Unit) -> None:
         """Makes `unit.full_gradients` writable; called before the first write since the last reduction."""
         raise NotImplementedError
 
-    def close_gradients(self, unit: Unit) -> None:
-        """The own slice of `unit.full_gradients` is reduced: puts it where the optimizer looks."""
+    def send_gradients(self, unit: Unit) -> None:
+        """`unit.wire_gradients` holds what will be sent; `unit.full_gradients` is needed no more."""
+
+    def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
+        """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks."""
         raise NotImplementedError
 
     def gradients_written(self, unit: Unit) -> None:
@@ -108,8 +96,17 @@ class Strategy:
         """The backward is over: starts every reduction that is still due, in an order equal on all ranks."""
         raise NotImplementedError
 
+    def after_backward(self) -> None:
+        """The backward is over and its gradients, outside no_sync, are reduced."""
+
     def after_update(self) -> None:
-        """The shards hold new parameters."""
+        """The parameter shards hold new values."""
+
+    def settle(self) -> None:
+        """Completes what is still on its way, so that all that a rank holds can be read."""
+
+    def check_readable(self, parameter: nn.Parameter) -> None:
+        """Raises RuntimeError, with a sentence, where the parameter's values are not there to be read."""
 
     def forget(self) -> None:
         """Gradients are dropped: so is what a stage knows of them beside the units."""
@@ -131,59 +128,98 @@ class Strategy:
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
-        self._buffers_due = torch.is_grad_enabled() and self._synchronising
-        return self.module(*inputs, **named_inputs)
+        self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronising
+        if self._watching == 0:
+            return self.module(*inputs, **named_inputs)
+        self._watching -= torch.is_grad_enabled()
+        with watching_parameters(self.check_readable):
+            return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates `loss` (a scalar) and reduces the gradients over the ranks."""
-        self._in_backward = True
-        try:
-            loss.backward()
-        finally:
-            self._in_backward = False
-        self._finish_backward()
+        """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are."""
+        self.gradients.backward(loss if self.loss_scale == 1 else loss * self.loss_scale)
+        self.after_backward()
 
-    def step(self) -> None:
-        """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced."""
-        if self.comm.size > 1 and any(unit.filled for unit in self.units):
-            raise RuntimeError("step: the last backward was under no_sync; run one outside it before step()")
-        # 1 agree on which parameters have a gradient anywhere
-        used = self._agree_on_used()
-        # 2 show the optimizer its segments of the gradients
-        for segment in self.segments:
-            segment.hand_gradient(used=segment.segment.parameter in used)
-        # 3 update the shards
-        self._in_step = True
-        try:
-            self.optimizer.step()
-        finally:
-            self._in_step = False
-        # 4 let everyone have the new parameters, if they hold them whole
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        """One update. Consumes the gradients. Raises RuntimeError for gradients that were never reduced.
+
+        `closure` computes the gradients first, with `engine.backward`, and returns the loss, as torch's optimizers
+        have it. With loss scaling a step whose gradients overflowed on any rank is skipped by all: see `skipped`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.gradients.check_reduced("step")
         with torch.no_grad():
-            self.after_update()
+            # 1 update the masters, if no gradient overflowed
+            if self.update.run():
+                # 2 the parameters become the rounded masters
+                for unit in self.units:
+                    unit.round_master()
+                # 3 let everyone have the new parameters, if they hold them whole
+                self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
             torch.autograd.graph.increment_version(parameter)
-        # 5 consume
+        # 4 consume
         self.zero_grad()
+        return loss
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
+
+        As torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the norm before,
+        0-dim fp32, of the true gradients where losses are scaled.
+        """
+        self.gradients.check_reduced("clip_grad_norm_")
+        with torch.no_grad():
+            norm = self.update.clip(float(max_norm), float(norm_type))
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"clip_grad_norm_: the gradients' norm is {norm.item()}; it was to be finite")
+        return norm
+
+    @contextmanager
+    def full_parameters(self) -> Iterator[nn.Module]:
+        """Inside, the module's parameters are whole on every rank, to be read: for weight averaging, say."""
+        self.settle()
+        with ExitStack() as stack:
+            for unit in self.holders():
+                stack.enter_context(self.whole(unit))
+            yield self.module
+
+    @property
+    def segments(self) -> list[OptimizerSegment]:
+        """What the optimizer holds of this rank's shards."""
+        return self.update.segments
+
+    @property
+    def loss_scale(self) -> float:
+        """What `backward` multiplies the loss by; 1.0 without loss scaling."""
+        return self.update.scaler.scale
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was skipped because gradients overflowed."""
+        return self.update.skipped
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
-        self._wait_for_reductions()
+        self.gradients.land_all()
         for unit in self.units:
             unit.forget_gradients()
-        for segment in self.segments:
-            segment.tensor.grad = None
-        self.used.clear()
+        self.update.forget()
         self.forget()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside keep their gradients on this rank; the next one outside reduces their sum."""
-        before, self._synchronising = self._synchronising, False
+        before, self.gradients.synchronising = self.gradients.synchronising, False
         try:
             yield
         finally:
-            self._synchronising = before
+            self.gradients.synchronising = before
 
     def train(self, mode: bool = True) -> Strategy:
         """The module's `train`."""
@@ -194,21 +230,6 @@ class Strategy:
         """The module's `eval`."""
         return self.train(False)
 
-    def full_state_dict(self, rank0_only: bool = False) -> dict[str, Any]:
-        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
-
-        With `rank0_only` the other ranks take part and get an empty dict.
-        """
-        return state.full_state_dict(self, rank0_only)
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
-        return state.state_dict(self)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        state.load_state_dict(self, saved)
-
     # -- shared by the stages -------------------------------------------------------------------------
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
@@ -216,84 +237,12 @@ class Strategy:
         return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
 
     def reduce(self, unit: Unit) -> None:
-        """Launches the reduction of `unit`'s gradients; waits for the oldest if too many are in flight."""
-        if self.comm.size == 1:  # full and shard are one tensor, and gradients stay in it until `step`
-            return
-        if not unit.filled:
-            self.open_gradients(unit)
-        while len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
-            self._wait_for_oldest()
-        unit.zero_missing_gradients()
-        assert unit.full_gradients is not None
-        unit.reduction = self.comm.reduce_scatter(unit.full_gradients, unit.name)
-        self._in_flight.append(unit)
+        """The unit has its gradients: launches their reduction."""
+        self.gradients.launch(unit)
 
-    def _attach(self) -> None:
-        index = {p: i for i, p in enumerate(self.trainable)}
-        for unit in self.units:
-            for piece in unit.layout.pieces:
-                self.places[piece.parameter].append((unit, piece))
-            self.segments += [OptimizerSegment(unit, s) for s in unit.layout.segments(self.comm.rank)]
-        swap_parameters(self.optimizer, index, self.segments)
-        for parameter, i in index.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._gradient_arrived, i))
-        self.optimizer.register_step_pre_hook(self._check_step)
+    def _extra_state(self) -> dict[str, Any]:
+        return {"loss_scaler": self.update.scaler.state()}
 
-    def _check_step(self, *_: Any) -> None:
-        if not self._in_step:
-            raise RuntimeError("call engine.step(), not optimizer.step(): the parameters must be exchanged")
-
-    def _gradient_arrived(self, i: int, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        if gradient.is_sparse:
-            raise ValueError(f"{self.names[i]}: its gradient is sparse, which flat buffers do not hold")
-        if not self._in_backward:
-            raise RuntimeError("call engine.backward(loss), not loss.backward(): the gradients must be reduced")
-        self.used.add(i)
-        flat = gradient.reshape(-1)
-        for unit, piece in self.places[i]:
-            if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own
-                self._wait_for_reductions()
-            if not unit.filled:
-                self.open_gradients(unit)
-            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / self.comm.size)
-            if self._synchronising:
-                self.gradients_written(unit)
-
-    def _finish_backward(self) -> None:
-        if self._synchronising:
-            self.finish_reductions()
-            self._wait_for_reductions()
-        for unit in self.units:
-            unit.arrived.clear()
-
-    def _wait_for_reductions(self) -> None:
-        while self._in_flight:
-            self._wait_for_oldest()
-
-    def _wait_for_oldest(self) -> None:
-        unit = self._in_flight.popleft()
-        assert unit.reduction is not None
-        unit.reduction.wait()
-        unit.reduction = None
-        self.close_gradients(unit)
-        unit.filled.clear()
-        unit.reduced = True
-
-    def _agree_on_used(self) -> set[int]:
-        """Parameters that got a gradient on any rank; on all ranks unused ones keep grad None, as under DDP."""
-        if self.comm.size == 1:
-            return set(self.used)
-        mine = torch.zeros(len(self.trainable), dtype=torch.int32)
-        mine[list(self.used)] = 1
-        self._used_flags.copy_(mine)
-        self.comm.maximum(self._used_flags)
-        return set(self._used_flags.nonzero().flatten().tolist())
-
-    def label_units(self) -> None:
-        """Names the units' tensors for whoever measures."""
-        for unit in self.units:
-            labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
-            labels.label(unit.parameter_shard, labels.PARAMETERS, unit.name)
-            labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        if self.options.loss_scaling is not None and "loss_scaler" in extra:
+            self.update.scaler.load(extra["loss_scaler"])

@@ -4,8 +4,10 @@
 For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (layout.py)::
 
     full_parameters   (padded_numel,)   what forward and backward read; the parameters are views of it
-    parameter_shard   (shard_numel,)    what the optimizer updates; in fp32 it *is* the master copy
+    parameter_shard   (shard_numel,)    this rank's part of them
+    master_shard      (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half
     full_gradients    (padded_numel,)   this rank's gradients divided by N, on their way to the reduction
+    wire_gradients    (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
     gradient_shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments
 
 Which of them is a view of which, and which comes and goes, is what a stage is:
@@ -22,8 +24,10 @@ from __future__ import annotations
 
 import torch
 
+from . import labels
 from .comm import Comm, Handle
 from .layout import Layout, Piece
+from .precision import Dtypes
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
@@ -32,30 +36,60 @@ ALIGN_BYTES = 64
 class Unit:
     """One unit on one rank: its tensors (see the note) and where its gradients stand.
 
+    `expected`  how many gradients come in a backward: one for each parameter, tied ones apart
+    `uses`      uses of tied parameters whose gradients have not come yet
     `filled`    pieces whose elements of `full_gradients` hold something not yet reduced
-    `arrived`   pieces whose gradients came in the present backward
+    `arrived`   how many of the expected have come in the present backward
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
     """
 
     full_parameters: torch.Tensor
     parameter_shard: torch.Tensor
+    master_shard: torch.Tensor
     gradient_shard: torch.Tensor
     full_gradients: torch.Tensor | None
 
-    def __init__(self, name: str, layout: Layout, comm: Comm) -> None:
+    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes) -> None:
         self.name = name
         self.layout = layout
         self.rank = comm.rank
+        self.size = comm.size
+        self.dtypes = dtypes
         self.full_gradients = None
+        self.wire_gradients: torch.Tensor | None = None
+        self.expected = 0
+        self.uses = 0
         self.filled: set[Piece] = set()
-        self.arrived: set[Piece] = set()
+        self.arrived = self.uses = 0
         self.reduced = False
         self.reduction: Handle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Every gradient that can come has come."""
+        return self.arrived >= self.expected and self.uses == 0
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
         return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)
+
+    def make_master(self) -> None:
+        """The shard that the optimizer updates, from the parameters."""
+        self.master_shard = self.parameter_shard
+        if self.dtypes.master != self.dtypes.parameters:
+            self.master_shard = self.parameter_shard.to(self.dtypes.master)
+            labels.label(self.master_shard, labels.MASTER, self.name)
+
+    def round_master(self) -> None:
+        """The parameters become the rounded masters."""
+        if self.master_shard is not self.parameter_shard:
+            self.parameter_shard.copy_(self.master_shard)
+
+    def new_full_gradients(self, dtype: torch.dtype) -> torch.Tensor:
+        """A (padded_numel,) buffer for gradients on their way, not filled."""
+        full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.parameter_shard.device)
+        return labels.label(full, labels.COMMUNICATION, self.name)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
         """Puts `scale` · gradient, (piece.numel,), into the full gradients; adds where one waits already."""
@@ -63,10 +97,11 @@ class Unit:
         place = self.full_gradients.narrow(0, piece.offset, piece.numel)
         if piece in self.filled:
             place.add_(gradient, alpha=scale)
-        else:
+        elif place.dtype == gradient.dtype:
             torch.mul(gradient, scale, out=place)
+        else:  # round once, to the wider dtype
+            place.copy_(gradient).mul_(scale)
         self.filled.add(piece)
-        self.arrived.add(piece)
 
     def zero_missing_gradients(self) -> None:
         """Zeros what no gradient was written to: unused parameters and the padding."""
@@ -77,8 +112,24 @@ class Unit:
         for offset, numel in self.layout.gaps:
             self.full_gradients.narrow(0, offset, numel).zero_()
 
+    def cast_to_wire(self) -> torch.Tensor:
+        """The full gradients as they travel: a copy only where the wire has another dtype."""
+        assert self.full_gradients is not None
+        if self.full_gradients.dtype == self.dtypes.wire:
+            self.wire_gradients = self.full_gradients
+        else:
+            self.wire_gradients = self.new_full_gradients(self.dtypes.wire)
+            self.wire_gradients.copy_(self.full_gradients)
+        return self.wire_gradients
+
+    def take_wire(self) -> torch.Tensor:
+        """The reduced own slice of what travelled; the unit lets go of the rest."""
+        assert self.wire_gradients is not None
+        mean, self.wire_gradients = self.own_slice(self.wire_gradients), None
+        return mean
+
     def forget_gradients(self) -> None:
         """Back to: no gradients."""
         self.filled.clear()
-        self.arrived.clear()
+        self.arrived = self.uses = 0
         self.reduced = False

@@ -1,0 +1,251 @@
+"""What the checkpoint tests run on ranks."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import zoo
+from tests.distributed.training import loss_of
+from zerobench.zero import STAGES, LossScaling, initialize
+from zerobench.zero.checkpoint import storage
+from zerobench.zero.checkpoint.contents import tensors_of
+from zerobench.zero.checkpoint.facts import facts_of, merge
+
+BATCH = 6
+BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
+
+
+def fresh(model_name: str, optimizer_name: str, stage: str, group: Any = None, shift: float = 0.0):
+    """An engine; with `shift` its weights are others than every engine's in these tests."""
+    model = zoo.build(model_name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(shift)
+    optimizer = zoo.OPTIMIZERS[optimizer_name](model.parameters())
+    return initialize(model, optimizer, stage, group=group, bucket_bytes=BUCKETS[stage])
+
+
+def steps(engine: Any, numbers: range) -> list[float]:
+    """Losses of the whole batch, which is the same at every N; the mean over this engine's ranks."""
+    n, losses = engine.comm.size, []
+    for number in numbers:
+        loss = loss_of(engine(*zoo.tokens(engine.comm.rank, n, number, rows=BATCH // n)))
+        engine.backward(loss)
+        engine.step()
+        losses.append(sum(gathered(engine, loss.item())) / n)
+    return losses
+
+
+def gathered(engine: Any, value: Any) -> list[Any]:
+    if engine.comm.size == 1:
+        return [value]
+    values = [None] * engine.comm.size
+    dist.all_gather_object(values, value, group=engine.comm.group)
+    return values
+
+
+def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Everything that training goes on from, put together from all ranks of the engine."""
+    tensors: dict[str, torch.Tensor] = {}
+    parts = gathered(engine, (tensors_of(engine, copy=True), facts_of(engine, {})))
+    for flats, _ in deepcopy(parts):
+        for name, flat in flats.items():
+            whole = tensors.setdefault(name, torch.full((flat.numel,), 77, dtype=flat.dtype))
+            for start, chunk in flat.chunks.items():
+                whole[start : start + chunk.numel()] = chunk
+    return tensors, merge([facts for _, facts in deepcopy(parts)])["optimizer"]
+
+
+def assert_same(here: Any, there: Any) -> None:
+    (tensors, optimizer), (others, other_optimizer) = here, there
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    assert optimizer == other_optimizer
+
+
+def groups_of(rank: int) -> dict[int, Any]:
+    """Process groups of 1, 2 and 3 of three ranks; that of 2 does not begin with rank 0."""
+    groups = {1: dist.new_group([0]), 2: dist.new_group([1, 2]), 3: dist.group.WORLD}
+    members = {1: [0], 2: [1, 2], 3: [0, 1, 2]}
+    return {n: groups[n] for n in groups if rank in members[n]}
+
+
+ALL = [(stage, size) for stage in STAGES for size in (1, 2, 3)]
+SOME = [("zero1", 3), ("zero2", 1), ("zero3", 2), ("zero3", 3)]
+
+
+def reshard(rank: int, n: int, folder: str, kinds: list[tuple[str, int]], models: dict[str, str]) -> int:
+    """Each model, saved under each (stage, N) and loaded under every second of them. Returns how many were loaded."""
+    mine = groups_of(rank)
+    return sum(reshard_one(mine, Path(folder) / model, kinds, model, models[model]) for model in models)
+
+
+def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]], model: str, optimizer: str) -> int:
+    loaded = 0
+    for number, (stage, size) in enumerate(kinds):
+        path, outcome = folder / f"{stage}-{size}", None
+        if size in mine:
+            engine = fresh(model, optimizer, stage, mine[size])
+            steps(engine, range(2))
+            assert engine.save(path, user_state={"stage": stage}) is None
+            outcome = whole_state(engine), getattr(engine.module, "calls", None), steps(engine, range(2, 4))
+        state, calls, losses = shared(outcome, source=2 if size == 2 else 0)
+        for other_stage, other_size in kinds[number % 2 :: 2]:
+            if other_size in mine:
+                engine = fresh(model, optimizer, other_stage, mine[other_size], shift=1.0)
+                assert engine.load(path) == {"stage": stage}
+                engine.module.calls = calls
+                assert_same(whole_state(engine), state)
+                alike = (other_stage, other_size) == (stage, size)
+                check_losses(steps(engine, range(2, 4)), losses, exactly=alike, model=model, sizes={size, other_size})
+                loaded += 1
+    return loaded
+
+
+def check_losses(mine: list[float], theirs: list[float], exactly: bool, model: str, sizes: set[int]) -> None:
+    if exactly:
+        assert mine == theirs
+    elif model != "convolutions" or len(sizes) == 1:  # BatchNorm's statistics are of the micro-batch
+        assert mine == pytest.approx(theirs, rel=1e-6), f"N = {sizes}"
+
+
+def shared(value: Any, source: int) -> Any:
+    values = [value]
+    dist.broadcast_object_list(values, src=source)
+    return values[0]
+
+
+def every_optimizer(rank: int, n: int, folder: str) -> None:
+    """From zero1 into zero3, and back into zero1, which must go on to the bit."""
+    for name in zoo.OPTIMIZERS:
+        first = fresh("unused", name, "zero1")
+        steps(first, range(3))
+        first.save(f"{folder}/{name}")
+        state, losses = whole_state(first), steps(first, range(3, 6))
+        for stage in ("zero3", "zero1"):
+            second = fresh("unused", name, stage, shift=1.0)
+            second.load(f"{folder}/{name}")
+            second.module.calls = 3
+            assert_same(whole_state(second), state)
+            assert steps(second, range(3, 6)) == (losses if stage == "zero1" else pytest.approx(losses, rel=1e-6))
+
+
+def asynchronous(rank: int, n: int, folder: str) -> None:
+    """Training goes on while a save is written; a save that fails says so on all ranks and harms nothing."""
+    write = storage.FolderWriter._write
+    for stage in STAGES:
+        path = f"{folder}/{stage}"
+        engine = fresh("tied", "adamw", stage)
+        steps(engine, range(1))
+        handle = engine.save(path, asynchronous=True)
+        state = whole_state(engine)
+        losses = steps(engine, range(1, 4))
+        handle.wait()
+        assert handle.done()
+        second = engine.save(path, asynchronous=True)  # over the first; load waits for it
+        newer = whole_state(engine)
+        engine.load(path)
+        assert second.done()
+        assert_same(whole_state(engine), newer)
+        engine.save(path)
+        steps(engine, range(2))
+
+        storage.FolderWriter._write = fails if rank == n - 1 else write
+        failing = engine.save(path, asynchronous=True)
+        with pytest.raises(RuntimeError, match=f"was not written: rank {n - 1}: .*disk is full"):
+            failing.wait()
+        engine.save(f"{folder}/other-{stage}", asynchronous=True)
+        with pytest.raises(RuntimeError, match="disk is full"):  # nobody waited: the next one says it
+            engine.save(path)
+        with pytest.raises(RuntimeError, match="disk is full"):
+            engine.save(path)
+        storage.FolderWriter._write = write
+        engine.load(path)
+        assert_same(whole_state(engine), newer)
+        dist.barrier()
+        assert not [one for one in Path(folder).iterdir() if "partial" in one.name or "other" in one.name]
+        fourth = fresh("tied", "adamw", stage)
+        steps(fourth, range(1))
+        assert_same(whole_state(fourth), state)
+        assert steps(fourth, range(1, 4)) == losses
+        dist.barrier()
+
+
+def fails(*_: Any) -> None:
+    raise OSError("the disk is full")
+
+
+def refuse_together(rank: int, n: int, folder: str) -> None:
+    """What one rank alone can see is refused by all, with one sentence, and nothing is changed."""
+    engine = fresh("tied", "adamw", "zero3")
+    steps(engine, range(1))
+    engine.save(f"{folder}/good")
+    state = whole_state(engine)
+    if rank == 0:
+        shutil.copytree(f"{folder}/good", f"{folder}/flipped")
+        file = next(Path(f"{folder}/flipped").glob("rank1-*"))
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    dist.barrier()
+    steps(engine, range(1, 2))
+    changed = whole_state(engine)
+    with pytest.raises(ValueError, match=r"rank1-.*: it is damaged"):
+        engine.load(f"{folder}/flipped")
+    assert_same(whole_state(engine), changed)
+    if rank == 1:  # a gradient on one rank only
+        engine.update.used.add(0)
+    with pytest.raises(ValueError, match="save after step"):
+        engine.save(f"{folder}/never")
+    engine.zero_grad()
+    engine.load(f"{folder}/good")
+    assert_same(whole_state(engine), state)
+
+
+def export(rank: int, n: int, folder: str) -> dict[str, torch.Tensor]:
+    """One file a stage and model; returns the last full state."""
+    for model in ("tied", "unused", "rich", "convolutions", "lists"):
+        for stage in STAGES:
+            engine = fresh(model, "adamw", stage)
+            steps(engine, range(1))
+            engine.export_safetensors(f"{folder}/{model}-{stage}.safetensors")
+            if rank == 0:
+                torch.save(engine.full_state_dict(), f"{folder}/{model}-{stage}.pt")
+            else:
+                engine.full_state_dict()
+    return {}
+
+
+def halves(rank: int, n: int, folder: str) -> None:
+    """fp16 masters and loss scale, saved under one stage and cut into other segments under another; and into fp32."""
+
+    def fresh_half(stage: str, dtype: torch.dtype, **options: Any):
+        model = zoo.build("tied").to(dtype)
+        optimizer = zoo.OPTIMIZERS["adamw"](model.parameters())
+        return initialize(model, optimizer, stage, bucket_bytes=4096, **options)
+
+    scaling = LossScaling(initial=512.0, interval=2)
+    first = fresh_half("zero2", torch.float16, tile_bytes=1024, loss_scaling=scaling)
+    steps(first, range(3))
+    first.save(Path(folder) / "half")
+    state = whole_state(first)
+    third = fresh_half("zero3", torch.float16, persistence_numel=60, loss_scaling=scaling)
+    megatron = fresh_half("megatron", torch.float16, loss_scaling=scaling)
+    for other in (third, megatron):
+        other.load(Path(folder) / "half")
+        assert_same(whole_state(other), state)
+        assert other.loss_scale == first.loss_scale == 1024.0
+        weights = first.full_state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in other.full_state_dict().items())
+    wide = fresh_half("zero1", torch.float32)
+    wide.load(Path(folder) / "half")
+    assert_same(whole_state(wide), state)
+    assert steps(first, range(3, 5)) == steps(third, range(3, 5))

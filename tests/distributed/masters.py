@@ -1,0 +1,176 @@
+"""DDP with fp32 master weights against a loop by hand; the functions that test_masters.py runs on ranks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from zerobench.baselines.ddp import DdpEngine
+from zerobench.baselines.ddp_masters import MasterDdpEngine
+from zerobench.zero.precision import LossScaling
+
+STEPS = 4
+CLIP = 0.5
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.125, fused=True),
+}
+CASES = [
+    (torch.bfloat16, "adamw", False, 1),
+    (torch.bfloat16, "adamw", True, 2),
+    (torch.bfloat16, "sgd", False, 2),
+    (torch.bfloat16, "adagrad", False, 1),
+    (torch.float16, "adamw", False, 1),
+    (torch.float16, "sgd", True, 1),
+]
+"""Dtype, optimizer, whether clipped, micro-batches."""
+
+
+class Net(nn.Module):
+    """Sizes that tiles do not divide, a tied weight, a frozen one, a scalar, and one that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(37, 19)
+        self.inner = nn.Linear(19, 19)
+        self.norm = nn.LayerNorm(19)
+        self.frozen = nn.Linear(19, 19).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.unused = nn.Parameter(torch.ones(5))
+        self.head = nn.Linear(19, 37, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(tokens) + self.frozen(F.gelu(self.inner(self.embedding(tokens)))) * self.scale)
+        return F.cross_entropy(self.head(x).float(), targets)
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(37, (24,), generator=torch.Generator().manual_seed(100 * step + rank))
+    return tokens, tokens.roll(1)
+
+
+def engine_of(module: nn.Module, optimizer: str, **options: Any) -> DdpEngine:
+    kind = MasterDdpEngine if module.inner.weight.dtype != torch.float32 else DdpEngine
+    return kind(module, OPTIMIZERS[optimizer](module.parameters()), find_unused_parameters=True, **options)
+
+
+def by_engine(rank: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_batches: int, **options: Any) -> Any:
+    module = Net().to(dtype)
+    engine = engine_of(module, optimizer, **options)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            with engine.no_sync() if micro < micro_batches - 1 else nullcontext():
+                loss = engine(*batch(rank, micro_batches * step + micro)) / micro_batches
+                engine.backward(loss)
+        if clip:
+            norms.append(engine.clip_grad_norm_(CLIP).item())
+        engine.step()
+        losses.append(loss.item())
+    return losses, norms, engine.full_state_dict()
+
+
+def by_hand(rank: int, n: int, dtype: torch.dtype, optimizer: str, clip: bool, micro_batches: int) -> Any:
+    """Whole fp32 masters, whole fp32 gradients, torch's own clipping; gradients are averaged in the module's dtype."""
+    module = Net().to(dtype)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    masters = [nn.Parameter(p.detach().float()) for p in trained]
+    chosen = OPTIMIZERS[optimizer](masters)
+    losses, norms = [], []
+    for step in range(STEPS):
+        for micro in range(micro_batches):
+            loss = module(*batch(rank, micro_batches * step + micro)) / micro_batches
+            loss.backward()
+        for parameter, master in zip(trained, masters, strict=True):
+            if parameter.grad is not None:
+                mean = parameter.grad / n
+                dist.all_reduce(mean)
+                master.grad = mean.float()
+            parameter.grad = None
+        if clip:
+            norms.append(nn.utils.clip_grad_norm_(masters, CLIP).item())
+        chosen.step()
+        with torch.no_grad():
+            for parameter, master in zip(trained, masters, strict=True):
+                parameter.copy_(master)
+                master.grad = None
+        losses.append(loss.item())
+    return losses, norms, module.state_dict()
+
+
+def compare_all(rank: int, n: int) -> dict[str, tuple[Any, Any]]:
+    """Case -> what the engine and the loop by hand came to."""
+    found = {}
+    for case in CASES:
+        found[str(case)] = by_engine(rank, *case, tile_bytes=1024), by_hand(rank, n, *case)  # tiles cut parameters
+    return found
+
+
+def clip_whole_model(rank: int, n: int, norm_type: float) -> tuple[Any, Any]:
+    """fp32: the engine's norm and weights, and those of plain DDP with torch's function."""
+    results = []
+    for plain in (False, True):
+        module = Net()
+        engine = engine_of(module, "sgd")
+        norms = []
+        for step in range(STEPS):
+            engine.backward(engine(*batch(rank, step)))
+            if plain:
+                norms.append(nn.utils.clip_grad_norm_(module.parameters(), CLIP, norm_type).item())
+                assert sum(p.grad.abs().max() for p in module.parameters() if p.grad is not None) > 0
+            else:
+                norms.append(engine.clip_grad_norm_(CLIP, norm_type).item())
+            engine.step()
+        results.append((norms, engine.full_state_dict()))
+    return results[0], results[1]
+
+
+def overflow(rank: int, n: int) -> dict[str, Any]:
+    """fp16 under loss scaling; on the last rank, the second step's gradients are infinite."""
+    module = Net().half()
+    scaling = LossScaling(initial=64.0, growth=2.0, backoff=0.25, interval=2)
+    engine = engine_of(module, "adamw", loss_scaling=scaling)
+    scales, skipped, changed, norms = [], [], [], []
+    for step in range(6):
+        scales.append(engine.loss_scale)
+        before = module.inner.weight.detach().clone()
+        loss = engine(*batch(rank, step))
+        engine.backward(loss * float("inf") if step == 1 and rank == n - 1 else loss)
+        norms.append(engine.clip_grad_norm_(1e9).item())
+        engine.step()
+        skipped.append(engine.skipped)
+        changed.append(not torch.equal(before, module.inner.weight))
+    counts = {float(state["step"]) for state in engine.optimizer.state.values()}
+    weights = engine.full_state_dict()
+    return {"scales": scales, "skipped": skipped, "changed": changed, "counts": counts, "norms": norms, "w": weights}
+
+
+def scaled_and_not(rank: int, n: int) -> Any:
+    """fp16 with a scale that is a power of two and with none: the same training, but for what would have vanished."""
+    scaling = LossScaling(initial=8.0)
+    case = (torch.float16, "adamw", True, 1)
+    return by_engine(rank, *case, loss_scaling=scaling), by_engine(rank, *case)
+
+
+def masters_matter(rank: int, n: int) -> tuple[int, int]:
+    """Updates far below bf16's resolution add up in the masters: weights that moved with masters, and without."""
+    moved = []
+    for with_masters in (True, False):
+        module = Net().bfloat16()
+        kind = MasterDdpEngine if with_masters else DdpEngine
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        engine = kind(module, optimizer, find_unused_parameters=True)
+        before = module.norm.weight.detach().clone()
+        for _ in range(40):
+            engine.backward(engine(*batch(rank, 0)))
+            engine.step()
+        moved.append(int((module.norm.weight != before).sum()))
+    return moved[0], moved[1]

@@ -1,0 +1,157 @@
+"""A model built on the meta device: the values of a plain construction, and never ψ on a rank of stage 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ranks import run_ranks
+from zerobench.models.gpt import GPT
+from zerobench.models.mlp import MLP
+from zerobench.probes.memory import Ledger
+from zerobench.zero import STAGES, initialize, labels
+
+
+class Mixed(nn.Module):
+    """Convolutions, BatchNorm's buffers, an embedding with padding, a frozen layer, a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8, padding_idx=0)
+        self.layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Bilinear(4, 4, 5))
+        self.frozen = nn.Linear(7, 3).requires_grad_(False)
+        self.scale = nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.scale)
+
+
+def gpt(tied: bool = True) -> nn.Module:
+    return GPT(3, 48, 4, 61, 16, tied, False)
+
+
+BUILDERS: dict[str, Any] = {
+    "gpt": gpt,
+    "untied": lambda: gpt(tied=False),
+    "mlp": lambda: MLP(3, 24, 50),
+    "mixed": Mixed,
+}
+
+
+def construct(rank: int, n: int) -> dict[str, bool]:
+    found = {}
+    for name, build in BUILDERS.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(7)
+            plain = build().to(dtype)
+            after = torch.get_rng_state()
+            for strategy in STAGES:
+                torch.manual_seed(7)
+                with torch.device("meta"):
+                    model = build().to(dtype)
+                parameters = list(model.parameters())
+                optimizer = torch.optim.Adam(parameters)
+                if rank > 0:
+                    torch.manual_seed(rank)  # the values are rank 0's all the same
+                engine = initialize(model, optimizer, strategy, bucket_bytes=2048)
+                state = engine.full_state_dict()
+                same = all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
+                same &= all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
+                same &= rank > 0 or torch.equal(torch.get_rng_state(), after)
+                found[f"{name} {dtype} {strategy}"] = same
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_values_are_those_of_a_plain_construction(n: int) -> None:
+    for mine in run_ranks(n, construct):
+        assert [name for name, same in mine.items() if not same] == []
+
+
+def highest(rank: int, n: int, strategy: str) -> tuple[int, int]:
+    """(most bytes alive while engine and model are made, bytes of the parameters)."""
+    ledger = Ledger()
+    labels.listen(ledger)
+    with ledger:
+        ledger.begin()
+        with torch.device("meta"):
+            model = GPT(12, 64, 4, 61, 16, True, False)
+        psi = sum(p.numel() * 4 for p in model.parameters())
+        engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, bucket_bytes=2**15)
+        ledger.end("init")
+    labels.unlisten(ledger)
+    assert engine.full_state_dict(rank0_only=True) or rank > 0
+    return ledger.extremes["init"].peak, psi
+
+
+def test_no_rank_of_stage_3_holds_the_model() -> None:
+    for peak, psi in run_ranks(4, highest, "zero3"):
+        unit, largest = psi / 12, 4 * 64 * 64 * 4
+        # shards of parameters and gradients, one unit and the scratch of one parameter
+        assert peak <= 2 * psi / 4 + unit + 2 * largest + 5000
+        assert peak < 0.75 * psi
+
+
+class Silent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+
+class Partial(nn.Linear):
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight[0].zero_()
+
+
+class Part(nn.Linear):
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight[0].zero_()
+
+
+class Buffered(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("table", torch.arange(3.0))
+
+
+class Own(nn.Linear):
+    def _init_weights(self, module: nn.Module) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (Silent, "Silent: Silent has parameters and no reset_parameters"),
+        (lambda: Part(3, 3), "Part.weight: an initialiser writes to a part of it"),
+        (Buffered, "table: nothing has restored its values"),
+        (lambda: Own(3, 3), "Own: it initialises itself in _init_weights"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(build: Any, words: str) -> None:
+    with torch.device("meta"):
+        model = build()
+    with pytest.raises(ValueError, match=words):
+        initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
+
+
+def test_overwriting_a_part_after_the_whole_is_replayed() -> None:
+    torch.manual_seed(0)
+    plain = Partial(3, 3)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = Partial(3, 3)
+    engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")
+    assert torch.equal(engine.full_state_dict()["weight"], plain.weight)
+
+
+def test_a_model_partly_on_meta_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match=r"1\.weight: it is on the meta device while other parameters are not"):
+        initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero3")

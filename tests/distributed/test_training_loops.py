@@ -1,0 +1,178 @@
+"""What training loops do beside stepping: overflow, closures, late groups, averages, sums in fp32, misuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from tests import zoo
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES, LossScaling, initialize
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, fused=True)
+
+
+def engine_of(strategy: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: Any):
+    return initialize(model, optimizer or adamw(model.parameters()), strategy, bucket_bytes=4096, **options)
+
+
+def overflow(rank: int, n: int, strategy: str) -> None:
+    """One rank's loss overflows in the second of four steps: all skip it, the scale halves, then grows."""
+    model = zoo.build("tied").half()
+    engine = engine_of(strategy, model, loss_scaling=LossScaling(initial=256.0, interval=2))
+    scales, skipped, before = [], [], None
+    for step in range(4):
+        scales.append(engine.loss_scale)
+        loss = engine(*zoo.tokens(rank, n, step))
+        engine.backward(loss * (float("inf") if step == 1 and rank == n - 1 else 1))
+        if step == 1:
+            before = engine.full_state_dict()
+        if step != 2:
+            engine.clip_grad_norm_(1.0)
+        engine.step()
+        skipped.append(engine.skipped)
+        if step == 1:
+            after = engine.full_state_dict()
+            assert all(torch.equal(before[key], after[key]) for key in before)
+            steps = {s["step"].item() for s in engine.optimizer.state.values()}
+            assert steps <= {1.0}
+    assert skipped == [False, True, False, False]
+    assert scales == [256.0, 256.0, 128.0, 128.0]
+    assert engine.loss_scale == 256.0
+    assert all(value.isfinite().all() for value in engine.full_state_dict().values())
+
+
+def closures_and_averages(rank: int, n: int, strategy: str) -> None:
+    plain = zoo.build("tied")
+    averaged = AveragedModel(plain)
+    model = zoo.build("tied")
+    engine, reference = engine_of(strategy, model), engine_of("zero1", plain)
+    oracle = AveragedModel(zoo.build("tied"))
+    for step in range(3):
+
+        def closure(step: int = step) -> torch.Tensor:
+            loss = engine(*zoo.tokens(rank, n, step))
+            engine.backward(loss)
+            return loss
+
+        loss = engine.step(closure)
+        expected = reference(*zoo.tokens(rank, n, step))
+        reference.backward(expected)
+        reference.step()
+        assert loss is not None
+        assert loss.item() == expected.item()
+        with engine.full_parameters() as whole:
+            averaged.update_parameters(whole)
+        oracle.update_parameters(plain)
+    for mine, other in zip(averaged.parameters(), oracle.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        assert mine.isfinite().all()
+
+
+def late_groups(rank: int, n: int, strategy: str) -> None:
+    """A group added after initialize trains as one that was there before."""
+
+    def trained(late: bool) -> dict[str, torch.Tensor]:
+        model = zoo.build("lists")
+        head = list(model.head.parameters())
+        rest = [p for p in model.parameters() if all(p is not h for h in head)]
+        groups = [{"params": rest}, {"params": head, "lr": 3e-3}]
+        engine = engine_of(strategy, model, adamw(groups[: 1 if late else 2]))
+        if late:
+            engine.backward(engine(*zoo.tokens(rank, n, 0)))
+            with pytest.raises(ValueError, match=r"does not hold head\..*freeze it, or add it with add_param_group"):
+                engine.step()
+            engine.zero_grad()
+            with pytest.raises(ValueError, match="parameters of the model that no group holds"):
+                engine.optimizer.add_param_group({"params": rest[0]})
+            engine.optimizer.add_param_group(groups[1])
+        for step in range(3):
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+            engine.step()
+        with pytest.raises(RuntimeError, match="has taken a step"):
+            engine.optimizer.add_param_group({"params": head})
+        return engine.full_state_dict()
+
+    early, late = trained(False), trained(True)
+    assert all(torch.equal(early[key], late[key]) for key in early)
+
+
+def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
+    """32 times the same micro-batch in bf16: in fp32 their mean is the gradient of one, in bf16 it has drifted."""
+
+    def gradient(micro_batches: int, dtype: torch.dtype) -> torch.Tensor:
+        model = zoo.build("lists").bfloat16()
+        engine = engine_of(strategy, model, gradient_dtype=dtype)
+        for micro in range(micro_batches):
+            loss = engine(*zoo.tokens(rank, n, 0)) / micro_batches
+            if micro < micro_batches - 1:
+                with engine.no_sync():
+                    engine.backward(loss)
+            else:
+                engine.backward(loss)
+        return torch.cat([unit.gradient_shard.float() for unit in engine.units])
+
+    one, wide, narrow = gradient(1, torch.float32), gradient(32, torch.float32), gradient(32, torch.bfloat16)
+    assert (wide - one).norm() <= 1e-6 * one.norm()
+    assert (narrow - one).norm() > 1e-3 * one.norm()
+
+
+class Outside(nn.Module):
+    """The head's weight is read by the root, not by the head's forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(zoo.WORDS, zoo.WIDTH)
+        self.blocks = nn.ModuleList([zoo.Block(), zoo.Block()])
+
+    def forward(self, x, y):
+        h = self.embedding(x)
+        h = self.blocks[0](h) + F.linear(h, self.blocks[1].up.weight).mean(-1, keepdim=True)
+        return F.cross_entropy(F.linear(self.blocks[1](h), self.embedding.weight).flatten(0, 1), y.flatten())
+
+
+def outside(rank: int, n: int) -> None:
+    torch.manual_seed(0)
+    model = Outside()
+    engine = engine_of("zero3", model)
+    with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight: it is read outside of the forward of blocks\.1"):
+        engine(*zoo.tokens(rank, n, 0))
+    losses = []
+    for strategy, options in (("zero1", {}), ("zero3", {"persistence_numel": 10**4}), ("zero3", {"units": ()})):
+        torch.manual_seed(0)
+        engine = engine_of(strategy, Outside(), **options)
+        for step in range(3):
+            loss = engine(*zoo.tokens(rank, n, step))
+            engine.backward(loss)
+            engine.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1] == losses[2]
+    torch.manual_seed(0)
+    engine = engine_of("zero1", Outside(), overlap_gather=True)
+    engine.backward(engine(*zoo.tokens(rank, n, 0)))
+    engine.step()
+    with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight: it is read outside of its module's forward while"):
+        engine(*zoo.tokens(rank, n, 1))
+    engine.settle()
+
+
+def loops(rank: int, n: int) -> None:
+    for strategy in STAGES:
+        overflow(rank, n, strategy)
+        closures_and_averages(rank, n, strategy)
+        late_groups(rank, n, strategy)
+        sums_in_fp32(rank, n, strategy)
+    if n > 1:
+        outside(rank, n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_training_loops(n: int) -> None:
+    run_ranks(n, loops)

@@ -1,0 +1,370 @@
+"""A checkpoint's folder: what is refused, what a kill leaves, what is never unpickled. In a world of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import zerobench
+from tests import zoo
+from zerobench.zero.checkpoint.index import INDEX
+from zerobench.zero.checkpoint.tensor_file import buffer_of, bytes_of, layout
+
+
+def engine_of(model: nn.Module, optimizer: str = "adamw", strategy: str = "zero2"):
+    return zerobench.initialize(model, zoo.OPTIMIZERS[optimizer](model.parameters()), strategy, bucket_bytes=1024)
+
+
+def net(width: int = 7, bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, width, bias=bias), nn.BatchNorm1d(width), nn.Linear(width, 3))
+
+
+def step(engine, number: int = 0) -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(number))
+    engine.backward(engine(x).square().mean())
+    engine.step()
+
+
+def state_of(engine) -> dict[str, torch.Tensor]:
+    states = engine.optimizer.state_dict()["state"]
+    flat = {f"{i} {key}": value.clone() for i, state in states.items() for key, value in state.items()}
+    return {**engine.full_state_dict(), **flat}
+
+
+def same(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> bool:
+    return here.keys() == there.keys() and all(torch.equal(here[key], there[key]) for key in here)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    engine = engine_of(net())
+    step(engine)
+    engine.save(tmp_path / "good")
+    return tmp_path / "good"
+
+
+def data_file(folder: Path) -> Path:
+    return next(folder.glob("rank0-*.safetensors"))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+
+
+def edit_index(folder: Path, **changes: object) -> None:
+    whole = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps({**whole, **changes}))
+
+
+def change_learning_rate(folder: Path) -> None:
+    text = (folder / INDEX).read_text()
+    assert '"lr": 0.01' in text
+    (folder / INDEX).write_text(text.replace('"lr": 0.01', '"lr": 0.09'))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped": (lambda f: flip(data_file(f)), r"rank0-.*safetensors: it is damaged: its SHA-256"),
+    "cut": (lambda f: os.truncate(data_file(f), 100), r"rank0-.*: it has 100 bytes where the index says \d+"),
+    "missing": (lambda f: data_file(f).unlink(), r"rank0-.*: it is missing"),
+    "no index": (lambda f: (f / INDEX).unlink(), f"good: it is no checkpoint: it has no {INDEX}"),
+    "not there": (shutil.rmtree, "good: it is no checkpoint"),
+    "index cut": (lambda f: os.truncate(f / INDEX, 400), "no index of a checkpoint, or a damaged one"),
+    "another json": (lambda f: (f / INDEX).write_text("[1]"), "no index of a checkpoint, or a damaged one"),
+    "index flipped": (change_learning_rate, "it is damaged: its contents have another SHA-256"),
+    "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads version 1"),
+    "another format": (lambda f: edit_index(f, format="tea"), r"no index of a checkpoint, or a damaged one \(tea\)"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    engine = engine_of(net(), strategy="zero3")
+    step(engine, 1)
+    before = state_of(engine)
+    damage(saved)
+    with pytest.raises(ValueError, match=words) as refusal:
+        engine.load(saved)
+    assert "\n" not in str(refusal.value)
+    assert same(state_of(engine), before)
+
+
+def frozen() -> nn.Module:
+    model = net()
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def grouped(module: nn.Module, first: int) -> torch.optim.Optimizer:
+    parameters = list(module.parameters())
+    return torch.optim.AdamW([{"params": parameters[:first]}, {"params": parameters[first:]}], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: engine_of(net(width=8)), r"0\.weight: its shape is \[7, 5\] in the checkpoint, \[8, 5\] here"),
+        (lambda: engine_of(net(bias=False)), r"0\.bias: the checkpoint has this parameter, the model has not"),
+        (lambda: engine_of(nn.Sequential(*net(), nn.Linear(3, 1))), r"3\.weight: the model has this parameter, the"),
+        (lambda: engine_of(nn.Sequential(net()[0], nn.LayerNorm(7), net()[2])), "running_mean: the checkpoint has"),
+        (lambda: engine_of(frozen()), r"0\.bias: it is trainable in the checkpoint, frozen here"),
+        (lambda: engine_of(net().double()), r"updates it in float32 in the checkpoint, in float64 here"),
+        (lambda: engine_of(net(), "sgd"), "optimizer: AdamW in the checkpoint, SGD here"),
+        (lambda: zerobench.initialize(m := net(), grouped(m, 2)), "1 parameter groups in the checkpoint, 2 here"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(saved: Path, other: Callable[[], object], words: str) -> None:
+    engine = other()
+    before = state_of(engine)
+    with pytest.raises(ValueError, match=words):
+        engine.load(saved)
+    assert same(state_of(engine), before)
+
+
+def test_groups_keep_their_options_and_their_members(tmp_path: Path) -> None:
+    model = net()
+    engine = zerobench.initialize(model, grouped(model, 2), "zero1")
+    scheduler = torch.optim.lr_scheduler.StepLR(engine.optimizer, 1, 0.5)
+    step(engine)
+    scheduler.step()
+    engine.save(tmp_path / "a", user_state={"scheduler": scheduler.state_dict(), "epoch": 3, "at": [1, None, 0.1]})
+    model = net()
+    fresh = zerobench.initialize(model, grouped(model, 2), "zero3")
+    back = torch.optim.lr_scheduler.StepLR(fresh.optimizer, 1, 0.5)
+    user = fresh.load(tmp_path / "a")
+    assert (user["epoch"], user["at"]) == (3, [1, None, 0.1])
+    back.load_state_dict(user["scheduler"])
+    assert [group["lr"] for group in fresh.optimizer.param_groups] == [0.05, 0.05]
+    assert fresh.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    for one in (engine, fresh):
+        step(one, 1)
+    scheduler.step()
+    back.step()
+    assert same(state_of(engine), state_of(fresh))
+    assert fresh.optimizer.param_groups[0]["lr"] == engine.optimizer.param_groups[0]["lr"] == 0.025
+    model = net()
+    with pytest.raises(ValueError, match=r"0\.bias is in group 0 in the checkpoint, in group 1 here"):
+        zerobench.initialize(model, grouped(model, 1), "zero1").load(tmp_path / "a")
+
+
+def test_the_states_are_those_of_the_plain_optimizer(tmp_path: Path) -> None:
+    """Read from the file with safetensors itself, and beside a plain module that took the same steps."""
+    plain, engine = net(), engine_of(net())
+    oracle = zoo.OPTIMIZERS["adamw"](plain.parameters())
+    for number in range(3):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(number))
+        plain(x).square().mean().backward()
+        oracle.step()
+        oracle.zero_grad()
+        step(engine, number)
+    engine.save(tmp_path / "a")
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    with safe_open(data_file(tmp_path / "a"), "pt") as file:
+        for key in file.keys():  # noqa: SIM118  it is no dict
+            name, start = key.rstrip(":]").split("[")
+            found.setdefault(name, {})[int(start)] = file.get_tensor(key)
+    whole = {name: torch.cat([chunks[start] for start in sorted(chunks)]) for name, chunks in found.items()}
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(whole[f"master.{name}"], parameter.detach().reshape(-1))
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(whole[f"optimizer.{name}.{key}"], oracle.state[parameter][key].reshape(-1))
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(whole[f"buffer.{name}"], buffer.reshape(-1))
+    assert all(torch.equal(engine.full_state_dict()[name], value) for name, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ({"milestones": {30: 1}}, r"user_state\['milestones'\]: its key 30 is no string"),
+        ({"rng": torch.zeros(2)}, r"user_state\['rng'\]: it is a Tensor; use JSON's"),
+        ({"a": [{"b": {1, 2}}]}, r"user_state\['a'\]\[0\]\['b'\]: it is a set"),
+    ],
+)
+def test_user_state_that_would_come_back_as_something_else(tmp_path: Path, user: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        engine_of(net()).save(tmp_path / "a", user_state=user)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    engine = engine_of(net())
+    engine.backward(engine(torch.ones(4, 5)).square().mean())
+    with pytest.raises(ValueError, match=r"save after step\(\)"):
+        engine.save(tmp_path / "a")
+    engine.step()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("42")
+    for path in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        with pytest.raises(RuntimeError, match="it is there and no checkpoint"):
+            engine.save(path)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "42"
+    engine.module.register_module("odd", WithExtraState())
+    with pytest.raises(ValueError, match=r"odd\._extra_state: a checkpoint does not hold"):
+        engine.save(tmp_path / "a")
+
+
+class WithExtraState(nn.Module):
+    def get_extra_state(self):
+        return {"x": 1}
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, (f"{os.environ['BOMB']}",))
+
+
+def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
+    for name in (".metadata", "__0_0.distcp", "rank0.pt", "metadata.pkl"):
+        (saved / name).write_bytes(pickle.dumps(Bomb()))
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for where in (pickle.load, pickle.loads, pickle.Unpickler, torch.load):
+        monkeypatch.setattr(
+            f"{where.__module__.replace('_pickle', 'pickle')}.{where.__name__}", forbidden, raising=False
+        )
+    monkeypatch.setattr(torch, "load", forbidden)
+    engine = engine_of(net())
+    engine.load(saved)
+    assert not (tmp_path / "exploded").exists()
+    (saved / INDEX).write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match="no index of a checkpoint"):
+        engine.load(saved)
+
+
+def test_parameters_follow_masters_of_another_storage(saved: Path) -> None:
+    """As under mixed precision, where the optimizer's segments are no views of the parameter shards."""
+    engine = engine_of(net())
+    for segment in engine.segments:
+        segment.tensor.data = segment.tensor.data.clone()
+    engine.load(saved)
+    step(whole := engine_of(net()))
+    assert same(engine.full_state_dict(), whole.full_state_dict())
+
+
+def test_frozen_parameters_and_buffers_may_have_another_precision(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = net()
+        model[2].requires_grad_(False)
+        return model
+
+    engine = engine_of(build())
+    step(engine)
+    engine.save(tmp_path / "a")
+    model = build()
+    model[2].double()
+    model[1].running_mean, model[1].running_var = model[1].running_mean.double(), model[1].running_var.double()
+    wide = engine_of(model)
+    wide.load(tmp_path / "a")
+    full, there = engine.full_state_dict(), wide.full_state_dict()
+    assert all(torch.equal(value.to(there[name].dtype), there[name]) for name, value in full.items())
+    assert there["2.weight"].dtype == there["1.running_mean"].dtype == torch.float64
+
+
+def test_dtypes_the_format_knows(tmp_path: Path) -> None:
+    tensors = {
+        str(dtype): torch.arange(5).to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.int16, torch.float64)
+    }
+    tensors |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 3), "strided": torch.arange(6.0).view(2, 3).t()}
+    head, begins = layout(tensors)
+    (tmp_path / "x").write_bytes(head + b"".join(bytes_of(tensors[name]) for name in begins))
+    with safe_open(tmp_path / "x", "pt") as file:
+        for name, tensor in tensors.items():
+            assert torch.equal(file.get_tensor(name), tensor)
+            assert begins[name] % tensor.element_size() == 0
+    with pytest.raises(ValueError, match=r"x: its dtype is torch\.complex128, which safetensors does not know"):
+        layout({"x": torch.zeros(1, dtype=torch.complex128)})
+    target = torch.zeros(2)
+    buffer_of(target)[:] = bytes_of(torch.tensor([1.0, 2.0]))
+    assert target.tolist() == [1.0, 2.0]
+
+
+KILLS = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+import torch
+from tests.unit.test_checkpoint import engine_of, net, step
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+engine = engine_of(net())
+step(engine)
+engine.save(folder / "start" / "good")
+states = {"old": engine.full_state_dict()}
+step(engine, 1)
+states["new"] = engine.full_state_dict()
+
+def deadly(call):
+    def wrapped(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+    return wrapped
+
+def what_is_in(path):
+    if not path.exists():
+        return "nothing"
+    fresh = engine_of(net())
+    fresh.load(path)
+    now = fresh.full_state_dict()
+    return next(name for name, state in states.items() if all(torch.equal(now[key], state[key]) for key in now))
+
+for at in range(1, 40):
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    shutil.copytree(folder / "start", folder / "run")
+    pid = os.fork()
+    if pid == 0:
+        left = at
+        for call in ("fsync", "rename", "unlink", "rmdir", "mkdir"):
+            setattr(os, call, deadly(getattr(os, call)))
+        engine.save(folder / "run" / name)
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    found = [what_is_in(folder / "run" / "good"), what_is_in(folder / "run" / name)]
+    engine.save(folder / "run" / name)
+    left_over = [path.name for path in (folder / "run").rglob("*") if "partial" in path.name]
+    files = len(list((folder / "run" / name).iterdir()))
+    print(json.dumps([killed, *found, what_is_in(folder / "run" / name), left_over, files]))
+    if not killed:
+        break
+"""
+"""Saves, killed (as by `kill -9`) at every call that changes the disk, one after the other."""
+
+
+@pytest.mark.parametrize("name", ["other", "good"])
+def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path), name],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(row[0] for row in rows) >= 5
+    assert rows[-1][0] is False
+    good = [row[1] for row in rows]
+    target = [row[2] for row in rows]
+    before = "old" if name == "good" else "nothing"
+    assert set(target) == {before, "new"}
+    assert target == sorted(target, key=["nothing", "old", "new"].index)  # whole at one instant, and never less again
+    assert good == target if name == "good" else set(good) == {"old"}
+    assert all(row[3:] == ["new", [], 2] for row in rows)  # the next save succeeds and clears up

@@ -1,0 +1,199 @@
+"""Optimizers, precisions, clipping as a user configures them: what theory is told of them, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cells import cell
+from zerobench import config as schemas
+from zerobench import optimizers, precision, training
+from zerobench.naming import name_cells
+from zerobench.resolve import _resolve_strategy
+from zerobench.zero.precision import LossScaling
+from zerobench.zero.segments import ELEMENTWISE
+
+VARIANTS: list[training.Optimizer] = [
+    *(schema() for schema in training.OPTIMIZERS.values()),
+    training.Sgd(momentum=0.9),
+    training.Sgd(momentum=0.9, nesterov=True),
+    training.Adam(amsgrad=True),
+    training.AdamW(amsgrad=True, implementation="loop"),
+    training.AdamW(implementation="foreach"),
+    training.RMSprop(momentum=0.9),
+    training.RMSprop(momentum=0.9, centered=True),
+    training.NAdam(decoupled_weight_decay=True),
+    training.RAdam(decoupled_weight_decay=True),
+    training.Adagrad(initial_accumulator_value=0.1, implementation="loop"),
+]
+
+
+def section_of(optimizer: training.Optimizer) -> dict[str, Any]:
+    one = cell("zero2", 2, optimizer=optimizer)
+    assert not one.problems
+    return dict(one.config["optimizer"])
+
+
+@pytest.mark.parametrize("optimizer", VARIANTS, ids=lambda o: f"{o.name}-{o.implementation}")
+def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: training.Optimizer) -> None:
+    section = section_of(optimizer)
+    parameters = [nn.Parameter(torch.randn(7, 11)), nn.Parameter(torch.randn(13))]
+    built = optimizers.build(section, parameters)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        built.step()
+    kept = [value for state in built.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+    expected = optimizers.shape_of(section).bytes_of(4 * (77 + 13), tensors=2)
+    assert sum(value.numel() * value.element_size() for value in kept) == expected
+    fused = optimizers.KINDS[section["name"]].fused and optimizer.implementation in ("auto", "fused")
+    assert bool(built.param_groups[0].get("fused")) == fused
+    for key in ("lr", "weight_decay", "momentum", "amsgrad", "centered", "nesterov", "rho", "t0", "lr_decay"):
+        assert built.param_groups[0].get(key) == section.get(key) or key not in section
+
+
+def test_every_elementwise_optimizer_of_torch_has_a_name_a_schema_and_a_choice() -> None:
+    assert {kind.make for kind in optimizers.KINDS.values()} == set(ELEMENTWISE)
+    assert optimizers.KINDS.keys() == training.OPTIMIZERS.keys()
+    assert all(schema().name == name for name, schema in training.OPTIMIZERS.items())
+
+
+def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
+    for name, kind in optimizers.KINDS.items():
+        try:
+            kind.make([nn.Parameter(torch.ones(3))], lr=0.1, fused=True)
+        except TypeError:
+            assert not kind.fused, name
+        else:
+            assert kind.fused, name
+    assert optimizers.default_implementation("adamw", "cuda") == "fused"
+    assert optimizers.default_implementation("nadam", "cuda") == "foreach"
+    assert optimizers.default_implementation("nadam", "cpu") == "loop"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"optimizer": training.NAdam(implementation="fused")}, "torch has no fused nadam (it has sgd, adam, adamw,"),
+        ({"optimizer": training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
+        ({"optimizer": training.Sgd(nesterov=True)}, "optimizer.nesterov=true: it needs optimizer.momentum above 0"),
+        ({"optimizer": training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
+        ({"optimizer": training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
+        ({"optimizer": training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
+        ({"clip": 0.0}, "clip=0: a norm to clip at must be above 0 and finite"),
+        ({"clip": -1.0}, "clip=-1: a norm to clip at"),
+        ({"clip": math.inf}, "clip=inf: a norm to clip at"),
+        ({"clip": math.nan}, "clip=nan: a norm to clip at"),
+        ({"clip": 1.0, "clip_norm": "1"}, "clip_norm=1: use 2 or inf"),
+        ({"precision": training.Bf16(wire_dtype="int8")}, "precision.wire_dtype=int8: use one of fp32, bf16, fp16"),
+        (
+            {"precision": training.Bf16(gradient_dtype="fp16")},
+            "of a bf16 model are accumulated in bf16 or fp32",
+        ),
+        ({"precision": training.Fp32(gradient_dtype="bf16")}, "gradients of a fp32 model are accumulated in fp32"),
+        ({"precision": training.Fp16(initial_scale=None)}, "precision.initial_scale=null: fp16 needs loss scaling"),
+        ({"precision": training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
+        ({"precision": training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
+        ({"precision": training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
+        ({"precision": training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
+    ],
+)
+def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -> None:
+    problems = cell("zero2", 2, **more).problems
+    assert len(problems) == 1, problems
+    assert words in problems[0]
+
+
+def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
+    for more, key in (({"gradient_dtype": "fp32"}, "gradient_dtype"), ({"wire_dtype": "fp32"}, "wire_dtype")):
+        problems = cell("ddp", 2, precision=training.Bf16(**more)).problems
+        assert f"precision.{key}=fp32: strategy=ddp keeps and sends gradients in the model's dtype, bf16" in problems[0]
+
+
+def strategy_of(section: schemas.Strategy) -> tuple[dict[str, Any], list[str]]:
+    config: dict[str, Any] = dict(vars(section))
+    problems: list[str] = []
+    _resolve_strategy(config, problems)
+    return config, problems
+
+
+def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
+    own, _ = strategy_of(schemas.Zero3())
+    assert (own["keep_root"], own["reshard_after_forward"], own["persistence_numel"]) == (True, True, 0)
+    paper, _ = strategy_of(schemas.Zero3(mode="paper"))
+    assert (paper["keep_root"], paper["reshard_after_forward"], paper["persistence_numel"]) == (False, True, 0)
+    vendor, _ = strategy_of(schemas.Zero3(mode="vendor", persistence_numel=7))
+    assert (vendor["reshard_after_forward"], vendor["persistence_numel"]) == (False, 7)
+    assert strategy_of(schemas.Zero1())[0]["reduce_with"] == "reduce_scatter"
+    assert strategy_of(schemas.Zero2(mode="vendor"))[0]["reduce_with"] == "all_reduce"
+    assert strategy_of(schemas.Zero2(mode="vendor", reduce_with="reduce_scatter"))[0]["reduce_with"] == "reduce_scatter"
+
+
+def test_strategies_say_which_micro_batches_they_reduce() -> None:
+    sections = [schemas.Ddp(), schemas.Zero1(), schemas.Zero2(), schemas.Zero3()]
+    assert [section.accumulate for section in sections] == ["last", "last", "every", "every"]
+    assert strategy_of(schemas.Ddp(accumulate="some"))[1] == ["strategy.accumulate=some: use every or last"]
+    assert strategy_of(schemas.Zero3(mode="best"))[1] == ["strategy.mode=best: use one of own, paper, vendor"]
+    reduced = strategy_of(schemas.Zero1(reduce_with="reduce"))[1]
+    assert reduced == ["strategy.reduce_with=reduce: use reduce_scatter or all_reduce"]
+
+
+def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell() -> None:
+    plain = cell("zero2", 2, precision=training.Bf16())
+    assert plain.config["precision"]["wire_dtype"] == "bf16"
+    assert plain.cell_id == cell("zero2", 2, precision=training.Bf16(gradient_dtype="bf16")).cell_id
+    assert plain.cell_id != cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32")).cell_id
+
+
+def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
+    section = cell("megatron", 2, precision=training.Bf16()).config["precision"]
+    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("fp32", "fp32", None)
+    section = cell("megatron", 2, precision=training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config["precision"]
+    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("bf16", "bf16", 4096)
+    assert cell("zero1", 2, precision=training.Bf16()).config["precision"]["tile_bytes"] == 4 * 2**20
+
+
+def test_a_precision_becomes_an_engines_options() -> None:
+    def options(section: training.Precision) -> dict[str, Any]:
+        return precision.options_of(cell("zero2", 2, precision=section).config["precision"], "zero2")
+
+    tiles = {"tile_bytes": 4 * 2**20}
+    assert options(training.Fp32()) == tiles
+    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
+    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
+    assert options(training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
+    fp16 = options(training.Fp16(initial_scale=8.0, interval=5))
+    assert fp16["loss_scaling"] == LossScaling(8.0, 2.0, 0.5, 5, 1.0)
+
+
+def test_a_row_says_precision_and_clipping() -> None:
+    from zerobench.cell import _blank_row
+
+    one = cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
+    row = _blank_row(one)
+    assert row.precision == "bf16, gradient_dtype=fp32"
+    assert row.optimizer == "adamw/fused, clipped at 0.5 (norm inf)"
+    assert _blank_row(cell("zero2", 2)).optimizer == "adamw/fused"
+
+
+def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:
+    section = cell("zero2", 2, precision=training.Bf16()).config["precision"]
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model.add_module("tied", model[0])
+    assert {t.dtype for t in precision.cast(model, section).state_dict().values()} == {torch.bfloat16, torch.int64}
+    assert model[0].weight is model.tied.weight
+    with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
+        precision.cast(nn.Sequential(nn.Linear(3, 3)).double(), section)
+
+
+def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:
+    half, adagrad = training.Fp16(), training.Adagrad()
+    cells = [cell("ddp", 2), cell("ddp", 2, precision=half), cell("ddp", 2, optimizer=adagrad)]
+    cells.append(cell("ddp", 2, precision=half, optimizer=adagrad, clip=1.0))
+    base = "ddp tiny N=2 b=8"
+    names = [base, f"{base} fp16", f"{base} adagrad", f"{base} fp16 adagrad"]
+    assert name_cells([one.config for one in cells]) == names

@@ -1,0 +1,67 @@
+"""The least and the greatest value of each number in a config that makes sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MINIMUM_WARMUP = 2
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "world_size": (1, 1024),
+    "threads": (1, 1024),
+    "timeout_s": (0.001, 1e7),
+    "sequence": (1, 1e9),
+    "accumulation": (1, 1e6),
+    "repeats": (1, 1000),
+    "search.steps": (1, 1e7),
+    "search.repeats": (1, 1000),
+    "seed": (0, 2**31),
+    "measure.steps": (1, 1e7),
+    "measure.warmup": (MINIMUM_WARMUP, 1e7),
+    "data.vocabulary": (2, 1e9),
+    "strategy.bucket_bytes": (1024, 2**40),
+    "strategy.prefetch": (0, 1e6),
+    "strategy.persistence_numel": (0, 1e12),
+    "optimizer.lr": (0, 1e6),
+    "optimizer.weight_decay": (0, 1e6),
+    "optimizer.momentum": (0, 1),
+    "optimizer.dampening": (0, 1),
+    "optimizer.lr_decay": (0, 1e6),
+    "optimizer.initial_accumulator_value": (0, 1e6),
+    "optimizer.momentum_decay": (0, 1e6),
+    "optimizer.rho": (0, 1),
+    "optimizer.alpha": (0, 1e6),
+    "optimizer.eta_minus": (1e-6, 1),
+    "optimizer.eta_plus": (1, 1e6),
+    "optimizer.step_min": (0, 1e6),
+    "optimizer.step_max": (0, 1e6),
+    "optimizer.lambd": (0, 1e6),
+    "optimizer.t0": (1, 1e12),
+    "precision.tile_bytes": (1024, 2**40),
+    "precision.initial_scale": (2**-24, 2**100),
+    "precision.minimum_scale": (2**-24, 2**100),
+    "precision.growth": (1, 1e6),
+    "precision.backoff": (1e-6, 1),
+    "precision.interval": (1, 1e9),
+    "optimizer.beta1": (0, 0.9999999),
+    "optimizer.beta2": (0, 0.9999999),
+    "optimizer.eps": (0, 1e6),
+}
+"""Key of a resolved config -> least and greatest value that makes sense."""
+
+USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
+
+
+def problems_of(plain: dict[str, Any]) -> list[str]:
+    """Sentences on values of a resolved config that are out of their range."""
+    problems = []
+    for key, (least, most) in LIMITS.items():
+        node: Any = plain
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is None or least <= node <= most:
+            continue
+        why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
+        bound = f"at most {most:g}" if node > most else f"at least {least:g}"
+        problems.append(f"{USER_KEYS.get(key, key)}={node}: must be {bound}{why}")
+    return problems

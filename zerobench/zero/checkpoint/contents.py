@@ -1,0 +1,165 @@
+"""What of an engine is in a checkpoint: the tensors that are saved, and those that loading fills.
+
+[Note: the tensors of a checkpoint]
+    master.<parameter>              what the optimizer updates; each rank's segments are its chunks
+    optimizer.<parameter>.<state>   states of the parameter's size, cut in the same way
+    frozen.<parameter>              parameters that are not trained: cut as the stage cuts them, else from one rank
+    buffer.<name>                   the module's persistent buffers, from rank 0
+
+All are flat, and a chunk is known by its first element in the whole parameter: nothing of stage, N or bucket size is
+in it. Tied parameters have one name, their first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import labels
+from .facts import IMPLEMENTATION, buffers_of, decode, is_elements
+from .planner import Flat
+from .tensor_file import DTYPES
+
+if TYPE_CHECKING:
+    from ..segments import OptimizerSegment
+    from ..strategy import Strategy
+
+
+def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
+    """This rank's part of the state: live, or with `copy` copied to the CPU, so that training may go on."""
+    flats: dict[str, Flat] = {}
+    for segment in engine.segments:
+        name, start = engine.names[segment.segment.parameter], segment.segment.start
+        whole = engine.trainable[segment.segment.parameter]
+        _put(flats, f"master.{name}", whole, start, segment.tensor)
+        for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
+            if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
+                _put(flats, f"optimizer.{name}.{key}", whole, start, value)
+    for name, parameter, start, chunk in _sharded_frozen(engine):
+        _put(flats, f"frozen.{name}", parameter, start, chunk)
+    for number, (name, parameter) in enumerate(_whole_frozen(engine).items()):
+        if number % engine.comm.size == engine.comm.rank:
+            _put(flats, f"frozen.{name}", parameter, 0, parameter.reshape(-1))
+    if engine.comm.rank == 0:
+        for name, buffer in buffers_of(engine.module).items():
+            _put(flats, f"buffer.{name}", buffer, 0, buffer.reshape(-1))
+    if copy:
+        for flat in flats.values():
+            flat.chunks = {start: chunk.to("cpu", copy=True) for start, chunk in flat.chunks.items()}
+    return flats
+
+
+class Targets:
+    """The tensors that a checkpoint of these facts is read into, and what remains to be done when they are filled."""
+
+    def __init__(self, engine: Strategy, facts: Mapping[str, Any]) -> None:
+        self.engine = engine
+        self.facts = facts
+        self.flats: dict[str, Flat] = {}
+        self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that cannot be read into, and what can
+        for segment in engine.segments:
+            self._add_segment(segment)
+        for name, parameter, start, chunk in _sharded_frozen(engine):
+            _put(self.flats, f"frozen.{name}", parameter, start, chunk)
+        for name, parameter in _whole_frozen(engine).items():
+            self._add_whole(f"frozen.{name}", parameter)
+        for name, buffer in buffers_of(engine.module).items():
+            self._add_whole(f"buffer.{name}", buffer)
+
+    def _add_segment(self, segment: OptimizerSegment) -> None:
+        index, start = segment.segment.parameter, segment.segment.start
+        name, whole = self.engine.names[index], self.engine.trainable[index]
+        _put(self.flats, f"master.{name}", whole, start, segment.tensor)
+        old = self.engine.optimizer.state.get(segment.tensor, {})
+        new: dict[str, Any] = {}
+        for key, value in self.facts["optimizer"]["states"].get(name, {}).items():
+            if is_elements(value):
+                new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key))
+                labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
+                _put(self.flats, f"optimizer.{name}.{key}", whole, start, new[key])
+            else:
+                new[key] = decode(value)
+        self._states.append(new)
+
+    def _add_whole(self, name: str, tensor: torch.Tensor) -> None:
+        flat = tensor.detach()
+        if not tensor.is_contiguous():
+            flat = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            self._late.append((tensor, flat))
+        _put(self.flats, name, tensor, 0, flat.view(-1))
+
+    def finish(self) -> None:
+        """The tensors are filled: the rest of the state follows, and the parameters become what the masters are."""
+        engine, optimizer = self.engine, self.engine.optimizer
+        with torch.no_grad():
+            for tensor, flat in self._late:
+                tensor.copy_(flat)
+        group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
+        for segment, state in zip(engine.segments, self._states, strict=True):
+            group = group_of[id(segment.tensor)]
+            optimizer.state.pop(segment.tensor, None)
+            if state:
+                optimizer.state[segment.tensor] = {
+                    key: _placed(key, value, segment.tensor, group) for key, value in state.items()
+                }
+        for group, options in zip(optimizer.param_groups, self.facts["optimizer"]["options"], strict=True):
+            _set_options(group, options)
+        engine._load_extra_state(self.facts["extra"])
+        engine.after_load()
+
+
+def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor) -> None:
+    if chunk.numel():
+        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach()
+
+
+def _sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
+    """(name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
+    names = {p: name for name, p in engine.module.named_parameters()}
+    frozen = set(engine.frozen)
+    for unit in engine.holders():
+        low = unit.rank * unit.layout.shard_numel
+        for piece, parameter in zip(unit.layout.pieces, engine.parameters_of(unit), strict=True):
+            first, last = max(piece.offset, low), min(piece.offset + piece.numel, low + unit.layout.shard_numel)
+            if parameter in frozen and first < last:
+                chunk = unit.parameter_shard.narrow(0, first - low, last - first)
+                yield names[parameter], parameter, first - piece.offset + piece.start, chunk
+
+
+def _whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
+    """The frozen parameters that every rank holds whole."""
+    held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
+    frozen = set(engine.frozen) - held
+    return {name: p for name, p in engine.module.named_parameters() if p in frozen}
+
+
+def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any) -> torch.Tensor:
+    if isinstance(old, torch.Tensor) and old.shape == like.shape and old.dtype == dtype:
+        return old
+    return torch.empty(like.shape, dtype=dtype, device=like.device)
+
+
+def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:
+    """A scalar state on the device where torch wants it: `step` on the CPU, unless the group runs on the device."""
+    if not isinstance(value, torch.Tensor) or value.dim():
+        return value
+    if key != "step":
+        return value.to(tensor.device)
+    if group.get("capturable") or group.get("fused"):
+        return value.to(tensor.device, torch.float32)
+    return value
+
+
+def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+    for key, encoded in options.items():
+        value = decode(encoded)
+        if key in IMPLEMENTATION:
+            continue
+        if isinstance(group.get(key), torch.Tensor):  # a learning rate that is a tensor: whoever holds it sees it
+            group[key].fill_(value)
+        else:
+            group[key] = value

@@ -1,0 +1,186 @@
+"""Where a checkpoint lies: a folder of safetensors files and one index in JSON, read and written for DCP.
+
+[Note: the folder of a checkpoint]
+    checkpoint.json             the index: what there is, of which parameter, in which file, at which byte
+    rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved; the number is that of the save
+    rank1-1f2e3d4c.safetensors  ...
+
+The index holds the size and the SHA-256 of every file, and its own. Nothing in the folder is code, and nothing of
+it is unpickled, which torch's own file reader does with its metadata.
+
+[Note: all or nothing]
+A save writes beside the folder, into `<folder>.partial-<number>`, and waits until that is on the disk. When all ranks
+have (DCP calls `finish` on rank 0 then, and only then) one rename makes it the checkpoint. Where there is one of this
+name already, the new files move in beside the old ones, and the rename of the index is what counts. So the last
+good checkpoint is whole at every instant; what an interrupted save leaves behind goes with the next save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from glob import escape
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch.distributed.checkpoint import LoadPlan, LoadPlanner, SavePlan, SavePlanner, StorageReader, StorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from .index import INDEX, File, Place, write_index
+from .tensor_file import buffer_of, bytes_of, layout, sync
+
+
+class FolderWriter(StorageWriter):
+    """Writes one file a rank and, when all are there, the index."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._partial: Path | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to reset: a writer writes once."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up: the coordinator makes the folder when it has the plans."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Makes the folder, on the coordinator, and tells every rank its file in it."""
+        if not (self.path / INDEX).exists() and self.path.exists() and not _is_empty_folder(self.path):
+            raise ValueError(f"{self.path}: it is there and no checkpoint; name another path")
+        for stale in self.path.parent.glob(f"{escape(self.path.name)}.partial-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        number = uuid4().hex[:8]
+        self._partial = self.path.parent / f"{self.path.name}.partial-{number}"
+        self._partial.mkdir(parents=True)
+        files = [self._partial / f"rank{rank}-{number}.safetensors" for rank in range(len(plans))]
+        return [replace(plan, storage_data=file) for plan, file in zip(plans, files, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's chunks into its file and waits for the disk."""
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self._write(plan, planner) if plan.items else [])
+        return done
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        path: Path = plan.storage_data
+        data = {_name(item.index): planner.resolve_data(item) for item in plan.items}
+        tensors = {name: tensor for name, tensor in data.items() if isinstance(tensor, torch.Tensor)}
+        head, begins = layout(tensors)
+        digest = hashlib.sha256(head)
+        with path.open("wb") as file:
+            file.write(head)
+            for name in begins:
+                written = bytes_of(tensors[name])
+                file.write(written)
+                digest.update(written)
+            size = file.tell()
+        sync([path])
+        whole = File(path.name, size, digest.hexdigest())
+        return [WriteResult(item.index, 0, Place(whole, begins[_name(item.index)])) for item in plan.items]
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """All ranks have written: writes the index and makes the folder the checkpoint."""
+        assert self._partial is not None
+        metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
+        write_index(self._partial / INDEX, metadata)
+        sync([self._partial])
+        if (self.path / INDEX).exists():
+            self._replace()
+        else:
+            os.rename(self._partial, self.path)
+        sync([self.path.parent])
+
+    def _replace(self) -> None:
+        assert self._partial is not None
+        new = [path.name for path in self._partial.iterdir() if path.name != INDEX]
+        for name in new:
+            os.rename(self._partial / name, self.path / name)
+        sync([self.path])
+        os.rename(self._partial / INDEX, self.path / INDEX)  # from here on it is the new checkpoint
+        sync([self.path])
+        with suppress(OSError):  # what cannot go now goes with the next save
+            self._partial.rmdir()
+            for old in self.path.glob("rank*-*.safetensors"):
+                if old.name not in new:
+                    old.unlink()
+
+    def abandon(self) -> None:
+        """The save has failed: what it wrote goes."""
+        if self._partial is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Never chosen by DCP of its own accord."""
+        return False
+
+
+class FolderReader(StorageReader):
+    """Reads chunks, or parts of them, from the files that `metadata` (of `read_index`) names."""
+
+    def __init__(self, path: Path, metadata: Metadata) -> None:
+        self.path = path
+        self.metadata = metadata
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to reset."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index, which was read and checked before."""
+        return self.metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads every item into the tensor that the planner names, through a buffer of the item's size."""
+        by_file: dict[str, list[Any]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.metadata.storage_data[item.storage_index].file.name, []).append(item)
+        for name, items in by_file.items():
+            with (self.path / name).open("rb") as file:
+                for item in items:
+                    dtype = self.metadata.state_dict_metadata[item.storage_index.fqn].properties.dtype  # type: ignore[union-attr]
+                    buffer = torch.empty(item.lengths, dtype=dtype)
+                    place = self.metadata.storage_data[item.storage_index]
+                    file.seek(place.offset + item.storage_offsets[0] * dtype.itemsize)
+                    if file.readinto(buffer_of(buffer)) != buffer.numel() * dtype.itemsize:
+                        raise ValueError(f"{self.path / name}: it ends before {item.storage_index.fqn} does")
+                    planner.resolve_tensor(item).copy_(buffer)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Never chosen by DCP of its own accord."""
+        return False
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _name(index: MetadataIndex) -> str:
+    """A chunk's name in its file: a rank may hold several chunks of one tensor."""
+    assert index.offset is not None
+    return f"{index.fqn}[{index.offset[0]}:]"

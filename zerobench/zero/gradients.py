@@ -1,0 +1,134 @@
+"""How gradients move: from autograd into units, and from full units over the ranks.
+
+    arrive    autograd has made a gradient: it is written into its unit, divided by N, and dropped
+    launch    a unit's gradients are cast to the wire's dtype and sent; the next unit fills meanwhile
+    land      the mean of the own slice is there; the stage puts it where the optimizer looks
+
+Which memory opens and closes on the way is the stage's business (strategy.py, the events).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from . import labels
+from .layout import Piece
+from .leaves import TiedPlace, tied_places
+from .unit import Unit
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+REDUCTIONS_IN_FLIGHT = 1
+"""Reductions that may run while the next unit fills."""
+
+
+class GradientFlow:
+    """The gradients of one engine on this rank.
+
+    `places`         of each trainable parameter: the pieces that hold it
+    `synchronising`  whether backwards reduce, or keep their gradients here (no_sync)
+    """
+
+    def __init__(self, engine: Strategy) -> None:
+        self._engine = engine
+        self._in_flight: deque[Unit] = deque()
+        self._in_backward = False
+        self.synchronising = True
+        self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
+        for unit in engine.units:
+            for piece in unit.layout.pieces:
+                self.places[piece.parameter].append((unit, piece))
+        tied = tied_places(engine.module)
+        for i, parameter in enumerate(engine.trainable):
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, i))
+            for module, name in tied.get(parameter, []):
+                TiedPlace(parameter, module, name, partial(self._expect_use, i))
+            for unit, _ in self.places[i]:
+                unit.expected += parameter not in tied
+
+    def _expect_use(self, i: int, leaf: nn.Parameter) -> None:
+        """A tied parameter is used, by a leaf of its own: its units wait for one gradient more."""
+        leaf.register_post_accumulate_grad_hook(partial(self._arrive_use, i))
+        for unit, _ in self.places[i]:
+            unit.uses += 1
+
+    def _arrive_use(self, i: int, leaf: torch.Tensor) -> None:
+        for unit, _ in self.places[i]:
+            unit.uses -= 1
+            unit.arrived -= 1
+        labels.arrived(self._engine.names[i])
+        self._arrive(i, leaf)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
+        self._in_backward = True
+        try:
+            loss.backward()
+        finally:
+            self._in_backward = False
+        if self.synchronising:
+            self._engine.finish_reductions()
+            self.land_all()
+        for unit in self._engine.units:
+            unit.arrived = 0
+
+    def _arrive(self, i: int, leaf: torch.Tensor) -> None:
+        engine = self._engine
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        labels.label(gradient, labels.GRADIENTS, engine.names[i])
+        if gradient.is_sparse:
+            raise ValueError(f"{engine.names[i]}: its gradient is sparse, which flat buffers do not hold")
+        if not self._in_backward:
+            raise RuntimeError("call engine.backward(loss), not loss.backward(): the gradients must be reduced")
+        engine.update.used.add(i)
+        flat = gradient.reshape(-1)
+        for unit, piece in self.places[i]:
+            if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own
+                self.land_all()
+            if not unit.filled:
+                engine.open_gradients(unit)
+            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.size)
+            unit.arrived += 1
+            if self.synchronising:
+                engine.gradients_written(unit)
+
+    def launch(self, unit: Unit) -> None:
+        """Starts the reduction of `unit`'s gradients; waits for the oldest if too many are in flight."""
+        engine = self._engine
+        if engine.comm.size == 1:  # full and shard are one tensor, and gradients stay in it until `step`
+            return
+        if not unit.filled:
+            engine.open_gradients(unit)
+        while len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
+            self._land()
+        unit.zero_missing_gradients()
+        wire = unit.cast_to_wire()
+        engine.send_gradients(unit)
+        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name)
+        self._in_flight.append(unit)
+
+    def land_all(self) -> None:
+        """No reduction is in flight afterwards."""
+        while self._in_flight:
+            self._land()
+
+    def _land(self) -> None:
+        unit = self._in_flight.popleft()
+        assert unit.reduction is not None
+        unit.reduction.wait()
+        unit.reduction = None
+        self._engine.close_gradients(unit, unit.take_wire())
+        unit.filled.clear()
+        unit.reduced = True
+
+    def check_reduced(self, what: str) -> None:
+        """Raises RuntimeError where gradients were kept back by no_sync and never reduced."""
+        if self._engine.comm.size > 1 and any(unit.filled for unit in self._engine.units):
+            raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")

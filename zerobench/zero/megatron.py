@@ -1,0 +1,43 @@
+"""Megatron-core's distributed optimizer: optimizer states partitioned, as in ZeRO-1, with choices of its own.
+
+Gradients are accumulated over the micro-batches in one contiguous buffer, in fp32 whatever the model's dtype
+(main gradients), and each rank owns 1/N of every bucket of it::
+
+    reduce    buckets are reduce-scattered in the last micro-batch            ψ on the wire
+    update    fp32 masters; gradients in half precision are cast whole
+    gather    buckets travel while the next forward runs                      ψ on the wire
+
+Bytes a parameter on each rank, as its documentation has them (dist_optimizer.md, N data-parallel ranks):
+
+    parameters fp16, gradients fp16    4 + 16/N
+    parameters bf16, gradients fp32    6 + 12/N
+    parameters fp32, gradients fp32    8 + 8/N
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import labels
+from .stage1 import Stage1
+
+DEFAULTS: dict[str, Any] = {"gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None}
+
+
+class Megatron(Stage1):
+    """Optimizer states partitioned, gradients in one fp32 buffer, gathers behind the next forward."""
+
+    def allocate_gradients(self) -> None:
+        """One contiguous buffer a dtype, of which the units' gradients are views."""
+        for dtype in {unit.dtypes.gradients: None for unit in self.units}:
+            units = [unit for unit in self.units if unit.dtypes.gradients == dtype]
+            numel = sum(unit.layout.padded_numel for unit in units)
+            flat = torch.zeros(numel, dtype=dtype, device=units[0].parameter_shard.device)
+            labels.label(flat, labels.GRADIENTS, "main gradients")
+            start = 0
+            for unit in units:
+                unit.full_gradients = flat.narrow(0, start, unit.layout.padded_numel)
+                unit.gradient_shard = unit.own_slice(unit.full_gradients)
+                start += unit.layout.padded_numel

@@ -1,0 +1,120 @@
+"""A unit of stage 3: whole parameters of one module group, and its two states.
+
+    sharded      this rank's `parameter_shard`; the parameters are views of a NaN, so that misuse is loud
+    gathering    `full_parameters` has its memory back and is being filled by an all-gather
+    unsharded    the parameters are views of `full_parameters`
+
+A unit that *stays* is unsharded for good, as in stages 1 and 2: its small parameters are not worth a gather.
+
+[Note: one storage a unit for life]
+Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
+nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
+to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from . import labels
+from .comm import Comm, Handle
+from .layout import Layout
+from .precision import Dtypes
+from .unit import Unit
+
+TAIL_NUMEL = 8
+"""Elements kept free at a unit's end, in which the ranks tell one another what they are sending."""
+
+_nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+
+class ModuleUnit(Unit):
+    """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded."""
+
+    gather: Handle | None = None
+    is_whole = True
+
+    def __init__(
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
+        share: Callable[[torch.Tensor], None],
+    ) -> None:  # fmt: skip
+        super().__init__(name, layout, comm, dtypes)
+        self.comm = comm
+        self.parameters = parameters
+        self.trainable = parameters[0].requires_grad
+        self.stays = stays or comm.size == 1
+        like = parameters[0]
+        self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
+        labels.label(self.full_parameters, labels.PARAMETERS, name)
+        for parameter, place in zip(parameters, self._places(), strict=True):
+            place.copy_(parameter.detach())
+            parameter.data = place
+        share(self.full_parameters)
+        self.parameter_shard = self.own_slice(self.full_parameters)
+        if not self.stays:
+            self.parameter_shard = labels.label(self.parameter_shard.clone(), labels.PARAMETERS, name)
+        self.reshard()
+
+    def _places(self) -> list[torch.Tensor]:
+        """Each parameter's view of the full buffer."""
+        return [
+            self.full_parameters.narrow(0, piece.offset, piece.numel).view(parameter.shape)
+            for piece, parameter in zip(self.layout.pieces, self.parameters, strict=True)
+        ]
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps this rank's part of one parameter's `values`."""
+        if self.is_whole:
+            parameter.copy_(values)
+            return
+        flat, first = values.reshape(-1), self.rank * self.layout.shard_numel
+        piece = next(piece for piece, p in zip(self.layout.pieces, self.parameters, strict=True) if p is parameter)
+        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
+        if start < stop:
+            part = flat[start - piece.offset : stop - piece.offset]
+            self.parameter_shard.narrow(0, start - first, stop - start).copy_(part)
+
+    def launch_unshard(self) -> None:
+        """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
+        if self.is_whole or self.gather is not None:
+            return
+        full = self.full_parameters
+        with torch.inference_mode(False), torch.no_grad():
+            full.untyped_storage().resize_(full.numel() * full.element_size())
+            self.own_slice(full).copy_(self.parameter_shard)
+            self.gather = self.comm.all_gather(full, self.name)
+
+    def unshard(self) -> None:
+        """-> unsharded: the parameters are views of the full buffer."""
+        self.launch_unshard()
+        if self.gather is None:
+            return
+        self.gather.wait()
+        self.gather, self.is_whole = None, True
+        for parameter, place in zip(self.parameters, self._places(), strict=True):
+            parameter.data = place
+
+    def reshard(self) -> None:
+        """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
+        if self.stays or not (self.is_whole or self.gather):
+            return
+        self.unshard()  # a gather that was launched ahead and not needed must still be completed
+        for parameter in self.parameters:
+            parameter.data = _placeholder(parameter)
+        self.full_parameters.untyped_storage().resize_(0)
+        self.is_whole = False
+
+    def refresh(self) -> None:
+        """A unit that stays gets everyone's new parameters."""
+        if self.stays:
+            self.comm.all_gather(self.full_parameters, self.name).wait()
+
+
+def _placeholder(parameter: nn.Parameter) -> torch.Tensor:
+    key = (parameter.dtype, parameter.device)
+    if key not in _nan:
+        _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
+    return _nan[key].expand(parameter.shape)

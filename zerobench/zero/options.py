@@ -1,0 +1,100 @@
+"""What a caller of `zerobench.initialize` may choose, and the three modes that choose for him."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .comm import Comm, Handle
+from .precision import LossScaling
+
+Reduction = Callable[[Comm, torch.Tensor, str], Handle]
+
+REDUCTIONS: dict[str, Reduction] = {
+    "reduce_scatter": lambda comm, full, unit: comm.reduce_scatter(full, unit),
+    "all_reduce": lambda comm, full, unit: comm.all_reduce(full, unit),
+}
+"""How a bucket's gradients are summed: 1 of its size on the wire, or 2."""
+
+MODES: dict[str, dict[str, Any]] = {
+    "own": {},
+    "paper": {"keep_root": False},
+    "vendor": {"reduce_with": "all_reduce", "reshard_after_forward": False, "persistence_numel": 100_000},
+}
+"""Defaults that make others' choices reproducible, so that a difference can be attributed to one of them.
+
+own      what we found best
+paper    ZeRO, arXiv 1910.02054: stage 3 gathers every parameter again for the backward, 3ψ in all
+vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 keeps what it has gathered until the
+         backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
+"""
+
+HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller may choose. Bytes are of the parameters' own dtype.
+
+    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several)
+    `prefetch`           units gathered ahead in stage 3
+    `units`              stage 3: the modules that are units; default: the elements of every outermost
+                         nn.ModuleList, the rest is the root unit
+    `persistence_numel`  stage 3: parameters of up to so many elements stay whole on every rank
+    `keep_root`          stage 3: the root unit stays from forward to backward
+    `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
+    `overlap_gather`     stages 1 and 2: updated parameters travel while the next forward runs
+    `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
+    `gradient_dtype`     what the gradients of half parameters are accumulated in; default: the parameter's dtype
+    `wire_dtype`         what reductions send; default: the gradients' dtype
+    `tile_bytes`         most that the fp32 gradients made for one part of an update take
+    `loss_scaling`       for fp16: see precision.LossScaling
+    `device`             where a model that was built on the meta device gets its values; default: the CPU
+    `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
+    `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
+    `elementwise`        vouches for an optimizer that is not torch's
+    """
+
+    bucket_bytes: int = 25 * 2**20
+    prefetch: int = 1
+    units: tuple[nn.Module, ...] | None = field(default=None, compare=False)
+    persistence_numel: int = 0
+    keep_root: bool = True
+    reshard_after_forward: bool = True
+    overlap_gather: bool = False
+    reduce_with: str = "reduce_scatter"
+    gradient_dtype: torch.dtype | None = None
+    wire_dtype: torch.dtype | None = None
+    tile_bytes: int | None = 4 * 2**20
+    loss_scaling: LossScaling | None = None
+    device: torch.device | None = None
+    initial_dtype: torch.dtype = torch.float32
+    broadcast_buffers: bool = True
+    elementwise: bool = False
+
+    @property
+    def reduction(self) -> Reduction:
+        """How a unit's gradients are summed over the ranks."""
+        return REDUCTIONS[self.reduce_with]
+
+    def check(self) -> None:
+        """Raises ValueError, one sentence, for a value that cannot be."""
+        sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
+        for name, least in sizes.items():
+            value = getattr(self, name)
+            if value is None and name == "tile_bytes":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")
+        if self.reduce_with not in REDUCTIONS:
+            raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
+        if self.gradient_dtype not in (None, *HALVES):
+            raise ValueError(
+                f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"
+            )
+        if self.wire_dtype not in (None, *HALVES):
+            raise ValueError(f"wire_dtype: {self.wire_dtype} cannot travel; use torch.float32 or a half")

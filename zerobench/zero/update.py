@@ -1,0 +1,160 @@
+"""From reduced gradients to new masters: what happens in `engine.step()` on this rank's shards.
+
+    agree     which parameters have a gradient anywhere            one small all-reduce
+    check     with loss scaling: did any gradient overflow?        one small all-reduce
+    clip      if asked: the norm over all shards                   one small all-reduce
+    update    torch's optimizer, over the segments of the shards
+
+The optimizer holds segments (segments.py), a view of parameter ∩ shard each, in tiles (precision.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .comm import Comm
+from .precision import (
+    LossScaler,
+    LossScaling,
+    clip_coefficient,
+    is_fused,
+    norm_of,
+    sum_of_powers,
+    tiles_of,
+    update_tiles,
+)
+from .segments import OptimizerSegment, swap_parameters
+from .unit import ALIGN_BYTES, Unit
+
+
+class Update:
+    """The optimizer over this rank's segments. `used`: parameters, by number, whose gradients came on this rank."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], trainable: list[nn.Parameter],
+        names: list[str], tile_bytes: int | None, scaling: LossScaling | None,
+    ) -> None:  # fmt: skip
+        self.optimizer = optimizer
+        self.comm = comm
+        self.trainable = trainable
+        self.names = names
+        self.scaler = LossScaler(scaling)
+        self.skipped = False
+        self.used: set[int] = set()
+        self._agreed = False
+        self._coefficient: torch.Tensor | float | None = None
+        self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
+        self._running = False
+        self._stepped = False
+        # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
+        device = trainable[0].device if trainable else torch.device("cpu")
+        self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=device)
+        most = self._tile_numel(units, tile_bytes)
+        self.segments = [OptimizerSegment(u, s) for u in units for s in u.layout.segments(comm.rank, most)]
+        self.tiles = tiles_of(self.segments, most) if most else [self.segments]
+        self._index = {p: i for i, p in enumerate(trainable)}
+        held = {p for group in optimizer.param_groups for p in group["params"]}
+        self._unheld = {i for p, i in self._index.items() if p not in held}
+        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments)
+        optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
+        optimizer.register_step_pre_hook(self._check_step)
+
+    def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
+        """Elements a tile, or None where one step over everything needs no memory beside the states."""
+        casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
+        if tile_bytes is None or (is_fused(self.optimizer) and not casts):
+            return None
+        return max(ALIGN_BYTES, tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
+
+    # -- the phases ---------------------------------------------------------------------------------------
+
+    def agree(self) -> None:
+        """Parameters with a gradient on any rank; on all ranks unused ones keep grad None, as under DDP."""
+        if self._agreed:
+            return
+        self._agreed = True
+        if self.comm.size > 1:
+            mine = torch.zeros(len(self.trainable), dtype=torch.int32)
+            mine[list(self.used)] = 1
+            self._used_flags.copy_(mine)
+            self.comm.maximum(self._used_flags)
+            self.used = set(self._used_flags.nonzero().flatten().tolist())
+        for segment in self.segments:
+            segment.used = segment.segment.parameter in self.used
+
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
+        self.agree()
+        norm = self._norm(norm_type) / self.scaler.scale
+        coefficient = clip_coefficient(norm, max_norm)
+        self._coefficient = coefficient / self.scaler.scale
+        self._largest = norm
+        return norm.float()
+
+    def run(self) -> bool:
+        """Updates the masters; returns False where the gradients overflowed and every rank skips."""
+        self.agree()
+        self._check_held()
+        overflowed = self.scaler.policy is not None and self._overflowed()
+        if self._coefficient is None and self.scaler.scale != 1:
+            self._coefficient = 1 / self.scaler.scale
+        self.scaler.update(overflowed)
+        self.skipped = overflowed
+        if not overflowed:
+            self._running = self._stepped = True
+            try:
+                update_tiles(self.optimizer, self.tiles, self._coefficient)
+            finally:
+                self._running = False
+        return not overflowed
+
+    def forget(self) -> None:
+        """The gradients are gone."""
+        self.used.clear()
+        self._agreed, self._coefficient, self._largest = False, None, None
+        for segment in self.segments:
+            segment.tensor.grad = None
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _norm(self, norm_type: float) -> torch.Tensor:
+        """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
+        gradients = [g for segment in self.segments if (g := segment.gradient()) is not None]
+        total = sum_of_powers(gradients, norm_type, self._used_flags.device)
+        total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
+        (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
+        return norm_of(total, norm_type)
+
+    def _overflowed(self) -> bool:
+        norm = self._norm(math.inf) if self._largest is None else self._largest
+        return not bool(norm.isfinite())
+
+    def _check_held(self) -> None:
+        missing = [self.names[i] for i in sorted(self._unheld & self.used)]
+        if missing:
+            raise ValueError(
+                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, or add it"
+                " with add_param_group before the first step"
+            )
+
+    def _check_step(self, *_: Any) -> None:
+        if not self._running:
+            raise RuntimeError("call engine.step(), not optimizer.step(): the parameters must be exchanged")
+
+    def _add_param_group(self, group: dict[str, Any]) -> None:
+        """torch's `add_param_group` for parameters of the model that no group holds yet."""
+        if self._stepped:
+            raise RuntimeError("add_param_group: the engine has taken a step; add groups before the first one")
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        numbers = {self._index.get(p, -1) for p in given}
+        if not numbers <= self._unheld:
+            raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
+        type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
+        self._unheld -= numbers
+        swap_parameters(self.optimizer.param_groups[-1:], self.optimizer.state, self._index, self.segments)
