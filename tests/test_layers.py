@@ -10,8 +10,20 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
     {"records", "theory", "zero", "units", "calibration"},
-    {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "training", "precision", "ranges"},
-    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides"},
+    {
+        "baselines",
+        "models",
+        "data",
+        "probes",
+        "environment",
+        "optimizers",
+        "config",
+        "training",
+        "precision",
+        "ranges",
+        "peers",
+    },
+    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},
     {"sweep"},

@@ -14,9 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from . import peers
 from .models import registered_models
 
 PACKAGE = Path(__file__).parent
+PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
+"""Whose versions are kept."""
 
 
 @cache
@@ -51,6 +54,8 @@ def environment_hash(config: dict[str, Any]) -> str:
     parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]
     if config["model"]["kind"] == "huggingface":  # whose code that is
         parts.append(_version("transformers") or "")
+    if config["strategy"]["name"] in peers.NEEDS:
+        parts.append(_version(peers.NEEDS[config["strategy"]["name"]]) or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
@@ -70,7 +75,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
         "command": _command(),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "versions": {name: _version(name) for name in PACKAGES},
         "device_class": device_class(device),
         "backend_version": _nccl_version() if backend == "nccl" else f"gloo of torch {version('torch')}",
         "cuda": _cuda_version(),

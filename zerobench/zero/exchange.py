@@ -97,6 +97,7 @@ class Reduction:
         self._own = own
         self._sends = sends
         self._check = check
+        self._slots: torch.Tensor | None = slots
         self._free = deque(slots)
         self._arriving: deque[_Arrival] = deque()
         self._to_come = iter([(peer, piece) for piece in self._own for peer in (*self._lower, *self._higher)])
@@ -106,11 +107,12 @@ class Reduction:
     def wait(self) -> None:
         """Raises here what has gone wrong in the thread."""
         self._done.wait()
+        self._slots = None  # here, not in the thread: what is alive when is then the same in every run
         if self._error is not None:
             raise self._error
 
     def run(self) -> None:
-        """Lets go of every tensor before it says that it is done."""
+        """Lets go of every tensor but the slots before it says that it is done."""
         try:
             self._receive_all()
         except BaseException as error:
