@@ -7,7 +7,7 @@ with the fp32 masters, 12ψ)::
     zero1   P   + G   + O/N        zero3   P/N + G/N + O/N           (ZeRO, arXiv 1910.02054, figure 1)
 
 Real runs hold more for a while: the gradient that autograd has just made (under DDP three of a tied
-parameter), buckets and units on their way, and the slots that they are received into. That part is replayed event by
+parameter), buckets and units on their way, the receive side of an exchange. That part is replayed event by
 event in the order of the model's own schedule (shapes.py).
 """
 
