@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units"},
+    {"records", "theory", "zero", "units", "calibration"},
     {
         "baselines",
         "models",
@@ -18,12 +18,12 @@ LAYERS = [
         "environment",
         "optimizers",
         "config",
-        "peers",
         "training",
         "precision",
         "ranges",
+        "peers",
     },
-    {"worker", "tables", "resolve", "provenance", "overrides"},
+    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},
     {"sweep"},

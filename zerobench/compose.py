@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .config import Model, config_dir, store_schemas
+from .flags import split_arguments
 from .models import registered_models, schema_of
-from .overrides import Overrides, split_arguments, stray_keys
+from .overrides import Overrides, stray_keys
 from .resolve import Cell, resolve, unresolved
 
 

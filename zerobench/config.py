@@ -44,6 +44,7 @@ class Zero1(Strategy):
     mode: str = "own"
     reduce_with: str | None = None
     overlap_gather: bool = False
+    construct: str = "plain"
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Megatron(Strategy):
 class Zero3(Strategy):
     """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
 
+    `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
     `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
     (`keep_root`), or every unit (`reshard_after_forward=false`).
     """
@@ -81,6 +83,7 @@ class Zero3(Strategy):
     persistence_numel: int | None = None
     keep_root: bool | None = None
     reshard_after_forward: bool | None = None
+    construct: str = "plain"
 
 
 @dataclass

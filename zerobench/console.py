@@ -71,7 +71,7 @@ COLUMNS: dict[str, Column] = {
     "last loss": Column(_loss),
 }
 
-RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device")
+RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
 """Searches that agree in these are for the best strategy."""
 
 FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
@@ -154,13 +154,20 @@ def print_searches(found: list[SearchRow]) -> None:
         rivals = [s for s in found if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
         fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
         mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
-        start = [show_bytes(search.limit_bytes), f"{search.strategy} {search.model} N={search.world_size}"]
+        start = [
+            show_bytes(search.limit_bytes),
+            f"{search.strategy} {search.model} N={search.world_size}{_numbers(search)}",
+        ]
         rows.append([*start, *_show_found(search, mark), str(search.tried)])
     header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
     console = stdout_console()
     console.print(plain_table(header, rows, left=3))
     if any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
+
+
+def _numbers(search: SearchRow) -> str:
+    return "" if search.precision == "fp32" else f" {search.precision}"
 
 
 def _show_found(search: SearchRow, mark: str) -> list[str]:

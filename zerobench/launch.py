@@ -128,7 +128,7 @@ def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
                 return
     except (EOFError, OSError):
         rank.process.join(GRACE_S)
-    if not rank.process.is_alive() and not rank.finished:
+    if not rank.process.is_alive() and not rank.finished and rank.error is None:
         rank.error = ("crash", _explain_exit(rank.process.exitcode))
 
 

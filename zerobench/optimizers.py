@@ -64,7 +64,7 @@ def build(section: Section, parameters: Iterable[nn.Parameter]) -> optim.Optimiz
 def shape_of(section: Section) -> OptimizerShape:
     """What the optimizer of this section keeps of each parameter."""
     kind = KINDS[section["name"]]
-    return OptimizerShape(kind.states(section), kind.counts)
+    return OptimizerShape(kind.states(section), kind.counts, section["implementation"] == "fused")
 
 
 def words_of(config: dict[str, Any]) -> str:

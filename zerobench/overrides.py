@@ -80,7 +80,7 @@ class Overrides:
                 if key not in given and (override := self._parse(f"{key}={value!s}", [])):
                     swept[key] = len(self._values(override))
         self.cells = prod(swept.values())
-        return checked
+        return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
 
     def _check_mode(self, picked: dict[str, list[Any]]) -> None:
         """An experiment sets the stage for a whole sweep; several of them would each want their own."""
@@ -103,7 +103,7 @@ class Overrides:
             if "=" in argument:
                 self.problems.append(f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'")
             else:
-                hint = _nearest(argument, verbs)
+                hint = nearest(argument, verbs)
                 self.problems.append(f"{argument}: neither KEY=VALUE nor a verb{hint}; see zerobench --help")
             return None
 
@@ -153,7 +153,7 @@ class Overrides:
         known = self._choices[group]
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
-                self.problems.append(f"{group}={choice!s}: no such {group}{_nearest(str(choice), known)}")
+                self.problems.append(f"{group}={choice!s}: no such {group}{nearest(str(choice), known)}")
 
     def _check_key(self, key: str, values: list[Any], overrides: list[str], picked: dict[str, list[Any]]) -> None:
         """Walks `key` through the composed config and tries the values in its place."""
@@ -168,12 +168,12 @@ class Overrides:
             known = list(node) if isinstance(node, DictConfig) else []
             if part not in known:
                 under = f" under {overrides[0]}" if overrides and path else ""
-                self.problems.append(f"{key}: no such key{under}{_nearest(part, known, '.'.join(path))}")
+                self.problems.append(f"{key}: no such key{under}{nearest(part, known, '.'.join(path))}")
                 return
             path.append(part)
             node = node._get_node(part)
         if isinstance(node, DictConfig):
-            self.problems.append(f"{key}: it has parts; set one of them{_nearest('', [f'{key}.{k!s}' for k in node])}")
+            self.problems.append(f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}")
             return
         for value in values:
             if isinstance(value, str) and "${" in value:
@@ -213,55 +213,15 @@ class Overrides:
         return sorted(found)
 
 
-FLAGS_WITH_VALUE = (
-    "--config-dir",
-    "-cd",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--package",
-    "-p",
-    "--cfg",
-    "-c",
-    "--experimental-rerun",
-)
-FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
-FLAGS_ALONE = (
-    "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
-    "--shell-completion", "-sc",
-)  # fmt: skip
-
-
-def unknown_flags(flags: list[str]) -> list[str]:
-    """Sentences for flags that neither we nor Hydra have."""
-    known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
-    wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
-    return [
-        f"{flag}: no such flag{_nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
-    ]
-
-
-def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:
-    """Hydra's flags with their values, the overrides, and folders of the user's that add choices (--config-dir)."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    dirs: list[Path] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("-"):
-            overrides.append(argument)
-            continue
-        flags.append(argument)
-        name, _, value = argument.partition("=")
-        takes = name in FLAGS_WITH_VALUE and not value
-        if takes or (name in FLAGS_WITH_OPTIONAL_VALUE and rest and "=" not in rest[0]):
-            flags += rest[:1]
-            value = rest.pop(0) if rest else ""
-        if name in ("--config-dir", "-cd") and value:
-            dirs.append(Path(value))
-    return flags, overrides, dirs
+def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:
+    """A key below a group that is swept over becomes a sweep of one value: Hydra composes a sweep's other overrides
+    once beforehand, with the group's default, which need not have the key.
+    """
+    group, _, rest = override.key_or_group.partition(".")
+    if not rest or group not in swept or group not in SCHEMAS or override.is_sweep_override():
+        return line
+    key, _, value = line.partition("=")
+    return f"{key}=choice({value})"
 
 
 def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> list[str]:
@@ -271,7 +231,7 @@ def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> l
     for key in config:
         name = f"{prefix}{key!s}"
         if key not in known:
-            problems.append(f"{name}: no such key{_nearest(str(key), known, prefix.rstrip('.'))}")
+            problems.append(f"{name}: no such key{nearest(str(key), known, prefix.rstrip('.'))}")
             continue
         node = config._get_node(key)
         kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
@@ -280,7 +240,8 @@ def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> l
     return problems
 
 
-def _nearest(name: str, known: list[str], prefix: str = "") -> str:
+def nearest(name: str, known: list[str], prefix: str = "") -> str:
+    """What is nearest to a mistyped name, and what is valid, to follow a sentence."""
     full = [f"{prefix}.{k}" if prefix else k for k in known]
     by_last = dict(zip(known, full, strict=True))
     near = get_close_matches(name, known, n=1, cutoff=0.5)

@@ -75,8 +75,9 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
         return {}
     name = section["name"]
     options: dict[str, Any] = {"tile_bytes": section["tile_bytes"]}
-    if section["gradient_dtype"] != name:
-        options["gradient_dtype"] = DTYPES[section["gradient_dtype"]]
+    gradient_dtype = DTYPES[section["gradient_dtype"]]
+    if gradient_dtype != DEFAULTS.get(strategy, {}).get("gradient_dtype", DTYPES[name]):
+        options["gradient_dtype"] = gradient_dtype
     if section["wire_dtype"] != section["gradient_dtype"]:
         options["wire_dtype"] = DTYPES[section["wire_dtype"]]
     if name == "fp16":
@@ -90,7 +91,8 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
 def shape_of(section: Section) -> PrecisionShape:
     """What theory needs to know of it."""
     gradient, wire = (DTYPES[section[key]].itemsize for key in ("gradient_dtype", "wire_dtype"))
-    return PrecisionShape(gradient, wire, section["tile_bytes"])
+    casts = section["gradient_dtype"] != section["wire_dtype"]
+    return PrecisionShape(gradient, wire, section["tile_bytes"], casts)
 
 
 def words_of(section: Section) -> str:

@@ -272,4 +272,7 @@ class SearchRow:
     tokens_per_s: float | None = None
     tokens_per_s_low: float | None = None
     tokens_per_s_high: float | None = None
+    precision: str = "fp32"
+    optimizer: str = ""
+    """As in RunRow."""
     schema_version: int = SCHEMA_VERSION

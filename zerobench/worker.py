@@ -19,6 +19,7 @@ from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
+from .zero import materialise
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -87,6 +88,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": results[-1].loss}
                 tell(news | {"peak_bytes": probe.peak_bytes})
 
+        baselines.settle(engine)
+
     # 3 bring home
     return _record(job, probe, results, shapes)
 
@@ -129,7 +132,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
     config = job.config
     seed_everything(config["seed"])
     with probe.phase("init"):
-        model = build_model(config).to(device)
+        model = _place_model(config, device)
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
@@ -138,6 +141,16 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         batches = build_batches(config, job.rank, device)
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
+
+
+def _place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
+    if config["strategy"].get("construct") != "meta":
+        return build_model(config).to(device)
+    with torch.device("meta"):
+        model = build_model(config)
+    materialise.hollow(model, device)
+    return model
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:
@@ -163,7 +176,15 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         uses[parameter] = uses.get(parameter, 0) + 1
-    return [ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p]) for p in model.parameters()]
+    numbers = {p: number for number, p in enumerate(model.parameters())}
+    beside: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+        if weight is not None and bias is not None:
+            beside |= {weight: numbers[bias], bias: numbers[weight]}
+    return [
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p)) for p in numbers
+    ]
 
 
 def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> Schedule:
@@ -171,8 +192,9 @@ def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> S
     if not isinstance(probe, AccountedPass):
         return Schedule.sequential(shapes, micro_batches)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}
-    uses = tuple(name for name in probe.modules_run if name in units)
-    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches)
+    runs = [(name, returns) for name, returns in probe.modules_run if name in units]
+    uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
+    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches, returns)
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:

@@ -12,6 +12,7 @@ import zerobench
 from tests.end_to_end.command import ROOT, SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
+from zerobench.compose import compose_cells
 from zerobench.records import CATEGORIES
 
 
@@ -198,6 +199,15 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     cell = resolve(OmegaConf.to_object(config), path.stem, [])
     assert cell.problems == ()
     assert len(cell.cell_id) == 12
+
+
+def test_a_key_that_the_default_choice_lacks_goes_with_a_sweep_over_its_group() -> None:
+    """Hydra alone would look for it under the default strategy, ddp, and refuse."""
+    cells = compose_cells(["-m", "strategy=zero1,zero2", "strategy.reduce_with=all_reduce", "optimizer=nadam,adam"])
+    assert len(cells) == 4
+    assert {cell.config["strategy"]["reduce_with"] for cell in cells} == {"all_reduce"}
+    halves = compose_cells(["-m", "precision=bf16,fp16", "strategy=zero1", "precision.gradient_dtype='fp32'"])
+    assert [cell.config["precision"]["gradient_dtype"] for cell in halves] == ["fp32"] * 2
 
 
 def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:

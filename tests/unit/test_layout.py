@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from zerobench.theory import partition
 from zerobench.theory.partition import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
+from zerobench.zero import exchange
 from zerobench.zero.layout import buckets, one_unit
 
 NUMELS = [(0, 1), (1, 703), (2, 0), (3, 16), (4, 5000), (5, 17), (6, 64)]
@@ -69,7 +71,11 @@ def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int |
     assert [numel for buffer in theory for _, numel in buffer.units] == [layout.padded_numel for layout in engine]
     for rank in range(world_size):
         for most in (None, 128):
-            segments = [s for layout in engine for s in layout.segments(rank, most)]
-            owned = [buffer.owned(rank, set(range(7)), most) for buffer in theory]
-            total = tuple(sum(each) for each in zip(*owned, strict=True))
-            assert total == (sum(s.numel for s in segments), len(segments))
+            segments = [(s.parameter, s.numel) for layout in engine for s in layout.segments(rank, most)]
+            assert [one for buffer in theory for one in buffer.segments(rank, most)] == segments
+
+
+def test_theory_and_the_exchange_mean_the_same_slots() -> None:
+    assert (partition.PIECE_BYTES, partition.SLOTS) == (exchange.REDUCE_PIECE_BYTES, exchange.SLOTS)
+    sizes = [partition.slots_bytes(size, n) for size, n in ((2048, 2), (3072, 4), (50 * 2**20, 2), (50 * 2**20, 64))]
+    assert sizes == [1024, 3 * 768, 2 * 2**20, 2 * 2**20]

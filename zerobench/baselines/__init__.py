@@ -54,10 +54,16 @@ def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer,
     """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`. `precision`: what an
     engine must know of dtypes and loss scaling beside the model (precision.options_of).
     """
-    options = {key: value for key, value in strategy.items() if key not in ("name", "accumulate", "mode")}
+    options = {key: value for key, value in strategy.items() if key not in ("name", "accumulate", "mode", "construct")}
     return STRATEGIES[strategy["name"]](model, optimizer, **options, **precision)
 
 
 def synchronising(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
     """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
     return engine.no_sync() if accumulate == "last" and not last else nullcontext()
+
+
+def settle(engine: Any) -> None:
+    """Completes what an engine may still have on its way after the last step: gathers that overlap the next forward."""
+    if hasattr(engine, "settle"):
+        engine.settle()

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
+from ..zero.modules import tensors_that_require_grad
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
 from .wrapped import parts_of
@@ -32,21 +33,20 @@ class AccountedPass:
         """(measured step, one of like operations, how many)."""
         self.arrivals: list[int] = []
         """Parameters, by number, in the order in which their gradients came in the last step."""
-        self.modules_run: list[str] = []
-        """Modules in the order in which the forward of the last step ran them."""
+        self.modules_run: list[tuple[str, bool]] = []
+        """Modules in the order in which the forward of the last step ran them, and whether backward comes back."""
         self._names: dict[nn.Module, str] = {}
-        self._running: list[str] = []
+        self._running: list[tuple[str, int]] = []  # and its place in `modules_run`
         self._tied = WeakTensorKeyDictionary()
         self._tied_names: set[str] = set()
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
         self._hooked = WeakTensorKeyDictionary()  # weak, as the next: to measure is not to keep alive
-        self._numbers: dict[str, int] = {}
         self._measured = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
-        labels.listen(self)
-        self._stack.callback(labels.unlisten, self)
+        labels.listen(self.ledger)
+        self._stack.callback(labels.unlisten, self.ledger)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
         for hook in (
@@ -63,7 +63,6 @@ class AccountedPass:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
         self._names = {module: name for name, module in model.named_modules()}
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            self._numbers[name] = number
             labels.label(parameter, labels.PARAMETERS, name)
             self._listen_to(parameter, number, name)
         numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
@@ -177,14 +176,6 @@ class AccountedPass:
         step = self.ledger.extremes.get("step")
         return step.peak if step is not None else None
 
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
-        """A label of the engine's, for the ledger."""
-        self.ledger.on_tensor(tensor, category, name)
-
-    def on_arrival(self, name: str) -> None:
-        """The engine has the gradient of one use of a tied parameter."""
-        self.arrivals.append(self._numbers[name])
-
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self.arrivals.append(number)
         labels.label(gradient, labels.GRADIENTS, name)
@@ -194,10 +185,11 @@ class AccountedPass:
         self.meter.phase = name
 
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:
-        self._running.append(self._names.get(module, type(module).__name__))
-        self.ledger.module = self._running[-1]
+        name = self._names.get(module, type(module).__name__)
+        self._running.append((name, len(self.modules_run)))
+        self.ledger.module = name
         if self.ledger.phase == "forward":
-            self.modules_run.append(self._running[-1])
+            self.modules_run.append((name, False))
 
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
         if parameter.requires_grad and parameter not in self._hooked:
@@ -206,15 +198,18 @@ class AccountedPass:
                 self._tied[parameter] = name
             parameter.register_hook(partial(self._gradient_arrived, number, name))
 
-    def _leave_module(self, module: nn.Module, _inputs: object, _output: object) -> None:
+    def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
         """A module that runs has its parameters whole, also those that a strategy has put there for the time being."""
         for own, parameter in module.named_parameters(recurse=False):
             if (module, own) in self._places and type(parameter.data) is torch.Tensor:
                 number, name = self._places[module, own]
                 labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
                 self._listen_to(parameter, number, name)
-        self._running.pop()
-        self.ledger.module = self._running[-1] if self._running else ""
+        name, place = self._running.pop()
+        self.ledger.module = self._running[-1][0] if self._running else ""
+        if self.ledger.phase == "forward":  # reentrant recomputation runs it without gradients, and comes back too
+            returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
+            self.modules_run[place] = (name, returns)
 
 
 def _label_parts(tensor: torch.Tensor, category: str, name: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .shapes import ROOT, ParameterShape
 
 ALIGN_BYTES = 64
+PIECE_BYTES, SLOTS = 2**19, 4
 
 TAIL_NUMEL = 8
 """Elements at the end of a stage 3 unit in which ranks tell what they send."""
@@ -52,24 +53,39 @@ class FlatBuffer:
         return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
 
     @property
+    def padded_numel(self) -> int:
+        """Elements of all units, padding included."""
+        return sum(numel for _, numel in self.units)
+
+    @property
     def padded_bytes(self) -> int:
-        """All units, padding included."""
-        return sum(numel for _, numel in self.units) * self.element_bytes
+        """The same in bytes."""
+        return self.padded_numel * self.element_bytes
 
-    def owned(self, rank: int, among: set[int], most: int | None = None) -> tuple[int, int]:
-        """(elements, segments) of the parameters `among` in `rank`'s shards, padding apart.
+    @property
+    def is_half(self) -> bool:
+        """Whether there are fp32 masters beside it."""
+        return self.element_bytes < 4
 
-        `most`: segments of more elements are cut.
+    @property
+    def master_bytes(self) -> int:
+        """Of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+        return max(4, self.element_bytes)
+
+    def segments(self, rank: int, most: int | None = None) -> list[tuple[int, int]]:
+        """(parameter, elements) of each run of one parameter's elements in `rank`'s shards, in order.
+
+        `most`: where they have more elements they are cut.
         """
-        elements = segments = 0
+        found = []
         for start, numel in self.units:
             low = start + rank * numel // self.world_size
             high = low + numel // self.world_size
             for span in self.spans:
                 common = min(high, span.stop) - max(low, span.start)
-                if common > 0 and span.parameter in among:
-                    elements, segments = elements + common, segments + -(-common // (most or common))
-        return elements, segments
+                step = most or max(1, common)
+                found += [(span.parameter, min(step, common - done)) for done in range(0, common, step)]
+        return found
 
 
 def lay_out(
@@ -117,6 +133,13 @@ def lay_out_buckets(
     return buffers
 
 
+def slots_bytes(padded_bytes: int, world_size: int) -> int:
+    """What a reduction receives into: SLOTS pieces of a slice at most, and no more than come (zero/exchange.py)."""
+    part = padded_bytes // world_size
+    pieces = -(-part // PIECE_BYTES) * (world_size - 1)
+    return min(SLOTS, pieces) * min(PIECE_BYTES, part)
+
+
 def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:
     """`indices` split by (trainable, element size), in order."""
     kinds: dict[tuple[bool, int], list[int]] = {}
@@ -125,13 +148,14 @@ def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[li
     return list(kinds.values())
 
 
-def by_unit(shapes: Sequence[ParameterShape]) -> dict[str, list[int]]:
-    """Parameters of each stage 3 unit, the root first, the others in the module's order."""
+def by_unit(shapes: Sequence[ParameterShape], persistence_numel: int = 0) -> tuple[list[int], dict[str, list[int]]]:
+    """The small parameters that stay whole, and the others of each stage 3 unit: the root first, then in order."""
+    small: list[int] = []
     units: dict[str, list[int]] = {ROOT: []}
     for i, shape in enumerate(shapes):
         if shape.numel:
-            units.setdefault(shape.unit, []).append(i)
-    return units
+            (small if shape.numel <= persistence_numel else units.setdefault(shape.unit, [])).append(i)
+    return small, units
 
 
 def _up(numel: int, multiple: int) -> int:

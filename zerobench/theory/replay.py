@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .shapes import ParameterShape
+from .shapes import ParameterShape, PrecisionShape, Schedule
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
@@ -51,6 +51,47 @@ def is_half(shape: ParameterShape) -> bool:
 def master_bytes(shape: ParameterShape) -> int:
     """Bytes of what the optimizer updates, and of each of its states: fp32, or the parameter's own dtype above."""
     return shape.numel * max(4, shape.element_bytes)
+
+
+def gradient_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
+    """Of an element of the parameter's gradient, as it is accumulated."""
+    return precision.gradient_bytes if is_half(shape) else shape.element_bytes
+
+
+def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
+    """Of an element of the parameter's gradient, as it is sent; fp64 is never cast."""
+    return precision.wire_bytes if is_half(shape) or casts(shape, precision) else shape.element_bytes
+
+
+def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
+    """Whether the parameter's gradient is sent in another dtype than it is accumulated in."""
+    return precision.casts and shape.element_bytes < 8
+
+
+def micro_batches(schedule: Schedule) -> list[bool]:
+    """Of each micro-batch, whether it is the last. The fourth is like the third."""
+    count = min(schedule.micro_batches, 3)
+    return [number == count - 1 for number in range(count)]
+
+
+def is_synchronising(strategy: dict[str, Any], last: bool) -> bool:
+    """Whether a micro-batch is reduced over the ranks."""
+    return last or strategy["accumulate"] == "every"
+
+
+def hand_over(replay: Replay, schedule: Schedule) -> Iterator[int]:
+    """The parameters in the order in which their gradients come, each held while it is handed over.
+
+    A bias's gradient is made with its weight's: the one that comes second waits meanwhile.
+    """
+    shapes, arrivals = schedule.shapes, schedule.arrivals
+    for place, i in enumerate(arrivals):
+        waits = shapes[i].beside if shapes[i].beside in arrivals[place + 1 : place + 2] else None
+        replay.hold("gradients", "fresh", bytes_of(shapes[i]))
+        replay.hold("gradients", "waiting", 0 if waits is None else bytes_of(shapes[waits]))
+        yield i
+        replay.drop("gradients", "fresh")
+        replay.drop("gradients", "waiting")
 
 
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:

@@ -13,7 +13,8 @@ ROOT = ""
 class ParameterShape:
     """One unique parameter, in the module's order. `unit`: its module group in stage 3, ROOT for the rest.
 
-    `uses`: the number of places in the module where it stands; more than one means that it is tied.
+    `uses`: the number of places in the module where it stands; more than one means that it is tied. `beside`: the
+    number of the parameter whose gradient autograd makes at once with this one's: a bias's weight, a weight's bias.
     """
 
     numel: int
@@ -21,14 +22,18 @@ class ParameterShape:
     trainable: bool
     unit: str
     uses: int = 1
+    beside: int | None = None
 
 
 @dataclass(frozen=True)
 class OptimizerShape:
-    """`states`: tensors of the parameter's size that are kept; `counts`: 4-byte scalars that are kept of a tensor."""
+    """`states`: tensors of the parameter's size that are kept; `counts`: 4-byte scalars that are kept of a tensor.
+    `fused`: an update needs no temporaries.
+    """
 
     states: int
     counts: int
+    fused: bool = True
 
     def bytes_of(self, size: int, tensors: int) -> int:
         """For parameters of `size` bytes in all, in so many tensors."""
@@ -39,11 +44,13 @@ class OptimizerShape:
 class PrecisionShape:
     """Bytes an element of a parameter below fp32: of its gradient as it is accumulated, and as it is sent. Such a
     parameter has an fp32 master; `tile_bytes` of fp32 gradients, or all, exist at once as the optimizer is given them.
+    `casts`: gradients are sent in another dtype than they are accumulated in.
     """
 
     gradient_bytes: int = 4
     wire_bytes: int = 4
     tile_bytes: int | None = 4 * 2**20
+    casts: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,16 @@ class Schedule:
 
     `arrivals`: parameters in the order in which their gradients come; one that is missing is not used. Our engine is
     handed the gradient of each use of a tied parameter apart, so that it comes more than once.
-    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. Both in one
-    micro-batch, of which a step has `micro_batches`.
+    `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. `returns`: of each
+    use, whether backward comes to it: not where nothing up to there is trained. All in one micro-batch, of which a step
+    has `micro_batches`.
     """
 
     shapes: tuple[ParameterShape, ...]
     arrivals: tuple[int, ...]
     uses: tuple[str, ...]
     micro_batches: int = 1
+    returns: tuple[bool, ...] = ()
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
@@ -67,4 +76,6 @@ class Schedule:
         trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
         heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
-        return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches)
+        before = [{ROOT, *units[: place + 1]} for place in range(len(units))]
+        returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
+        return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)

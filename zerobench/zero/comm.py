@@ -1,33 +1,35 @@
 """Every byte between ranks passes here. The stages ask for a collective; how it travels is the backend's.
 
-A full buffer has `N · shard_numel` elements; slice j belongs to rank j. Both collectives work in place:
+A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The collectives work in place:
 
     reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: left as they were)
     all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
+    all_reduce(full)       every slice := sum over ranks of that slice
 
-[Note: true reduce-scatter on gloo]
-gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice what is needed and
-leaves the order of the sum to the ring. Here the ranks exchange slices pairwise and each sums its own, in
-the order of the ranks: (N-1)/N of the buffer on the wire, and the same bits for every stage. The price
-is a receive side of (N-1)/N of the buffer. Gathers are broadcasts of slices, in place: no hidden buffer.
+With a stamp (stamp.py) a collective whose ranks are at different units or steps raises RuntimeError in `Handle.wait`.
+How slices travel on gloo: exchange.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import labels
-
-PIECE_BYTES = 4 * 2**20
-"""A large transfer runs about half duplex in one piece; pieces of this size overlap both directions."""
+from .exchange import Reducer, gather_slices
+from .stamp import STAMP_NUMEL, Stamp, sums_are_exact
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+CheckEnd = Callable[[torch.Tensor], None]
+"""Given the end of a buffer: raises where it bears another stamp."""
 
 
 class Handle:
@@ -48,22 +50,29 @@ class Handle:
 
 
 class Comm:
-    """A world of one rank: nothing travels. The base of the backends below."""
+    """A world of one rank: nothing travels. The base of the backends below.
+
+    `full`: (N · shard_numel,); where a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: a name for
+    whoever measures.
+    """
 
     rank = 0
     size = 1
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "") -> Handle:
-        """Sums `full` over the ranks into the own slice. `full`: (N · shard_numel,)."""
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """Sums `full` over the ranks into the own slice."""
         return Handle([])
 
-    def all_gather(self, full: torch.Tensor, unit: str = "") -> Handle:
-        """Fills every slice of `full` from its owner. `full`: (N · shard_numel,)."""
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """Fills every slice of `full` from its owner."""
         return Handle([])
 
-    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
-        """Sums `full` over the ranks, everywhere: twice what a reduce-scatter sends."""
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """Sums `full` over the ranks: twice the volume of a reduce-scatter, where a vendor does so."""
         return Handle([])
+
+    def check_stamps(self) -> None:
+        """Checks what could not be checked without holding up the device; for the end of a step."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Copies rank 0's `tensor` to every rank; outside the volume (start-up, buffers)."""
@@ -72,7 +81,7 @@ class Comm:
         """Elementwise maximum over the ranks, in place; outside the volume."""
 
     def sum(self, values: torch.Tensor) -> None:
-        """Elementwise sum over the ranks, in place; outside the volume."""
+        """Elementwise sum over the ranks, in place; outside the volume. For norms: a few float64 values."""
 
 
 class GroupComm(Comm):
@@ -82,10 +91,29 @@ class GroupComm(Comm):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.is_last = self.rank == self.size - 1
 
-    def all_reduce(self, full: torch.Tensor, unit: str = "") -> Handle:
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp:
+            stamp.write(full)
         with labels.collective("all_reduce", unit):
-            return Handle([dist.all_reduce(full, group=self.group, async_op=True)])
+            work = dist.all_reduce(full, group=self.group, async_op=True)
+        return Handle([work], self._sum_to_check(full, stamp))
+
+    def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
+        """What is left to do once `full` holds the last rank's slice."""
+        if stamp is None or self.is_last:
+            return None
+        return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
+
+    def _sum_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
+        """What is left to do once the end of `full` holds a sum over the ranks."""
+        if stamp is None or not sums_are_exact(full.dtype, self.size):
+            return None
+        return lambda: self._check_end(full, partial(stamp.check_sum, self.size))
+
+    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
+        check(full)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
@@ -104,60 +132,59 @@ class GroupComm(Comm):
 
 
 class NcclComm(GroupComm):
-    """NCCL's own collectives, in place."""
+    """NCCL's own collectives, in place. Stamps stay on the device until `check_stamps`, which waits for it once."""
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "") -> Handle:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._unchecked: list[tuple[CheckEnd, torch.Tensor]] = []
+
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp:
+            stamp.write(full)
         own = full.chunk(self.size)[self.rank]
         with labels.collective("reduce_scatter", unit):
-            return Handle([_scatter_into(own, full, group=self.group, async_op=True)])
+            work = _scatter_into(own, full, group=self.group, async_op=True)
+        return Handle([work], self._sum_to_check(full, stamp if self.is_last else None))
 
-    def all_gather(self, full: torch.Tensor, unit: str = "") -> Handle:
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp and self.is_last:
+            stamp.write(full)
         own = full.chunk(self.size)[self.rank]
         with labels.collective("all_gather", unit):
-            return Handle([_gather_into(full, own, group=self.group, async_op=True)])
+            work = _gather_into(full, own, group=self.group, async_op=True)
+        return Handle([work], self._gathered_to_check(full, stamp))
+
+    def check_stamps(self) -> None:
+        unchecked, self._unchecked = self._unchecked, []
+        if unchecked:
+            ends = torch.stack([end for _, end in unchecked]).cpu()
+            for (check, _), end in zip(unchecked, ends, strict=True):
+                check(end)
+
+    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
+        self._unchecked.append((check, full[-STAMP_NUMEL:].double()))
 
 
 class GlooComm(GroupComm):
-    """[Note: true reduce-scatter on gloo]"""
+    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]"""
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "") -> Handle:
-        slices = full.view(self.size, -1)
-        received = full.new_empty(self.size - 1, slices.size(1))
-        labels.label(received, labels.COMMUNICATION, f"{unit} received")
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        works = []
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._reducer = Reducer(self.rank, self.size, group)
+
+    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp:
+            stamp.write(full)
+        check = stamp.check if stamp and self.is_last else None
         with labels.collective("reduce_scatter", unit):
-            for row, peer in zip(received, others, strict=True):
-                works += [dist.irecv(p, group_src=peer, group=self.group) for p in _pieces(row)]
-            for peer in others:
-                works += [dist.isend(p, group_dst=peer, group=self.group) for p in _pieces(slices[peer])]
-        return Handle(works, lambda: _sum_in_rank_order(slices[self.rank], received, self.rank))
+            return Handle([self._reducer.launch(full, unit, check)])
 
-    def all_gather(self, full: torch.Tensor, unit: str = "") -> Handle:
-        works = []
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp and self.is_last:
+            stamp.write(full)
         with labels.collective("all_gather", unit):
-            for owner, part in enumerate(full.view(self.size, -1)):
-                for piece in _pieces(part):
-                    works.append(dist.broadcast(piece, group_src=owner, group=self.group, async_op=True))
-        return Handle(works)
-
-
-def _pieces(part: torch.Tensor) -> Iterator[torch.Tensor]:
-    return iter(part.split(max(1, PIECE_BYTES // part.element_size())))
-
-
-def _sum_in_rank_order(own: torch.Tensor, received: torch.Tensor, rank: int) -> None:
-    """own := ((slice of rank 0 + of rank 1) + of rank 2) + ... with no buffer beside `received`.
-
-    The lower ranks' rows are summed in the first of them; adding that to `own` commutes to the bit.
-    """
-    lower, higher = received[:rank], received[rank:]
-    for row in lower[1:]:
-        lower[0].add_(row)
-    if rank > 0:
-        own.add_(lower[0])
-    for row in higher:
-        own.add_(row)
+            works = gather_slices(full, self.rank, self.size, self.group)
+        return Handle(works, self._gathered_to_check(full, stamp))
 
 
 _BACKENDS = {"gloo": GlooComm, "nccl": NcclComm}

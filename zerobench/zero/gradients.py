@@ -62,7 +62,6 @@ class GradientFlow:
         for unit, _ in self.places[i]:
             unit.uses -= 1
             unit.arrived -= 1
-        labels.arrived(self._engine.names[i])
         self._arrive(i, leaf)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -111,7 +110,7 @@ class GradientFlow:
         unit.zero_missing_gradients()
         wire = unit.cast_to_wire()
         engine.send_gradients(unit)
-        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name)
+        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name, engine.stamp(unit))
         self._in_flight.append(unit)
 
     def land_all(self) -> None:

@@ -23,10 +23,8 @@ from . import labels
 from .comm import Comm, Handle
 from .layout import Layout
 from .precision import Dtypes
+from .stamp import Stamp
 from .unit import Unit
-
-TAIL_NUMEL = 8
-"""Elements kept free at a unit's end, in which the ranks tell one another what they are sending."""
 
 _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -39,10 +37,11 @@ class ModuleUnit(Unit):
 
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
-        share: Callable[[torch.Tensor], None],
+        share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes)
         self.comm = comm
+        self._stamp = stamp
         self.parameters = parameters
         self.trainable = parameters[0].requires_grad
         self.stays = stays or comm.size == 1
@@ -85,7 +84,7 @@ class ModuleUnit(Unit):
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.own_slice(full).copy_(self.parameter_shard)
-            self.gather = self.comm.all_gather(full, self.name)
+            self.gather = self.comm.all_gather(full, self.name, self._stamp(self))
 
     def unshard(self) -> None:
         """-> unsharded: the parameters are views of the full buffer."""

@@ -11,12 +11,13 @@ from torch import nn
 
 from .comm import Comm, Handle
 from .precision import LossScaling
+from .stamp import Stamp
 
-Reduction = Callable[[Comm, torch.Tensor, str], Handle]
+Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None], Handle]
 
 REDUCTIONS: dict[str, Reduction] = {
-    "reduce_scatter": lambda comm, full, unit: comm.reduce_scatter(full, unit),
-    "all_reduce": lambda comm, full, unit: comm.all_reduce(full, unit),
+    "reduce_scatter": lambda comm, full, unit, stamp: comm.reduce_scatter(full, unit, stamp),
+    "all_reduce": lambda comm, full, unit, stamp: comm.all_reduce(full, unit, stamp),
 }
 """How a bucket's gradients are summed: 1 of its size on the wire, or 2."""
 

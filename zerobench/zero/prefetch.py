@@ -17,6 +17,7 @@ class UnitOrder(Generic[U]):
     def __init__(self) -> None:
         self.uses: list[U] = []
         self._previous: list[U] = []
+        self._not_returning: set[int] = set()  # uses that backward will not come to
         self._start = 0  # where the present forward starts in `uses`
 
     def begin_forward(self) -> None:
@@ -33,6 +34,11 @@ class UnitOrder(Generic[U]):
         if self.uses:
             self._previous = self.uses[self._start :]
         self.uses, self._start = [], 0
+        self._not_returning.clear()
+
+    def end_before(self, use: int, count: int) -> None:
+        """Nothing up to here is trained: backward will not come to the last `count` uses up to this one."""
+        self._not_returning.update(range(use - count + 1, use + 1))
 
     def ahead(self, use: int, depth: int) -> list[U]:
         """Up to `depth` units that came after this use in the last forward, if that went the same way so far."""
@@ -43,7 +49,8 @@ class UnitOrder(Generic[U]):
 
     def behind(self, use: int, depth: int) -> list[U]:
         """Up to `depth` units that backward will come to after this use, nearest first."""
-        return self.uses[max(0, use - depth) : use][::-1]
+        window = range(max(0, use - depth), use)
+        return [self.uses[number] for number in reversed(window) if number not in self._not_returning]
 
     def passed(self, use: int) -> list[U]:
         """Units whose uses all lie after this one, last first: backward is done with them when it gets here."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from . import labels
 from .stage1 import Stage1
 from .unit import Unit
 
@@ -30,10 +31,10 @@ class Stage2(Stage1):
             unit.full_gradients = unit.gradient_shard
 
     def open_gradients(self, unit: Unit) -> None:
-        if unit.full_gradients is None:  # under no_sync it will hold a sum, and is then cast to be sent
-            unit.full_gradients = unit.new_full_gradients(
-                unit.dtypes.wire if self.gradients.synchronising else unit.dtypes.gradients
-            )
+        if unit.full_gradients is None:
+            kept = (unit.dtypes.gradients, labels.GRADIENTS)  # under no_sync: a sum, to be cast when it is sent
+            sent = (unit.dtypes.wire, labels.COMMUNICATION)
+            unit.full_gradients = unit.new_full_gradients(*(sent if self.gradients.synchronising else kept))
 
     def send_gradients(self, unit: Unit) -> None:
         unit.full_gradients = None

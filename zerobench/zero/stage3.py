@@ -27,7 +27,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
 from .layout import one_unit
-from .module_unit import TAIL_NUMEL, ModuleUnit
+from .module_unit import ModuleUnit
 from .modules import (
     ROOT,
     default_units,
@@ -40,6 +40,7 @@ from .modules import (
 from .precision import Dtypes
 from .prefetch import UnitOrder
 from .stage2 import Stage2
+from .stamp import STAMP_NUMEL, Stamp
 from .unit import ALIGN_BYTES, Unit
 
 KEPT = "(kept)"
@@ -87,9 +88,9 @@ class Stage3(Stage2):
     def _adopt_unit(self, name: str, parameters: list[nn.Parameter], stays: bool) -> ModuleUnit:
         index = {p: i for i, p in enumerate(self.trainable)}
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
-        layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), TAIL_NUMEL)
+        layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
         dtypes = Dtypes.of(parameters[0].dtype, self.options.gradient_dtype, self.options.wire_dtype)
-        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays, self.share)
+        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays, self.share, self.stamp)
         if unit.trainable:
             self.place_gradients(unit)
             labels.label(unit.gradient_shard, labels.GRADIENTS, name)
@@ -111,6 +112,10 @@ class Stage3(Stage2):
 
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(after)
+
+    def stamp(self, unit: Unit) -> Stamp:
+        names = [one.name for one in self._all_units]
+        return Stamp(names.index(unit.name), self.steps, names.__getitem__)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():
@@ -162,7 +167,9 @@ class Stage3(Stage2):
                 f"{units[0].name}: no tensor that requires a gradient was found in its output; a unit of zero3 must"
                 " return tensors, or containers or dataclasses of them"
             )
-        if tensors and use is not None:
+        if not tensors and use is not None:
+            self._order.end_before(use, len(units))
+        elif use is not None:
             hook = partial(self.before_backward, units, use, self._backwards)
             register_multi_grad_hook(tensors, hook, mode="any")
 
@@ -226,6 +233,7 @@ class Stage3(Stage2):
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
 
     def finish_reductions(self) -> None:
+        self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
         used = list(dict.fromkeys(reversed(self._order.uses)))
         for unit in [*used, *(u for u in self._all_units if u.stays)]:
             if unit.trainable and unit not in self._done:
@@ -251,7 +259,14 @@ class Stage3(Stage2):
     def after_update(self) -> None:
         self._give_back()
         for unit in self._all_units:
-            unit.refresh()
+            if unit.trainable:
+                unit.refresh()
+
+    def after_load(self) -> None:
+        super().after_load()
+        for unit in self._all_units:
+            if not unit.trainable:
+                unit.refresh()
 
     def check_readable(self, parameter: nn.Parameter) -> None:
         unit = self._unit_of.get(parameter)

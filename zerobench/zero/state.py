@@ -56,16 +56,15 @@ class StateFace:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
         _checkpoints().export_safetensors(self, path)
 
-    def after_load(self: Any) -> None:
-        """The segments hold values from elsewhere: the parameters follow."""
-        after_load(self)
-
-    def _extra_state(self) -> dict[str, Any]:
+    def _extra_state(self: Any) -> dict[str, Any]:
         """JSON values, equal on all ranks, that a checkpoint keeps for the engine itself."""
-        return {}
+        scaler = self.update.scaler
+        return {"loss_scaling": scaler.state()} if scaler.policy else {}
 
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        """Takes back what `_extra_state` gave."""
+    def _load_extra_state(self: Any, extra: dict[str, Any]) -> None:
+        """Takes back what `_extra_state` gave; a scale only where losses are scaled here too."""
+        if self.update.scaler.policy and "loss_scaling" in extra:
+            self.update.scaler.load(extra["loss_scaling"])
 
 
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
@@ -116,17 +115,6 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
             tensor.copy_(given[name])
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
     engine.after_load()
-
-
-def after_load(engine: Strategy) -> None:
-    """The segments hold values from elsewhere: so do the parameter shards, and then the parameters of all ranks."""
-    with torch.no_grad():
-        for unit in engine.units:
-            unit.round_master()
-        engine.after_update()
-        engine.settle()
-    for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
-        torch.autograd.graph.increment_version(parameter)
 
 
 def _checkpoints() -> ModuleType:

@@ -28,10 +28,13 @@ from .comm import Comm
 from .gradients import GradientFlow
 from .modules import watching_parameters
 from .options import Options
-from .segments import OptimizerSegment
+from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
 from .update import Update
+
+STEPS_BETWEEN_CHECKS = 100
+"""Stamps that lie on a device are looked at this often, for looking waits for it."""
 
 
 class Strategy(StateFace):
@@ -49,6 +52,7 @@ class Strategy(StateFace):
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
+        self.steps = 0
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
         hollow = materialise.on_meta(module)
@@ -95,6 +99,10 @@ class Strategy(StateFace):
     def finish_reductions(self) -> None:
         """The backward is over: starts every reduction that is still due, in an order equal on all ranks."""
         raise NotImplementedError
+
+    def stamp(self, unit: Unit) -> Stamp | None:
+        """What the unit's collectives bear where ranks might launch different ones; stages 1 and 2 have one order."""
+        return None
 
     def after_backward(self) -> None:
         """The backward is over and its gradients, outside no_sync, are reduced."""
@@ -163,6 +171,9 @@ class Strategy(StateFace):
             torch.autograd.graph.increment_version(parameter)
         # 4 consume
         self.zero_grad()
+        self.steps += 1
+        if self.steps % STEPS_BETWEEN_CHECKS == 0:
+            self.comm.check_stamps()
         return loss
 
     def clip_grad_norm_(
@@ -188,11 +199,6 @@ class Strategy(StateFace):
             for unit in self.holders():
                 stack.enter_context(self.whole(unit))
             yield self.module
-
-    @property
-    def segments(self) -> list[OptimizerSegment]:
-        """What the optimizer holds of this rank's shards."""
-        return self.update.segments
 
     @property
     def loss_scale(self) -> float:
@@ -240,9 +246,12 @@ class Strategy(StateFace):
         """The unit has its gradients: launches their reduction."""
         self.gradients.launch(unit)
 
-    def _extra_state(self) -> dict[str, Any]:
-        return {"loss_scaler": self.update.scaler.state()}
-
-    def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        if self.options.loss_scaling is not None and "loss_scaler" in extra:
-            self.update.scaler.load(extra["loss_scaler"])
+    def after_load(self) -> None:
+        """The masters were written from outside: the parameters follow them."""
+        with torch.no_grad():
+            for unit in self.units:
+                unit.round_master()
+            self.after_update()
+        self.settle()
+        for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
+            torch.autograd.graph.increment_version(parameter)

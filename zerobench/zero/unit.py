@@ -86,10 +86,10 @@ class Unit:
         if self.master_shard is not self.parameter_shard:
             self.parameter_shard.copy_(self.master_shard)
 
-    def new_full_gradients(self, dtype: torch.dtype) -> torch.Tensor:
-        """A (padded_numel,) buffer for gradients on their way, not filled."""
+    def new_full_gradients(self, dtype: torch.dtype, category: str = labels.COMMUNICATION) -> torch.Tensor:
+        """A (padded_numel,) buffer, not filled, for gradients on their way or, by its category, to be kept."""
         full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.parameter_shard.device)
-        return labels.label(full, labels.COMMUNICATION, self.name)
+        return labels.label(full, category, self.name)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
         """Puts `scale` · gradient, (piece.numel,), into the full gradients; adds where one waits already."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
     """This rank's part of the state: live, or with `copy` copied to the CPU, so that training may go on."""
     flats: dict[str, Flat] = {}
-    for segment in engine.segments:
+    for segment in engine.update.segments:
         name, start = engine.names[segment.segment.parameter], segment.segment.start
         whole = engine.trainable[segment.segment.parameter]
         _put(flats, f"master.{name}", whole, start, segment.tensor)
@@ -59,9 +59,9 @@ class Targets:
         self.engine = engine
         self.facts = facts
         self.flats: dict[str, Flat] = {}
-        self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
+        self._states: list[dict[str, Any]] = []  # new optimizer states, in the order of engine.update.segments
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that cannot be read into, and what can
-        for segment in engine.segments:
+        for segment in engine.update.segments:
             self._add_segment(segment)
         for name, parameter, start, chunk in _sharded_frozen(engine):
             _put(self.flats, f"frozen.{name}", parameter, start, chunk)
@@ -99,8 +99,8 @@ class Targets:
             for tensor, flat in self._late:
                 tensor.copy_(flat)
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
-        for segment, state in zip(engine.segments, self._states, strict=True):
-            group = group_of[id(segment.tensor)]
+        for segment, state in zip(engine.update.segments, self._states, strict=True):
+            group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
             if state:
                 optimizer.state[segment.tensor] = {

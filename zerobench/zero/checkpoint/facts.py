@@ -6,7 +6,7 @@
     buffers                     {name: {"shape": [], "dtype": "int64"}}
     optimizer                   "class"    its name
                                 "options"  [{"lr": 0.1, ...}, ...], one a group
-                                "groups"   {name: number of the parameter's group}
+                                "groups"   {name: number of the parameter's group, or null for none}
                                 "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
                                            of the parameter's size; parameters that were never updated have none
     extra, user                 the engine's and the caller's own
@@ -37,9 +37,9 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
     states: dict[str, Any] = {}
-    for segment in engine.segments:
+    for segment in engine.update.segments:
         name = engine.names[segment.segment.parameter]
-        _add(groups, name, number_of[id(segment.tensor)], "its group")
+        _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, _states(name, segment, engine.optimizer.state.get(segment.tensor, {})), "its state")
     trainable = set(engine.trainable)
     return {
@@ -166,7 +166,7 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
     for name, number in own["groups"].items():
         if saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
-    for segment in engine.segments:
+    for segment in engine.update.segments:
         name = engine.names[segment.segment.parameter]
         master: Any = metadata.state_dict_metadata.get(f"master.{name}")
         if master and master.properties.dtype != segment.tensor.dtype:

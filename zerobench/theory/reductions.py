@@ -1,0 +1,91 @@
+"""Gradients of units between autograd and the shards, event by event: what zero/gradients.py moves, by size::
+
+filling    the unit's full gradients: for good in stage 1, from the first write on in stages 2 and 3
+sent       what travels, in the wire's dtype, and what is received; one unit at a time
+landed     nothing but the own slice, which is held elsewhere
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .partition import FlatBuffer, slots_bytes
+from .replay import Replay, casts, gradient_bytes, wire_bytes
+from .shapes import ParameterShape, PrecisionShape
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent."""
+
+    name: Any
+    numel: int
+    gradient_bytes: int
+    wire_bytes: int
+    casts: bool
+
+    @staticmethod
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Travelling:
+        """Those of a unit of `numel` elements that holds a parameter of that shape."""
+        sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
+        return Travelling(name, numel, *sizes, casts(shape, precision))
+
+
+def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
+    """Bytes of the gradients of everything in `buffer`."""
+    return buffer.padded_numel * gradient_bytes(shapes[buffer.spans[0].parameter], precision)
+
+
+class Reductions:
+    """The reductions of one step on a rank of `world_size`. `keeps_whole`: full gradients stay, as in stage 1."""
+
+    def __init__(self, replay: Replay, world_size: int, keeps_whole: bool, reduce_with: str) -> None:
+        self.replay, self.n, self.keeps_whole = replay, world_size, keeps_whole
+        self.receives = reduce_with == "reduce_scatter"
+        self.synchronising = True
+        self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
+        self._reduced: set[Any] = set()
+        self._sent: Any = None
+
+    def write(self, unit: Travelling) -> None:
+        """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
+        if self.n == 1 or unit.name in self._opened:
+            return
+        self._opened[unit.name] = self.synchronising and not self.keeps_whole
+        if not self.keeps_whole:
+            category = "communication" if self.synchronising else "gradients"
+            size = unit.wire_bytes if self.synchronising else unit.gradient_bytes
+            self.replay.hold(category, ("full", unit.name), unit.numel * size)
+        elif unit.name in self._reduced:  # the sum so far steps aside
+            self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
+
+    def send(self, unit: Travelling) -> None:
+        """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
+        if self.n == 1:
+            return
+        self.write(unit)
+        self.land()
+        size = unit.numel * unit.wire_bytes
+        if unit.casts and not self._opened[unit.name]:
+            self.replay.hold("communication", ("wire", unit.name), size)
+            self._drop_full(unit.name)
+        if self.receives:
+            self.replay.hold("communication", ("received", unit.name), slots_bytes(size, self.n))
+        self._sent = unit.name
+
+    def land(self) -> None:
+        """What was sent is there."""
+        name, self._sent = self._sent, None
+        if name is None:
+            return
+        self._drop_full(name)
+        for part in ("wire", "received"):
+            self.replay.drop("communication", (part, name))
+        self.replay.drop("gradients", ("carried", name))
+        del self._opened[name]
+        self._reduced.add(name)
+
+    def _drop_full(self, name: Any) -> None:
+        for category in ("communication", "gradients"):
+            self.replay.drop(category, ("full", name))

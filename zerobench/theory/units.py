@@ -1,0 +1,158 @@
+"""Stage 3 event by event: units come and go as their modules run forward and backward.
+
+Each rank keeps its shards; a unit is whole while its module runs, the root from forward to backward, and small
+parameters, if asked, for good. Gradients go as in stage 2, and a unit is sent once backward has passed all its uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .partition import FlatBuffer, by_kind, by_unit, lay_out
+from .reductions import Reductions, Travelling, whole_bytes
+from .replay import Replay, hand_over, is_synchronising, micro_batches
+from .shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule
+from .shards import Shards
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Parameters of one module group that are alike: of one dtype, all trained or all frozen."""
+
+    buffer: FlatBuffer
+    gradients: Travelling | None
+    """None: frozen."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A module's parts as it runs. `returns`: backward comes back to it."""
+
+    parts: tuple[Part, ...]
+    returns: bool
+    is_root: bool
+
+
+def replay_units(
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+    precision: PrecisionShape,
+) -> None:  # fmt: skip
+    shapes = schedule.shapes
+    kept, groups = by_unit(shapes, strategy["persistence_numel"])
+    small = _parts(shapes, kept, n, precision)
+    units = {name: _parts(shapes, mine, n, precision) for name, mine in groups.items()}
+    large = [part for parts in units.values() for part in parts]
+    trained = [part.buffer for part in [*small, *large] if part.gradients]
+    replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
+    replay.hold("parameters", "shards", sum(part.buffer.padded_bytes // n for part in large))
+    replay.hold("gradients", "kept", sum(whole_bytes(b, shapes, precision) // n for b in trained))
+    shards = Shards(trained, n, optimizer, precision)
+    shards.hold(replay, schedule)
+    returns = schedule.returns or (True,) * len(schedule.uses)
+    uses = [Use(units[ROOT], True, True)]
+    uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
+    reductions = Reductions(replay, n, False, strategy.get("reduce_with", "reduce_scatter"))
+    steps = _Units(replay, schedule, n, strategy, [use for use in uses if use.parts], small, reductions)
+    for last in micro_batches(schedule):
+        reductions.synchronising = is_synchronising(strategy, last)
+        steps.forward()
+        steps.backward()
+    shards.update(replay)
+
+
+def _parts(
+    shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape
+) -> tuple[Part, ...]:
+    parts = []
+    for kind in by_kind(shapes, indices):
+        buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
+        travelling = Travelling.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
+        parts.append(Part(buffer, travelling))
+    return tuple(parts)
+
+
+@dataclass
+class _Units:
+    """Who is whole when, and when gradients are sent. `uses`: one forward, the root first; `small`: kept parameters."""
+
+    replay: Replay
+    schedule: Schedule
+    n: int
+    strategy: dict[str, Any]
+    uses: list[Use]
+    small: tuple[Part, ...]
+    reductions: Reductions
+    done: set[Part] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.row = [part for use in self.uses for part in use.parts]
+        sizes = [len(use.parts) for use in self.uses]
+        self.starts = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
+        self.first = int(bool(self.uses) and self.uses[0].is_root)
+
+    def forward(self) -> None:
+        for place, use in enumerate(self.uses):
+            self._unshard(use.parts)
+            end = self.starts[place + 1]
+            self._unshard(self.row[end : end + self.strategy["prefetch"]])
+            if not use.is_root and self.strategy["reshard_after_forward"]:
+                self._reshard(use.parts)
+        if not self.strategy["keep_root"]:
+            self._reshard(self.row[: self.starts[self.first]])
+
+    def backward(self) -> None:
+        """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
+        self._unshard(self.row[: self.starts[self.first]])
+        names = [self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit for use in self.uses]
+        here = len(self.uses)
+        for i in hand_over(self.replay, self.schedule):
+            name = self.schedule.shapes[i].unit
+            while name in names[self.first : here]:
+                here -= 1
+                self._enter(here)
+            part = self.part_of[i]
+            if part.gradients:
+                self.reductions.write(part.gradients)
+        for place in reversed(range(self.first, here)):
+            self._enter(place)
+        self._finish()
+
+    def _enter(self, place: int) -> None:
+        """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
+        if not self.uses[place].returns:
+            return
+        start, end = self.starts[place], self.starts[place + 1]
+        for passed in dict.fromkeys(reversed(self.row[end:])):
+            if passed not in self.row[:end] and passed not in self.done:
+                self.done.add(passed)
+                self._reshard([passed])
+                self._send(passed)
+        self._unshard(self.uses[place].parts)
+        before = [part for use in self.uses[:place] for part in use.parts if use.returns]
+        behind = self.row[max(0, start - self.strategy["prefetch"]) : start]
+        self._unshard([part for part in behind if part in before])
+
+    def _finish(self) -> None:
+        self._reshard(self.row)
+        for part in dict.fromkeys([*reversed(self.row), *self.small]):
+            if part not in self.done:
+                self._send(part)
+        if self.reductions.synchronising:
+            self.reductions.land()
+        self.done.clear()
+
+    def _send(self, part: Part) -> None:
+        if part.gradients and self.reductions.synchronising:
+            self.reductions.send(part.gradients)
+
+    def _unshard(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if self.n > 1:
+                self.replay.hold("parameters", part, part.buffer.padded_bytes)
+
+    def _reshard(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self.replay.drop("parameters", part)

@@ -1,0 +1,67 @@
+"""What a collective is of: unit and step ride in the padding of its buffer, and whoever receives it checks them.
+
+Ranks whose control flow differs (one skips a layer that another runs) would otherwise match collectives of equal size
+in silence, and train on each other's layers. The last STAMP_NUMEL elements of a full buffer are the stamp's::
+
+    | ... parameters ... | padding | unit: 4 digits | step: 4 digits |       of base 16, the highest first
+
+The step is taken modulo 65536. The digits 0..15 are exact in every floating dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+STAMP_NUMEL = 8
+"""Elements at the end of a full buffer that must be padding where its collectives are stamped."""
+
+_BASE, _DIGITS = 16, STAMP_NUMEL // 2
+_MODULUS = _BASE**_DIGITS
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Unit number `unit` (below 65536) in step `step`: equal on all ranks. `describe` names a unit by its number."""
+
+    unit: int
+    step: int
+    describe: Callable[[int], str] = field(default=str, compare=False)
+
+    def write(self, full: torch.Tensor) -> None:
+        """Puts the digits into the last elements of `full`, (numel,) of a floating dtype."""
+        full[-STAMP_NUMEL:].copy_(torch.tensor(self.digits(), dtype=full.dtype), non_blocking=True)
+
+    def digits(self) -> list[int]:
+        """STAMP_NUMEL digits of base 16."""
+        return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
+
+    def check(self, rank: int, end: torch.Tensor) -> None:
+        """Raises RuntimeError where `end`, the end of what `rank` sent, bears another stamp."""
+        found = end[-STAMP_NUMEL:].tolist()
+        if found != self.digits():
+            raise RuntimeError(f"{self._read(rank, found)}, {self._here()}")
+
+    def check_sum(self, ranks: int, end: torch.Tensor) -> None:
+        """Raises RuntimeError where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
+        if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
+            raise RuntimeError(f"another rank is elsewhere, {self._here()}")
+
+    def _here(self) -> str:
+        here = f"this rank at {self.describe(self.unit)} of step {self.step}"
+        return f"{here}: all ranks must run the same modules in the same order"
+
+    def _read(self, rank: int, digits: Sequence[float]) -> str:
+        """What another rank's digits say; of the steps that they may mean, the one nearest to this rank's."""
+        if not all(digit in range(_BASE) for digit in digits):
+            return f"rank {rank} sent no stamp"
+        unit, step = (int("".join(f"{int(d):x}" for d in part), _BASE) for part in (digits[:_DIGITS], digits[_DIGITS:]))
+        ahead = (step - self.step + _MODULUS // 2) % _MODULUS - _MODULUS // 2
+        return f"rank {rank} is at unit {self.describe(unit)} of step {self.step + ahead}"
+
+
+def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
+    """Whether sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
+    return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
