@@ -5,8 +5,8 @@ A dispatch mode sees each operator's outputs; a weak reference tells when a stor
 give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
 made elsewhere: temporary.
 
-What a collective is given and nobody has labelled, flags apart, is a communication buffer, from its birth: so the buckets and gather
-buffers of strategies that say nothing about themselves are known. A tensor that wraps others (DTensor) is looked into.
+What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
+buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
 
 A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
 its birth: each step is written down as events and added up when it is over.
