@@ -5,8 +5,8 @@ A dispatch mode sees each operator's outputs; a weak reference tells when a stor
 give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
 made elsewhere: temporary.
 
-What a collective is given and nobody has labelled is a communication buffer, from its birth: so the buckets and gather
-buffers of strategies that say nothing about themselves are known. A tensor that wraps others (DTensor) is looked into.
+What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
+buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
 
 A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
 its birth: each step is written down as events and added up when it is over.
@@ -129,7 +129,7 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
             return NotImplemented  # it will come back with what it holds
-        if func.namespace in NAMESPACES:
+        if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
             self._note_collective(args)
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
