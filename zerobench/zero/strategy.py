@@ -202,6 +202,11 @@ class Strategy(StateFace):
             yield self.module
 
     @property
+    def segments(self) -> list[OptimizerSegment]:
+        """What the optimizer holds of this rank's shards."""
+        return self.update.segments
+
+    @property
     def loss_scale(self) -> float:
         """What `backward` multiplies the loss by; 1.0 without loss scaling."""
         return self.update.scaler.scale
