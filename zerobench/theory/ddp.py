@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .partition import ALIGN_BYTES
-from .replay import Replay, bytes_of, hold_fresh, hold_waiting, is_half, master_bytes, trainable
+from .replay import Replay, bytes_of, hold_beside, hold_fresh, hold_waiting, is_half, master_bytes, trainable
 from .shapes import OptimizerShape, PrecisionShape, Schedule
 
 
@@ -30,7 +30,9 @@ def replay_ddp(
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
         last = micro == schedule.micro_batches - 1
         hold_waiting(replay, shapes)
-        for i in list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]:  # autograd hands over the sum of all uses
+        arrivals = list(dict.fromkeys(schedule.arrivals[::-1]))[::-1]  # autograd hands over the sum of all uses
+        for place, i in enumerate(arrivals):
+            hold_beside(replay, shapes, arrivals[place : place + 2])
             hold_fresh(replay, shapes[i])
             replay.drop("gradients", "fresh")
             if last or not last_only:  # what no_sync kept is copied into the bucket

@@ -80,18 +80,18 @@ def is_synchronising(strategy: dict[str, Any], last: bool) -> bool:
 
 
 def hand_over(replay: Replay, schedule: Schedule) -> Iterator[int]:
-    """The parameters in the order in which their gradients come, each held while it is handed over.
-
-    A bias's gradient is made with its weight's: the one that comes second waits meanwhile.
-    """
-    shapes, arrivals = schedule.shapes, schedule.arrivals
-    for place, i in enumerate(arrivals):
-        waits = shapes[i].beside if shapes[i].beside in arrivals[place + 1 : place + 2] else None
-        replay.hold("gradients", "fresh", bytes_of(shapes[i]))
-        replay.hold("gradients", "waiting", 0 if waits is None else bytes_of(shapes[waits]))
+    """The parameters in the order in which their gradients come, each held while it is handed over."""
+    for place, i in enumerate(schedule.arrivals):
+        hold_beside(replay, schedule.shapes, schedule.arrivals[place : place + 2])
+        replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
         yield i
         replay.drop("gradients", "fresh")
-        replay.drop("gradients", "waiting")
+
+
+def hold_beside(replay: Replay, shapes: Sequence[ParameterShape], arrivals: Sequence[int]) -> None:
+    """A bias's gradient is made with its weight's: while the first of `arrivals` is handed over the second waits."""
+    waits = [i for i in arrivals[1:] if shapes[arrivals[0]].beside == i]
+    replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))
 
 
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:

@@ -123,7 +123,8 @@ class GradientFlow:
         assert unit.reduction is not None
         unit.reduction.wait()
         unit.reduction = None
-        self._engine.close_gradients(unit, unit.take_wire())
+        self._engine.close_gradients(unit, unit.reduced_slice())
+        unit.drop_wire()
         unit.filled.clear()
         unit.reduced = True
 

@@ -122,11 +122,16 @@ class Unit:
             self.wire_gradients.copy_(self.full_gradients)
         return self.wire_gradients
 
-    def take_wire(self) -> torch.Tensor:
-        """The reduced own slice of what travelled; the unit lets go of the rest."""
+    def reduced_slice(self) -> torch.Tensor:
+        """The own slice of what travelled: the mean over the ranks, once the reduction is done."""
         assert self.wire_gradients is not None
-        mean, self.wire_gradients = self.own_slice(self.wire_gradients), None
-        return mean
+        return self.own_slice(self.wire_gradients)
+
+    def drop_wire(self) -> None:
+        """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
+        wire, self.wire_gradients = self.wire_gradients, None
+        if wire is not None and wire is not self.full_gradients:
+            wire.untyped_storage().resize_(0)
 
     def forget_gradients(self) -> None:
         """Back to: no gradients."""
