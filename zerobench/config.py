@@ -43,7 +43,7 @@ class Zero1(Strategy):
     accumulate: str = "last"
     mode: str = "own"
     reduce_with: str | None = None
-    overlap_gather: bool = False
+    overlap_gather: bool = True
     construct: str = "plain"
 
 

@@ -145,22 +145,22 @@ def outside(rank: int, n: int) -> None:
     with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight: it is read outside of the forward of blocks\.1"):
         engine(*zoo.tokens(rank, n, 0))
     losses = []
-    for strategy, options in (("zero1", {}), ("zero3", {"persistence_numel": 10**4}), ("zero3", {"units": ()})):
+    for strategy, options in (
+        ("zero1", {}),
+        ("zero1", {"overlap_gather": True}),
+        ("megatron", {}),
+        ("zero3", {"persistence_numel": 10**4}),
+        ("zero3", {"units": ()}),
+    ):
         torch.manual_seed(0)
         engine = engine_of(strategy, Outside(), **options)
-        for step in range(3):
+        for step in range(4):
             loss = engine(*zoo.tokens(rank, n, step))
             engine.backward(loss)
             engine.step()
         losses.append(loss.item())
-    assert losses[0] == losses[1] == losses[2]
-    torch.manual_seed(0)
-    engine = engine_of("zero1", Outside(), overlap_gather=True)
-    engine.backward(engine(*zoo.tokens(rank, n, 0)))
-    engine.step()
-    with pytest.raises(RuntimeError, match=r"blocks\.1\.up\.weight: it is read outside of its module's forward while"):
-        engine(*zoo.tokens(rank, n, 1))
-    engine.settle()
+        engine.settle()
+    assert len(set(losses)) == 1
 
 
 def loops(rank: int, n: int) -> None:

@@ -65,7 +65,7 @@ def initialize(
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
-    chosen = _choose(mode, {**DEFAULTS.get(strategy, {}), **options})
+    chosen = _choose(strategy, mode, options)
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
@@ -75,14 +75,15 @@ def initialize(
     return engine
 
 
-def _choose(mode: str, options: dict[str, Any]) -> Options:
+def _choose(strategy: str, mode: str, options: dict[str, Any]) -> Options:
     if mode not in MODES:
         raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
     known = [one.name for one in fields(Options)]
     for name in options:
         if name not in known:
             raise ValueError(f"{name}: no such option{_nearest(name, known)}")
-    chosen = Options(**{**MODES[mode], **options})
+    preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key == "reduce_with")}
+    chosen = Options(**{**preset, **DEFAULTS.get(strategy, {}), **options})
     chosen.check()
     return chosen
 

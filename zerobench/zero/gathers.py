@@ -1,10 +1,11 @@
 """Gathers of updated parameters that may still travel while the next forward runs (stages 1 and 2).
 
-    launched   `unit.full_parameters` is being filled; nobody may read the unit's parameters
+    launched   `unit.full_parameters` is being filled; with overlap its parameters are NaN, so that misuse is loud
     waited     they are the new ones
 
 Without overlap all are waited for at the end of `step`. With it a module waits for the units of its own
-parameters when it is about to run; everything else that reads parameters waits for all.
+parameters when it is about to run (what it reads of other modules' is found out in the first forwards);
+everything else that the engine does with parameters waits for all.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from .comm import Handle
+from .module_unit import placeholder
 from .unit import Unit
 
 if TYPE_CHECKING:
@@ -30,22 +33,33 @@ class LateGathers:
         self._units = {
             p: [unit for unit, _ in places] for p, places in zip(engine.trainable, engine.gradients.places, strict=True)
         }
-        if engine.options.overlap_gather:
+        self._early: dict[Unit, None] = {}
+        self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
+        self._overlap = engine.options.overlap_gather
+        if self._overlap:
             for module in engine.module.modules():
                 mine = {unit: None for p in module.parameters(recurse=False) for unit in self._units.get(p, [])}
-                if mine:
+                if mine or module is engine.module:
                     module.register_forward_pre_hook(partial(self._before_module, list(mine)), prepend=True)
 
     def launch(self, unit: Unit) -> None:
         """Starts sending the own slice of the unit's parameters to everyone."""
         self.wait(unit)
         self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name)
+        if self._overlap and self._engine.comm.size > 1:
+            for parameter in self._engine.parameters_of(unit):
+                self._hidden.setdefault(parameter, parameter.data)
+                parameter.data = placeholder(parameter)
 
     def wait(self, unit: Unit) -> None:
         """The unit's parameters are the new ones afterwards."""
         handle = self._handles.pop(unit, None)
-        if handle is not None:
-            handle.wait()
+        if handle is None:
+            return
+        handle.wait()
+        for parameter in self._engine.parameters_of(unit) if self._hidden else []:
+            if not any(other in self._handles for other in self._units[parameter]):
+                parameter.data = self._hidden.pop(parameter)
 
     def wait_all(self) -> None:
         """All parameters are."""
@@ -53,14 +67,12 @@ class LateGathers:
             self.wait(unit)
 
     def _before_module(self, units: list[Unit], *_: Any) -> None:
-        for unit in units:
+        for unit in (*self._early, *units):
             self.wait(unit)
 
-    def check(self, parameter: nn.Parameter) -> None:
-        """Raises RuntimeError where `parameter` is read while its gather is in flight."""
-        if any(unit in self._handles for unit in self._units.get(parameter, [])):
-            name = dict(zip(self._engine.trainable, self._engine.names, strict=True))[parameter]
-            raise RuntimeError(
-                f"{name}: it is read outside of its module's forward while its new values are on their way; use"
-                " overlap_gather=False"
-            )
+    def wait_early(self, parameter: nn.Parameter) -> None:
+        """`parameter` is read by another module than its own: from now on its units are waited for before a forward."""
+        late = [unit for unit in self._units.get(parameter, []) if unit in self._handles]
+        self._early |= dict.fromkeys(late)
+        for unit in late:
+            self.wait(unit)

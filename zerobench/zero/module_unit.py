@@ -102,7 +102,7 @@ class ModuleUnit(Unit):
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
         for parameter in self.parameters:
-            parameter.data = _placeholder(parameter)
+            parameter.data = placeholder(parameter)
         self.full_parameters.untyped_storage().resize_(0)
         self.is_whole = False
 
@@ -112,7 +112,8 @@ class ModuleUnit(Unit):
             self.comm.all_gather(self.full_parameters, self.name).wait()
 
 
-def _placeholder(parameter: nn.Parameter) -> torch.Tensor:
+def placeholder(parameter: nn.Parameter) -> torch.Tensor:
+    """A NaN of the parameter's shape, without memory: whatever reads it shows that it did."""
     key = (parameter.dtype, parameter.device)
     if key not in _nan:
         _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])

@@ -81,20 +81,24 @@ def warn_of_modules_not_called(names: list[str]) -> None:
 
 
 class watching_parameters(TorchFunctionMode):
-    """Inside, `check` is called with every parameter whose values an operation reads."""
+    """Inside, `prepare` is called with every parameter whose values an operation will read, and `check` when it has."""
 
-    def __init__(self, check: Callable[[nn.Parameter], None]) -> None:
+    def __init__(self, prepare: Callable[[nn.Parameter], None], check: Callable[[nn.Parameter], None]) -> None:
         super().__init__()
+        self._prepare = prepare
         self._check = check
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        shape_only = name in ("__get__", "__set__", "detach") or name.startswith("new_") or name.endswith("_like")
-        if isinstance(output, torch.Tensor) and not shape_only:
-            for leaf in pytree.tree_leaves((args, kwargs)):
-                if isinstance(leaf, nn.Parameter):
-                    self._check(leaf)
+        if name in ("__get__", "__set__", "detach") or name.startswith("new_") or name.endswith("_like"):
+            return func(*args, **(kwargs or {}))  # no values are read
+        parameters = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
+        for parameter in parameters:
+            self._prepare(parameter)
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor):
+            for parameter in parameters:
+                self._check(parameter)
         return output
 
 

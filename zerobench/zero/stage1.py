@@ -139,5 +139,5 @@ class Stage1(Strategy):
     def settle(self) -> None:
         self.gathers.wait_all()
 
-    def check_readable(self, parameter: nn.Parameter) -> None:
-        self.gathers.check(parameter)
+    def make_readable(self, parameter: nn.Parameter) -> None:
+        self.gathers.wait_early(parameter)

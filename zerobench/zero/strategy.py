@@ -114,6 +114,9 @@ class Strategy(StateFace):
     def settle(self) -> None:
         """Completes what is still on its way, so that all that a rank holds can be read."""
 
+    def make_readable(self, parameter: nn.Parameter) -> None:
+        """An operation outside of any module of the parameter's is about to read it, perhaps."""
+
     def check_readable(self, parameter: nn.Parameter) -> None:
         """Raises RuntimeError, with a sentence, where the parameter's values are not there to be read."""
 
@@ -141,7 +144,7 @@ class Strategy(StateFace):
         if self._watching == 0:
             return self.module(*inputs, **named_inputs)
         self._watching -= torch.is_grad_enabled()
-        with watching_parameters(self.check_readable):
+        with watching_parameters(self.make_readable, self.check_readable):
             return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
