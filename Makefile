@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test lint budget plots reference clean
+.PHONY: help setup bench test lint budget plots reference compare peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -14,6 +14,8 @@ help:
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure and the README's table again, from the committed tables"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
+	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
+	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
 setup: .venv/installed
@@ -54,6 +56,26 @@ reference: setup
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
 	$(RUN) -m zerobench budget record --file results/budgets/buckets.yaml experiment=budget_buckets
 	$(MAKE) plots
+
+# Other sizes: make compare COMPARE=compare COMPARE_TO=/tmp/tried OVERRIDES="model=gpt_tiny measure=quick"
+COMPARE ?= compare compare_50m compare_n4
+COMPARE_DEVICE ?= cpu
+COMPARE_TO ?= results/compare/$(COMPARE_DEVICE)
+COMPARE_RUNS ?= results/runs/compare
+
+compare: setup
+	for name in $(COMPARE); do \
+	  runs=$(COMPARE_RUNS)/$$name; \
+	  $(RUN) -m zerobench experiment=$$name device=$(COMPARE_DEVICE) results_dir=$$runs $(OVERRIDES); \
+	  test $$? -le 1 || exit 1; \
+	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
+	done
+	$(RUN) analysis/compare.py $(COMPARE_TO)
+	$(RUN) analysis/readme.py
+
+peers: setup
+	$(RUN) -m pip install setuptools wheel
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip install -c constraints.txt --no-build-isolation deepspeed
 
 budget: setup
 	$(RUN) -m zerobench budget check

@@ -65,6 +65,8 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
             show(height), (place + shift, height), (0, 3), textcoords="offset points", ha="center", fontsize=7
         )
     span = (place - 0.4, place)
+    if pd.isna(cell.predicted_states_bytes):
+        return  # theory has nothing to say of a peer
     axes.hlines(cell.predicted_states_bytes / unit, *span, color="black", lw=1.8)
     axes.hlines(cell.floor_states_bytes / unit, *span, color="black", lw=1.4, linestyles=":")
 

@@ -102,7 +102,21 @@ def memory_cap(root: Path) -> str:
     return "\n".join(lines)
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"answer": answer, "stages": stages, "memory_cap": memory_cap}
+def compare(root: Path) -> str:
+    """The ratios to the peers, which stand beside the reference by the same device's name."""
+    where = root.parent.parent / "compare" / root.name
+    if not (where / "ratios.md").is_file():
+        return "No comparison is on record for this version yet; `make compare` makes one."
+    figure = f"![Ours over the peers]({where.relative_to(root.parents[2])}/compare.png)"
+    return (where / "ratios.md").read_text().rstrip() + f"\n\n{figure}"
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "answer": answer,
+    "stages": stages,
+    "memory_cap": memory_cap,
+    "compare": compare,
+}
 
 
 def _cells(where: Path) -> dict[str, Any]:

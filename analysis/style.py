@@ -51,6 +51,10 @@ STRATEGIES = {
     "zero1": Look(ORANGE, "s", "--"),
     "zero2": Look(BLUE, "^", "-."),
     "zero3": Look(VERMILION, "D", ":"),
+    "zero_redundancy": Look(YELLOW, "<", (0, (3, 1))),
+    "fsdp2_no_reshard": Look(PURPLE, "v", (0, (3, 1, 1, 1))),
+    "fsdp2": Look(SKY, ">", (0, (1, 1))),
+    **{f"deepspeed_zero{n}": Look(GREY, marker, (0, (5, 2))) for n, marker in ((1, "h"), (2, "p"), (3, "X"))},
 }
 OTHER_STRATEGY = Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1)))
 

@@ -23,14 +23,14 @@ MODELS: dict[str, schemas.Model] = {
 }
 
 
-def cell(strategy: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
-    section = schemas.SCHEMAS["strategy"][strategy]()
+def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
+    """`strategy`: options of the strategy `name`; everything else is a key of Config."""
+    section = schemas.SCHEMAS["strategy"][name](**more.pop("strategy", {}))
     bucket_bytes = more.pop("bucket_bytes", 64 * 1024)
     if hasattr(section, "bucket_bytes"):
         section.bucket_bytes = bucket_bytes
-    for name, value in more.pop("options", {}).items():
-        assert hasattr(section, name), name
-        setattr(section, name, value)
+    if more.pop("tuned", False):
+        section.tuned = True
     config = Config(
         strategy=section,
         model=MODELS[model],

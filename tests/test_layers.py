@@ -9,9 +9,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units"},
-    {"baselines", "models", "data", "probes", "environment", "optimizers", "config", "training", "precision", "ranges"},
-    {"worker", "tables", "resolve", "provenance", "overrides", "flags"},
+    {"records", "theory", "zero", "units", "calibration"},
+    {
+        "baselines",
+        "models",
+        "data",
+        "probes",
+        "environment",
+        "optimizers",
+        "config",
+        "training",
+        "precision",
+        "ranges",
+        "peers",
+    },
+    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
     {"cell", "console"},
     {"sweep"},

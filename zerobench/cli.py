@@ -26,6 +26,8 @@ What it would run, with predicted bytes and what is reused:
   zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=1,2,4 --dry-run
 Three launches of each cell, interleaved, so that times have an interval over launches:
   zerobench -m strategy=ddp,zero2 measure.repeats=3
+In bf16 with fp32 master weights, clipped at norm 1, four micro-batches a step, another optimizer:
+  zerobench -m strategy=ddp,zero1,zero2,zero3 precision=bf16 clip=1.0 accumulation=4 optimizer=adagrad
 Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
   zerobench experiment=memory_cap
 What a command line composes to, without running it:
@@ -39,6 +41,7 @@ Verbs:
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
+  zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
@@ -53,7 +56,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune")
+VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate")
 """Each is a function of a module of that name in verbs/, imported when asked for."""
 
 

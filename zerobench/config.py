@@ -12,20 +12,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from .peers import PEERS, Strategy
 from .training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
 
 MIB = 2**20
-
-
-@dataclass
-class Strategy:
-    """How data-parallel ranks share the model states.
-
-    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
-    are kept on every rank (no_sync), or every one, into the shard where gradients are shared.
-    """
-
-    name: str = MISSING
 
 
 @dataclass
@@ -54,6 +44,7 @@ class Zero1(Strategy):
     mode: str = "own"
     reduce_with: str | None = None
     overlap_gather: bool = False
+    construct: str = "plain"
 
 
 @dataclass
@@ -79,6 +70,7 @@ class Megatron(Strategy):
 class Zero3(Strategy):
     """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
 
+    `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
     `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
     (`keep_root`), or every unit (`reshard_after_forward=false`).
     """
@@ -91,6 +83,7 @@ class Zero3(Strategy):
     persistence_numel: int | None = None
     keep_root: bool | None = None
     reshard_after_forward: bool | None = None
+    construct: str = "plain"
 
 
 @dataclass
@@ -228,7 +221,7 @@ class Config:
 
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron},
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron, **PEERS},
     "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
     "optimizer": OPTIMIZERS,

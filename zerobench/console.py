@@ -36,7 +36,17 @@ class Column:
 
 
 def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
-    return Column(lambda row: f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}", lambda row: row[key], best)
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
+
+    return Column(show, lambda row: row[key], best)
+
+
+def _psi(key: str, best: Callable[..., Any] | None = None) -> Column:
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key]:.3f}"
+
+    return Column(show, lambda row: round(row[key], 3), best)
 
 
 def _interval(row: Row) -> str:
@@ -53,15 +63,15 @@ COLUMNS: dict[str, Column] = {
     "peak MiB": _mib("peak_bytes", min),
     "states MiB": _mib("states_bytes", min),
     "predicted": _mib("predicted_states_bytes"),
-    "volume ψ": Column(lambda row: f"{row['volume_psi']:.3f}", lambda row: round(row["volume_psi"], 3), min),
-    "predicted ψ": Column(lambda row: f"{row['predicted_volume_psi']:.3f}"),
+    "volume ψ": _psi("volume_psi", min),
+    "predicted ψ": _psi("predicted_volume_psi"),
     "step ms": Column(lambda row: f"{row['step_s'] * 1000:.1f}", lambda row: row["step_s"], min),
     "95 % interval": Column(_interval),
     "tokens/s": Column(lambda row: f"{row['tokens_per_s']:.0f}", lambda row: row["tokens_per_s"], max),
     "last loss": Column(_loss),
 }
 
-RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device")
+RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
 """Searches that agree in these are for the best strategy."""
 
 FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
@@ -144,13 +154,20 @@ def print_searches(found: list[SearchRow]) -> None:
         rivals = [s for s in found if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
         fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
         mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
-        start = [show_bytes(search.limit_bytes), f"{search.strategy} {search.model} N={search.world_size}"]
+        start = [
+            show_bytes(search.limit_bytes),
+            f"{search.strategy} {search.model} N={search.world_size}{_numbers(search)}",
+        ]
         rows.append([*start, *_show_found(search, mark), str(search.tried)])
     header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
     console = stdout_console()
     console.print(plain_table(header, rows, left=3))
     if any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
+
+
+def _numbers(search: SearchRow) -> str:
+    return "" if search.precision == "fp32" else f" {search.precision}"
 
 
 def _show_found(search: SearchRow, mark: str) -> list[str]:

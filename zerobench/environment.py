@@ -75,6 +75,15 @@ def reset_resident_peak() -> None:
         return  # the peak then covers the whole life of the process
 
 
+def loopback_bytes() -> int | None:
+    """Bytes over the loopback interface so far, of every process here; None where the system does not tell."""
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), None)
+
+
 def resident_peak_bytes() -> int | None:
     """Peak resident set since the last reset, or None where the system does not tell."""
     try:

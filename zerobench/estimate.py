@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import optimizers, precision
-from .theory.memory import predict_states
+from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
 from .worker import build_model, shapes_of
@@ -18,11 +18,14 @@ from .worker import build_model, shapes_of
 
 @dataclass(frozen=True)
 class Estimate:
-    """`psi` trainable parameters; bytes of the states on the fullest rank; elements moved a step over psi."""
+    """`psi` trainable parameters; bytes of the states on the fullest rank; elements moved a step over psi.
+
+    The last two are None for a strategy that theory has no schedule for.
+    """
 
     psi: int
-    states_bytes: int
-    volume_psi: float
+    states_bytes: int | None = None
+    volume_psi: float | None = None
 
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
@@ -36,6 +39,8 @@ def estimate(config: dict[str, Any]) -> Estimate:
         shapes = shapes_of(build_model(config))
     schedule, ranks = Schedule.sequential(shapes, config["accumulation"]), config["world_size"]
     psi = sum(shape.numel for shape in shapes if shape.trainable)
+    if not predicts(config["strategy"]):
+        return Estimate(psi)
     states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config))
     volume = predict_volume(config["strategy"], schedule, ranks)
     return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

@@ -10,7 +10,8 @@ from scipy import stats
 
 from .estimate import training_shapes
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
-from .theory.memory import predict_states
+from .theory.memory import predict_states, predicts
+from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
 from .worker import RankRecord
 
@@ -25,9 +26,22 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_memory(row, memory)
     _join_process_memory(row, timed)
     _join_traffic(row, accounted, config["measure"]["steps"])
+    _join_loopback(row, timed, config["measure"]["steps"])
     _join_time(row, timed)
     _join_losses(row, timed, accounted)
 
+    if predicts(config["strategy"]):
+        _join_theory(row, config, schedule, memory)
+    return {
+        "steps": [step for record in records for step in record.steps],
+        "memory": memory,
+        "tensors": [t for record in accounted for t in record.tensors],
+        "traffic": [t for record in accounted for t in record.traffic],
+        "timeline": [t for record in accounted for t in record.timeline],
+    }
+
+
+def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
     prediction = predict_states(config["strategy"], schedule, row.world_size, *training_shapes(config))
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
@@ -36,13 +50,6 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     for m in memory:
         if m.phase == "step":
             m.predicted_bytes = prediction.of_category(m.category)
-    return {
-        "steps": [step for record in records for step in record.steps],
-        "memory": memory,
-        "tensors": [t for record in accounted for t in record.tensors],
-        "traffic": [t for record in accounted for t in record.traffic],
-        "timeline": [t for record in accounted for t in record.timeline],
-    }
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
@@ -80,6 +87,14 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
         for name in COLLECTIVES:
             part = [t for t in most if t.kind == name]
             setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
+
+
+def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
+    """All ranks read the same counter, some a moment earlier than others."""
+    seen = [record.process_memory.get("loopback_bytes") for record in timed]
+    known = [value for value in seen if value is not None]
+    if row.backend == "gloo" and known:
+        row.loopback_bytes = round(median(known) / steps / len(timed))
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:

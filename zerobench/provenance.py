@@ -14,9 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from . import peers
 from .models import registered_models
 
 PACKAGE = Path(__file__).parent
+PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
+"""Whose versions are kept."""
 
 
 @cache
@@ -51,20 +54,30 @@ def environment_hash(config: dict[str, Any]) -> str:
     parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]
     if config["model"]["kind"] == "huggingface":  # whose code that is
         parts.append(_version("transformers") or "")
+    if config["strategy"]["name"] in peers.NEEDS:
+        parts.append(_version(peers.NEEDS[config["strategy"]["name"]]) or "")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
 def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
     return {
+        "source_hash": source_hash(config["model"]["kind"]),
+        "versions": {name: _version(name) for name in ("zerobench", "torch", "numpy", "hydra-core", "transformers")},
+        **machine(config["device"], config["backend"]),
+    }
+
+
+def machine(device: str, backend: str) -> dict[str, Any]:
+    """What is worth keeping whatever was measured: code, torch and machine."""
+    return {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
-        "source_hash": source_hash(config["model"]["kind"]),
         "command": _command(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("zerobench", "torch", "numpy", "hydra-core", "transformers")},
-        "device_class": device_class(config["device"]),
-        "backend_version": _nccl_version() if config["backend"] == "nccl" else f"gloo of torch {version('torch')}",
+        "versions": {name: _version(name) for name in PACKAGES},
+        "device_class": device_class(device),
+        "backend_version": _nccl_version() if backend == "nccl" else f"gloo of torch {version('torch')}",
         "cuda": _cuda_version(),
         "processor": _processor(),
         "cores": os.cpu_count(),

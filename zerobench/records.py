@@ -113,6 +113,9 @@ class RunRow:
     """Bytes of the logical tensors of one step's operations."""
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step, mean over the group."""
+    loopback_bytes: int | None = None
+    """Bytes over the loopback interface in a step of the timed pass, over the ranks: what one really sends on gloo,
+    headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     step_s: float | None = None
@@ -269,4 +272,7 @@ class SearchRow:
     tokens_per_s: float | None = None
     tokens_per_s_low: float | None = None
     tokens_per_s_high: float | None = None
+    precision: str = "fp32"
+    optimizer: str = ""
+    """As in RunRow."""
     schema_version: int = SCHEMA_VERSION

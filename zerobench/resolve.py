@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import optimizers, precision, ranges
+from . import optimizers, peers, precision, ranges
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
@@ -64,13 +64,14 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     problems = list(stray)
     plain = _plain(config)
     plain["model"]["name"] = model_name
+    plain["strategy"] = peers.tuned(plain["strategy"])
     _resolve_ranks(plain, problems)
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
     _resolve_model(plain, problems)
-    _resolve_strategy(plain["strategy"], problems)
+    _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
-    problems += ranges.problems_of(plain)
+    problems += peers.problems_of(plain) + ranges.problems_of(plain)
     return Cell(plain, tuple(problems))
 
 
@@ -206,9 +207,14 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 
 
-def _resolve_strategy(strategy: dict[str, Any], problems: list[str]) -> None:
+def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str]) -> None:
     """Options that were left open become what the mode says, or the engine's default."""
-    accumulate, mode = strategy.get("accumulate"), strategy.get("mode")
+    accumulate, mode, construct = (strategy.get(key) for key in ("accumulate", "mode", "construct"))
+    if construct not in (None, "plain", "meta"):
+        problems.append(f"strategy.construct={construct}: use plain or meta")
+    if construct == "meta" and model == "huggingface":
+        words = "transformers' models initialise themselves in ways that cannot be replayed; use construct=plain"
+        problems.append(f"strategy.construct=meta: {words}")
     if accumulate is not None and accumulate not in ACCUMULATE:
         problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(ACCUMULATE)}")
     if mode is None:

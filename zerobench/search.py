@@ -21,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 
+from . import optimizers, precision
 from .folders import write_search
 from .provenance import device_class
 from .records import RunRow, SearchRow
@@ -184,4 +185,6 @@ def _blank_row(search: Search) -> SearchRow:
         tried=len(search.tried),
         least_bytes=min(peaks, default=None),
         run_ids="",
+        precision=precision.words_of(config["precision"]),
+        optimizer=optimizers.words_of(config),
     )

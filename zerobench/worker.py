@@ -19,6 +19,7 @@ from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
+from .zero import materialise
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -87,6 +88,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": results[-1].loss}
                 tell(news | {"peak_bytes": probe.peak_bytes})
 
+        baselines.settle(engine)
+
     # 3 bring home
     return _record(job, probe, results, shapes)
 
@@ -129,7 +132,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
     config = job.config
     seed_everything(config["seed"])
     with probe.phase("init"):
-        model = build_model(config).to(device)
+        model = _place_model(config, device)
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
@@ -138,6 +141,16 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         batches = build_batches(config, job.rank, device)
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
+
+
+def _place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
+    if config["strategy"].get("construct") != "meta":
+        return build_model(config).to(device)
+    with torch.device("meta"):
+        model = build_model(config)
+    materialise.hollow(model, device)
+    return model
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:

@@ -22,9 +22,13 @@ BATCH = 6
 BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}
 
 
-def fresh(model_name: str, optimizer_name: str, stage: str, group: Any = None, shift: float = 0.0):
+def fresh(
+    model_name: str, optimizer_name: str, stage: str, group: Any = None, shift: float = 0.0, dtype: Any = torch.float32
+):
     """An engine; with `shift` its weights are others than every engine's in these tests."""
     model = zoo.build(model_name)
+    if dtype != torch.float32:
+        model.to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(shift)
@@ -79,17 +83,17 @@ def groups_of(rank: int) -> dict[int, Any]:
 
 
 ALL = [(stage, size) for stage in STAGES for size in (1, 2, 3)]
-SOME = [("zero1", 3), ("zero2", 1), ("zero3", 2), ("zero3", 3)]
+SOME = [("zero1", 3), ("zero2", 1), ("zero3", 2), ("megatron", 3)]
 
 
 def reshard(rank: int, n: int, folder: str, kinds: list[tuple[str, int]], models: dict[str, str]) -> int:
-    """Each model, saved under each (stage, N) and loaded under every second of them. Returns how many were loaded."""
+    """Each model, saved under each (stage, N) and loaded under some of them. Returns how many were loaded."""
     mine = groups_of(rank)
     return sum(reshard_one(mine, Path(folder) / model, kinds, model, models[model]) for model in models)
 
 
 def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]], model: str, optimizer: str) -> int:
-    loaded = 0
+    loaded, every = 0, len(kinds) // 4 + 1
     for number, (stage, size) in enumerate(kinds):
         path, outcome = folder / f"{stage}-{size}", None
         if size in mine:
@@ -98,7 +102,7 @@ def reshard_one(mine: dict[int, Any], folder: Path, kinds: list[tuple[str, int]]
             assert engine.save(path, user_state={"stage": stage}) is None
             outcome = whole_state(engine), getattr(engine.module, "calls", None), steps(engine, range(2, 4))
         state, calls, losses = shared(outcome, source=2 if size == 2 else 0)
-        for other_stage, other_size in kinds[number % 2 :: 2]:
+        for other_stage, other_size in kinds[number % every :: every]:
             if other_size in mine:
                 engine = fresh(model, optimizer, other_stage, mine[other_size], shift=1.0)
                 assert engine.load(path) == {"stage": stage}
@@ -136,6 +140,27 @@ def every_optimizer(rank: int, n: int, folder: str) -> None:
             second.module.calls = 3
             assert_same(whole_state(second), state)
             assert steps(second, range(3, 6)) == (losses if stage == "zero1" else pytest.approx(losses, rel=1e-6))
+
+
+def half_precision(rank: int, n: int, folder: str) -> None:
+    """The fp32 masters of a bf16 run go into bf16 and fp32 runs, and back."""
+    for stage, other in zip(STAGES, reversed(STAGES), strict=True):
+        first = fresh("tied", "adamw", stage, dtype=torch.bfloat16)
+        steps(first, range(3))
+        first.save(f"{folder}/{stage}")
+        state, losses = whole_state(first), steps(first, range(3, 6))
+        assert {tensor.dtype for tensor in state[0].values()} == {torch.float32}
+        second = fresh("tied", "adamw", stage, dtype=torch.bfloat16, shift=1.0)
+        second.load(f"{folder}/{stage}")
+        assert steps(second, range(3, 6)) == losses
+        wide = fresh("tied", "adamw", other, shift=1.0)
+        wide.load(f"{folder}/{stage}")
+        assert_same(whole_state(wide), state)
+        wide.save(f"{folder}/{stage}")
+        third = fresh("tied", "adamw", other, dtype=torch.bfloat16, shift=1.0)
+        third.load(f"{folder}/{stage}")
+        assert_same(whole_state(third), state)
+        assert steps(third, range(3, 4))[0] == pytest.approx(losses[0], rel=1e-2)
 
 
 def asynchronous(rank: int, n: int, folder: str) -> None:

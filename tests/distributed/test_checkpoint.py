@@ -36,6 +36,10 @@ def test_every_optimizer_goes_on(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.every_optimizer, str(tmp_path))
 
 
+def test_half_precision_with_masters(tmp_path: Path) -> None:
+    run_ranks(2, checkpoints.half_precision, str(tmp_path))
+
+
 def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.asynchronous, str(tmp_path))
 

@@ -130,7 +130,7 @@ def test_optimizers_without_states_are_counted_so(tmp_path) -> None:
 def test_accounting_repeats_to_the_byte(tmp_path) -> None:
     """Two runs of one cell: everything but time is equal."""
     first, second = (asdict(measured(tmp_path, "zero3", 2)[0]) for _ in range(2))
-    exact = [k for k in first if k.endswith(("_bytes", "_psi")) and k != "resident_bytes"]
+    exact = [k for k in first if k.endswith(("_bytes", "_psi")) and k not in ("resident_bytes", "loopback_bytes")]
     assert {k: first[k] for k in exact} == {k: second[k] for k in exact}
     assert first["loss_last"] == second["loss_last"]
     assert first["run_id"] != second["run_id"]
@@ -138,3 +138,15 @@ def test_accounting_repeats_to_the_byte(tmp_path) -> None:
 
 def test_every_model_of_the_tests_is_valid() -> None:
     assert all(not cell("ddp", 1, model).problems for model in MODELS)
+
+
+def test_a_model_from_the_meta_device_trains_the_same_and_is_never_whole(tmp_path) -> None:
+    found = {}
+    for construct in ("plain", "meta"):
+        row, results = measured(tmp_path, "zero3", 4, "wide", strategy={"construct": construct})
+        init = results.memory[(results.memory.phase == "init") & (results.memory.category == "total")]
+        found[construct] = (results.steps.loss.tolist(), init.max_bytes.max(), 4 * row.psi)
+    (losses, plain, psi), (same_losses, meta, _) = found["plain"], found["meta"]
+    assert same_losses == losses
+    assert plain > psi
+    assert meta < 0.9 * psi  # shards of parameters and gradients, a unit and the largest parameter

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import Measure, Model
+from zerobench.config import Model
 from zerobench.launch import launch
 from zerobench.models import schema_of
 from zerobench.training import AdamW, Bf16, Fp16, Fp32, Rprop
@@ -51,22 +51,20 @@ MODELS["half_frozen"] = schema_of("half_frozen", half_frozen, Model)()
 class Variant:
     """`floor`: bytes a parameter at N ranks, where a document has a row for it. `volume`: in ψ, where that is round."""
 
-    strategy: str
+    name: str
     floor: Callable[[int], float] | None = None
     volume: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, n: int, steps: Measure) -> dict[str, Any]:
+    def config(self, n: int) -> dict[str, Any]:
         options = {"model": "million", "bucket_bytes": BUCKET_BYTES, "micro_batch": 1, **self.more}
-        one = cell(self.strategy, n, measure=steps, **options)
+        one = cell(self.name, n, **options)
         assert not one.problems, one.problems
         return one.config
 
 
-def _of(
-    strategy: str, floor: Callable[[int], float] | None = None, volume: float | None = None, **more: Any
-) -> Variant:
-    return Variant(strategy, floor, volume, more)
+def _of(name: str, floor: Callable[[int], float] | None = None, volume: float | None = None, **more: Any) -> Variant:
+    return Variant(name, floor, volume, more)
 
 
 WIDE = Bf16(gradient_dtype="fp32", wire_dtype="bf16")
@@ -88,21 +86,21 @@ VARIANTS: dict[str, Variant] = {
     "megatron bf16, gradients fp32": _of("megatron", lambda n: 6 + 12 / n, 2, precision=Bf16()),
     "megatron fp32": _of("megatron", lambda n: 8 + 8 / n, 2),
     # gradients in another dtype, another wire, micro-batches reduced late or every time
-    "zero1, every": _of("zero1", lambda n: 6 + 12 / n, 4, precision=WIDE, accumulation=3, options=EARLY),
-    "zero2, last": _of("zero2", lambda n: 2 + 16 / n, 2, precision=WIDE, accumulation=2, options=LATE),
-    "zero3, last": _of("zero3", precision=Bf16(wire_dtype="fp32"), accumulation=2, options=LATE),
+    "zero1, every": _of("zero1", lambda n: 6 + 12 / n, 4, precision=WIDE, accumulation=3, strategy=EARLY),
+    "zero2, last": _of("zero2", lambda n: 2 + 16 / n, 2, precision=WIDE, accumulation=2, strategy=LATE),
+    "zero3, last": _of("zero3", precision=Bf16(wire_dtype="fp32"), accumulation=2, strategy=LATE),
     # others' choices
-    "zero1 vendor": _of("zero1", None, 3, precision=Fp32(wire_dtype="bf16"), options={"mode": "vendor"}),
-    "zero2 vendor": _of("zero2", None, 3, options={"mode": "vendor", "overlap_gather": True}),
-    "zero3 vendor": _of("zero3", options={"mode": "vendor", "persistence_numel": 600}),
-    "zero3 paper": _of("zero3", options={"mode": "paper", "prefetch": 2}),
+    "zero1 vendor": _of("zero1", None, 3, precision=Fp32(wire_dtype="bf16"), strategy={"mode": "vendor"}),
+    "zero2 vendor": _of("zero2", None, 3, strategy={"mode": "vendor", "overlap_gather": True}),
+    "zero3 vendor": _of("zero3", strategy={"mode": "vendor", "persistence_numel": 600}),
+    "zero3 paper": _of("zero3", strategy={"mode": "paper", "prefetch": 2}),
     # optimizers that are not fused go in tiles
     "zero2 rprop": _of("zero2", lambda n: 2 + 14 / n, 2, precision=SMALL_TILE, optimizer=Rprop()),
     "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),
     # frozen parts, modules called twice
     "zero1 frozen": _of("zero1", model="half_frozen", bucket_bytes=4096),
     "zero3 frozen": _of("zero3", model="half_frozen", accumulation=2),
-    "zero3 frozen, kept": _of("zero3", model="half_frozen", options={"persistence_numel": 100, "prefetch": 2}),
+    "zero3 frozen, kept": _of("zero3", model="half_frozen", strategy={"persistence_numel": 100, "prefetch": 2}),
 }
 
 

@@ -62,6 +62,14 @@ def test_volume_bars_are_the_parts_by_collective() -> None:
     assert axes.collections[0].get_segments()[0][0][1] == 2.9
 
 
+@pytest.mark.parametrize("name", ["memory", "volume", "scaling"])
+def test_what_has_no_prediction_is_drawn_without_one(name: str) -> None:
+    none = {"predicted_states_bytes": None, "floor_states_bytes": None, "predicted_volume_psi": None}
+    figure = figure_of(name, results_of([run("fsdp2", 2, **none), run("zero3", 2)]))
+    figure.draw_without_rendering()
+    assert len(figure.axes[0].patches) > 0 or len(figure.axes[0].lines) > 0
+
+
 def test_step_times_whiskers_are_the_summarys_interval() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.11, 0.13))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None)]
@@ -192,4 +200,4 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
-    assert scripts == {*FIGURES, "all", "common", "style", "readme"}
+    assert scripts == {*FIGURES, "all", "common", "style", "readme", "calibration", "compare"}

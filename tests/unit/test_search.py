@@ -12,7 +12,9 @@ from tests.cells import cell
 from zerobench.cell import _blank_row
 from zerobench.config import Search as SearchConfig
 from zerobench.resolve import Cell
-from zerobench.search import combinations, is_search, run_searches
+from zerobench.search import Search, combinations, is_search, run_searches
+from zerobench.search import _blank_row as _blank_search_row
+from zerobench.training import Bf16
 
 MIB = 2**20
 
@@ -139,3 +141,9 @@ def test_running_out_of_memory_is_not_fitting_and_crashes_are_told(tmp_path) -> 
 )
 def test_searches_that_make_no_sense(more: dict[str, Any], words: str) -> None:
     assert words in " ".join(cell("zero2", 2, **more).problems)
+
+
+def test_a_search_says_in_which_numbers_it_trained() -> None:
+    asked = cell("zero1", 2, search=SearchConfig(memory_limit="9 MiB"), batch=4, precision=Bf16(), clip=1.0)
+    row = _blank_search_row(Search(asked))
+    assert (row.precision, row.optimizer) == ("bf16", "adamw/fused, clipped at 1")

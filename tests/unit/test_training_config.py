@@ -117,7 +117,7 @@ def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
 def strategy_of(section: schemas.Strategy) -> tuple[dict[str, Any], list[str]]:
     config: dict[str, Any] = dict(vars(section))
     problems: list[str] = []
-    _resolve_strategy(config, problems)
+    _resolve_strategy(config, "gpt", problems)
     return config, problems
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules import tensors_that_require_grad
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
+from .wrapped import parts_of
 
 
 class AccountedPass:
@@ -35,14 +37,16 @@ class AccountedPass:
         """Modules in the order in which the forward of the last step ran them, and whether backward comes back."""
         self._names: dict[nn.Module, str] = {}
         self._running: list[tuple[str, int]] = []  # and its place in `modules_run`
-        self._tied: dict[nn.Parameter, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._tied = WeakTensorKeyDictionary()
+        self._tied_names: set[str] = set()
+        self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
+        self._hooked = WeakTensorKeyDictionary()  # weak, as the next: to measure is not to keep alive
         self._measured = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
-        labels.listen(self)
-        self._stack.callback(labels.unlisten, self)
+        labels.listen(self.ledger)
+        self._stack.callback(labels.unlisten, self.ledger)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
         for hook in (
@@ -59,14 +63,17 @@ class AccountedPass:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
         self._names = {module: name for name, module in model.named_modules()}
         for number, (name, parameter) in enumerate(model.named_parameters()):
-            self._numbers[name] = number
             labels.label(parameter, labels.PARAMETERS, name)
-            if parameter.requires_grad:
-                parameter.register_hook(partial(self._gradient_arrived, number, name))
+            self._listen_to(parameter, number, name)
+        numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
+        for module, path in self._names.items():
+            for own, parameter in module.named_parameters(recurse=False):
+                self._places[module, own] = numbers[parameter], f"{path}.{own}".removeprefix(".")
         for name, buffer in model.named_buffers():
             labels.label(buffer, labels.INPUTS, name)
         places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
-        self._tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
+        tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
+        self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -111,23 +118,27 @@ class AccountedPass:
                 continue
             seen.add(node)
             for place, (following, _) in enumerate(node.next_functions):
-                name = self._tied.get(getattr(following, "variable", None))  # type: ignore[arg-type]
-                if name is not None:
-                    node.register_hook(partial(_label_contribution, place, name))
+                leaf = getattr(following, "variable", None)
+                if leaf is not None and leaf in self._tied:
+                    node.register_hook(partial(_label_contribution, place, self._tied[leaf]))
                 nodes.append(following)
 
     def after_backward(self, model: nn.Module) -> None:
-        """Gradients that a strategy keeps on the parameters (DDP's buckets) are gradients."""
+        """Gradients that a strategy keeps on the parameters (DDP's buckets) are gradients, DTensors' shards what the
+        DTensors are.
+        """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                labels.label(parameter.grad, labels.GRADIENTS, name)
+                _label_parts(parameter.grad, labels.GRADIENTS, name)
+            if type(parameter.data) is not torch.Tensor:
+                _label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """What the optimizer keeps are optimizer states."""
-        for state in optimizer.state.values():
+        """What the optimizer keeps are optimizer states; ZeroRedundancyOptimizer's are those of the one inside it."""
+        for state in getattr(optimizer, "optim", optimizer).state.values():
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    labels.label(value, labels.OPTIMIZER, name)
+                    _label_parts(value, labels.OPTIMIZER, name)
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
         """Each phase's extremes, a row a category."""
@@ -165,14 +176,6 @@ class AccountedPass:
         step = self.ledger.extremes.get("step")
         return step.peak if step is not None else None
 
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
-        """A label of the engine's, for the ledger."""
-        self.ledger.on_tensor(tensor, category, name)
-
-    def on_arrival(self, name: str) -> None:
-        """The engine has the gradient of one use of a tied parameter."""
-        self.arrivals.append(self._numbers[name])
-
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self.arrivals.append(number)
         labels.label(gradient, labels.GRADIENTS, name)
@@ -188,12 +191,30 @@ class AccountedPass:
         if self.ledger.phase == "forward":
             self.modules_run.append((name, False))
 
-    def _leave_module(self, _module: nn.Module, _inputs: object, output: object) -> None:
+    def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
+        if parameter.requires_grad and parameter not in self._hooked:
+            self._hooked[parameter] = name
+            if name in self._tied_names:
+                self._tied[parameter] = name
+            parameter.register_hook(partial(self._gradient_arrived, number, name))
+
+    def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
+        """A module that runs has its parameters whole, also those that a strategy has put there for the time being."""
+        for own, parameter in module.named_parameters(recurse=False):
+            if (module, own) in self._places and type(parameter.data) is torch.Tensor:
+                number, name = self._places[module, own]
+                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
+                self._listen_to(parameter, number, name)
         name, place = self._running.pop()
         self.ledger.module = self._running[-1][0] if self._running else ""
         if self.ledger.phase == "forward":  # reentrant recomputation runs it without gradients, and comes back too
             returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
             self.modules_run[place] = (name, returns)
+
+
+def _label_parts(tensor: torch.Tensor, category: str, name: str) -> None:
+    for part in parts_of(tensor):
+        labels.label(part, category, name)
 
 
 def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:

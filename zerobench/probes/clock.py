@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..environment import reset_resident_peak, resident_peak_bytes
+from ..environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 
 
 class TimedPass:
@@ -20,6 +20,7 @@ class TimedPass:
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
         self._measuring = False
+        self._carried: int | None = None
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
 
@@ -28,6 +29,8 @@ class TimedPass:
 
     def __exit__(self, *error: object) -> None:
         self.memory["resident_bytes"] = resident_peak_bytes()
+        before, after = self._carried, loopback_bytes()
+        self.memory["loopback_bytes"] = None if before is None or after is None else after - before
         if self._cuda:
             self.memory["allocated_bytes"] = torch.cuda.max_memory_allocated()
             self.memory["reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -48,6 +51,7 @@ class TimedPass:
         if measured and not self._measuring:
             self._measuring = True
             reset_resident_peak()
+            self._carried = loopback_bytes()
             if self._cuda:
                 torch.cuda.reset_peak_memory_stats()
         self._marks = {}

@@ -5,6 +5,9 @@ A dispatch mode sees each operator's outputs; a weak reference tells when a stor
 give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
 made elsewhere: temporary.
 
+What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
+buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
+
 A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
 its birth: each step is written down as events and added up when it is over.
 """
@@ -21,6 +24,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import CATEGORIES, STATES
+from ..zero import labels
+from .traffic import NAMESPACES
+from .wrapped import holds_others, parts_of
 
 
 @dataclass(eq=False)
@@ -121,6 +127,10 @@ class Ledger(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_others(types):
+            return NotImplemented  # it will come back with what it holds
+        if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
+            self._note_collective(args)
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
         return out
@@ -133,9 +143,18 @@ class Ledger(TorchDispatchMode):
         stored.category, stored.labelled = category, True
         stored.name = name or stored.name
 
+    def _note_collective(self, given: Any) -> None:
+        if isinstance(given, torch.Tensor):
+            if not self._meet(given.untyped_storage()).labelled:
+                self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
+        elif isinstance(given, tuple | list):
+            for one in given:
+                self._note_collective(one)
+
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
-            self._meet(out.untyped_storage())
+            for tensor in parts_of(out):
+                self._meet(tensor.untyped_storage())
         elif isinstance(out, tuple | list):
             for one in out:
                 self._meet_all(one)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
+from .wrapped import holds_others
 
 
 class Rule(NamedTuple):
@@ -139,6 +140,8 @@ class TrafficMeter(TorchDispatchMode):
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_others(types):
+            return NotImplemented  # it will come back with what it holds
         if func.namespace in NAMESPACES:
             name = func._schema.name.split("::")[1]
             # an in-place functional operator is the same operation as the other

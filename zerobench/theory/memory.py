@@ -39,6 +39,11 @@ class Prediction:
         return self.states_bytes if category == "states" else self.highest.get(category)
 
 
+def predicts(strategy: dict[str, Any]) -> bool:
+    """Whether theory has a schedule for a strategy: DDP and ours. The peers are measured only."""
+    return strategy["name"] in _REPLAYS
+
+
 def predict_states(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape,
     precision: PrecisionShape = FULL,

@@ -106,6 +106,7 @@ class _Units:
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
         self._unshard(self.row[: self.starts[self.first]])
+        self._prefetch(len(self.uses))
         names = [self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit for use in self.uses]
         here = len(self.uses)
         for i in hand_over(self.replay, self.schedule):
@@ -124,15 +125,19 @@ class _Units:
         """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
         if not self.uses[place].returns:
             return
-        start, end = self.starts[place], self.starts[place + 1]
+        end = self.starts[place + 1]
         for passed in dict.fromkeys(reversed(self.row[end:])):
             if passed not in self.row[:end] and passed not in self.done:
                 self.done.add(passed)
                 self._reshard([passed])
                 self._send(passed)
         self._unshard(self.uses[place].parts)
+        self._prefetch(place)
+
+    def _prefetch(self, place: int) -> None:
+        """What backward comes to after this use travels already."""
         before = [part for use in self.uses[:place] for part in use.parts if use.returns]
-        behind = self.row[max(0, start - self.strategy["prefetch"]) : start]
+        behind = self.row[max(0, self.starts[place] - self.strategy["prefetch"]) : self.starts[place]]
         self._unshard([part for part in behind if part in before])
 
     def _finish(self) -> None:

@@ -156,9 +156,13 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
     ]
     _head(console, f"Traffic of one step, rank {busiest}")
     console.print(plain_table(["phase", "collective", "calls", "payload", "wire", "volume ψ"], rows, left=2))
-    off = row["volume_psi"] - row["predicted_volume_psi"]
-    predicted = f"volume {row['volume_psi']:.3f} ψ, predicted {row['predicted_volume_psi']:.3f} ψ, residual {off:.3g} ψ"
-    _say(console, f"  {predicted}; a rank sends {show_bytes(row['wire_bytes'])} in the mean, control traffic apart")
+    said = f"volume {row['volume_psi']:.3f} ψ"
+    if pd.isna(row["predicted_volume_psi"]):
+        said += ", without a prediction"
+    else:
+        off = row["volume_psi"] - row["predicted_volume_psi"]
+        said += f", predicted {row['predicted_volume_psi']:.3f} ψ, residual {off:.3g} ψ"
+    _say(console, f"  {said}; a rank sends {show_bytes(row['wire_bytes'])} in the mean, control traffic apart")
 
 
 def _print_time(console: Console, row: Row) -> None:

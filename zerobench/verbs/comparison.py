@@ -29,7 +29,7 @@ from .paired import Effect, Pair, effects, pair_up
 
 Row = dict[str, Any]
 
-WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.")
+WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
 """Keys, or their beginnings, that say what is trained; `device_class` and `device` belong to them."""
 
 CHOICES = ("model.name", "model.checkpointing")

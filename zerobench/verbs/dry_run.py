@@ -58,4 +58,6 @@ def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
 def _show(prediction: Estimate | None) -> list[str]:
     if prediction is None:
         return ["–"] * 3
-    return [f"{prediction.psi:,}", show_bytes(prediction.states_bytes), f"{prediction.volume_psi:.3f}"]
+    states, volume = prediction.states_bytes, prediction.volume_psi
+    shown = ["–" if states is None else show_bytes(states), "–" if volume is None else f"{volume:.3f}"]
+    return [f"{prediction.psi:,}", *shown]

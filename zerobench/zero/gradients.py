@@ -62,7 +62,6 @@ class GradientFlow:
         for unit, _ in self.places[i]:
             unit.uses -= 1
             unit.arrived -= 1
-        labels.arrived(self._engine.names[i])
         self._arrive(i, leaf)
 
     def backward(self, loss: torch.Tensor) -> None:

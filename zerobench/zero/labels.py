@@ -26,9 +26,6 @@ class Listener(Protocol):
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
         """`tensor`'s storage belongs to `category` from now on (from its birth, if never said before)."""
 
-    def on_arrival(self, name: str) -> None:
-        """The gradient of one use of the tied parameter `name` has come."""
-
 
 _listeners: list[Listener] = []
 _collectives: list[tuple[str, str]] = []
@@ -49,12 +46,6 @@ def label(tensor: torch.Tensor, category: str, name: str = "") -> torch.Tensor:
     for listener in _listeners:
         listener.on_tensor(tensor, category, name)
     return tensor
-
-
-def arrived(name: str) -> None:
-    """Says that the gradient of one use of the tied parameter `name` has come."""
-    for listener in _listeners:
-        listener.on_arrival(name)
 
 
 @contextmanager

@@ -26,12 +26,16 @@ from .comm import Comm
 Initialiser = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
 
+_HOLLOW = "_zerobench_hollow"
+
 _OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
 """Methods by which models outside of ours initialise themselves, and which a replay would miss."""
 
 
 def on_meta(model: nn.Module) -> bool:
     """Whether the model was built on the meta device. Raises ValueError for a model that was in parts."""
+    if getattr(model, _HOLLOW, False):
+        return True
     meta = {parameter.is_meta for parameter in model.parameters()}
     if len(meta) == 2:
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
@@ -60,6 +64,8 @@ def check_replay(model: nn.Module) -> None:
 
 def hollow(model: nn.Module, device: torch.device) -> None:
     """meta -> hollow. The parameters stay the same objects, for an optimizer may hold them."""
+    if getattr(model, _HOLLOW, False):
+        return
     for parameter in model.parameters():
         nothing = torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
         torch.utils.swap_tensors(parameter, nn.Parameter(nothing, requires_grad=parameter.requires_grad))
@@ -67,6 +73,7 @@ def hollow(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
+    setattr(model, _HOLLOW, True)
 
 
 def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype) -> None:
@@ -86,6 +93,7 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype) -> None
         torch.set_rng_state(mine)
     lost = [name for name, parameter in model.named_parameters() if parameter not in stored and parameter.numel()]
     lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
+    delattr(model, _HOLLOW)
     if lost:
         raise ValueError(
             f"{lost[0]}: nothing has restored its values, lost on the meta device; restore it in its module's"

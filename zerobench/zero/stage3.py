@@ -213,6 +213,8 @@ class Stage3(Stage2):
         self._check_age(backwards, gradient)
         for unit in self._root_units:
             unit.unshard()
+        for last in self._order.behind(len(self._order.uses), self.options.prefetch):
+            last.launch_unshard()  # travels while the head's backward runs
 
     def _check_age(self, backwards: int, _gradient: torch.Tensor) -> None:
         if backwards != self._backwards:

@@ -253,7 +253,7 @@ class Strategy(StateFace):
         self.gradients.launch(unit)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {"loss_scaler": self.update.scaler.state()}
+        return {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaler.state()}
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:

@@ -49,6 +49,7 @@ def save(
     engine: Strategy, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
 ) -> SaveHandle | None:
     """See `Strategy.save`."""
+    engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
     tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, user_state))
     write = partial(_write, ranks, FolderWriter(folder), SavePlanner(facts, merge), tensors)
@@ -62,6 +63,7 @@ def save(
 
 def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     """See `Strategy.load`."""
+    engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
     metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
     engine.zero_grad()

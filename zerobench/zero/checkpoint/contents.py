@@ -100,7 +100,7 @@ class Targets:
                 tensor.copy_(flat)
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(engine.segments, self._states, strict=True):
-            group = group_of[id(segment.tensor)]
+            group = group_of.get(id(segment.tensor), {})
             optimizer.state.pop(segment.tensor, None)
             if state:
                 optimizer.state[segment.tensor] = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
     """See `Strategy.export_safetensors`."""
+    engine.settle()
     ranks, target = ranks_of(engine), Path(path).absolute()
     file = ranks.agree(lambda: _ExportFile(engine.module, target) if ranks.rank == 0 else None)
     with torch.no_grad():

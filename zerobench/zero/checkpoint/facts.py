@@ -6,7 +6,7 @@
     buffers                     {name: {"shape": [], "dtype": "int64"}}
     optimizer                   "class"    its name
                                 "options"  [{"lr": 0.1, ...}, ...], one a group
-                                "groups"   {name: number of the parameter's group}
+                                "groups"   {name: number of the parameter's group, or null for none}
                                 "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
                                            of the parameter's size; parameters that were never updated have none
     extra, user                 the engine's and the caller's own
@@ -39,7 +39,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
     states: dict[str, Any] = {}
     for segment in engine.segments:
         name = engine.names[segment.segment.parameter]
-        _add(groups, name, number_of[id(segment.tensor)], "its group")
+        _add(groups, name, number_of.get(id(segment.tensor)), "its group")
         _add(states, name, _states(name, segment, engine.optimizer.state.get(segment.tensor, {})), "its state")
     trainable = set(engine.trainable)
     return {

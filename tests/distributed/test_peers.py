@@ -1,0 +1,173 @@
+"""The peers under the harness: they train what DDP trains, and are counted as what they are known for."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cells import cell
+from tests.ranks import run_ranks
+from zerobench import baselines, optimizers, precision, tables
+from zerobench import cell as cells
+from zerobench.config import SCHEMAS
+from zerobench.peers import NEEDS, TUNING
+from zerobench.records import CATEGORIES
+from zerobench.worker import build_batches, build_model, shapes_of
+
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
+TORCHS = [name for name in TUNING if name not in NEEDS]
+STEPS = 10
+
+
+def config_of(name: str, n: int, tuned: bool = False, **more: Any) -> dict[str, Any]:
+    one = cell(name, n, **more, tuned=tuned)
+    assert not one.problems, one.problems
+    return one.config
+
+
+def train(
+    rank: int, n: int, name: str, tuned: bool, accumulation: int, clip: float | None = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    config = config_of(name, n, tuned, accumulation=accumulation)
+    torch.manual_seed(0)
+    model = build_model(config)
+    optimizer = optimizers.build(config["optimizer"], model.parameters())
+    engine = baselines.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"], name))
+    batches, losses = build_batches(config, rank, torch.device("cpu")), []
+    for step in range(STEPS):
+        total = 0.0
+        for micro in range(accumulation):
+            how = config["strategy"].get("accumulate", "last")
+            with baselines.synchronising(engine, how, last=micro == accumulation - 1):
+                loss = engine(*batches.batch(step, micro)) / accumulation
+                engine.backward(loss)
+            total += loss.item()
+        if clip is not None:
+            losses.append(engine.clip_grad_norm_(clip).item())
+        engine.step()
+        losses.append(total)
+    engine.eval()
+    with torch.no_grad():
+        losses.append(engine.train()(*batches.batch(0, 0)).item())
+    return losses, engine.full_state_dict()
+
+
+def train_all(
+    rank: int, n: int, names: list[str], accumulation: int, clip: float | None = None
+) -> dict[tuple[str, bool], Any]:
+    sides = [("ddp", False), *((name, tuned) for name in names for tuned in (False, True))]
+    return {side: train(rank, n, *side, accumulation, clip) for side in sides}
+
+
+def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: float = 1e-6) -> None:
+    for mine in results:
+        losses, state = mine.pop(("ddp", False))
+        assert len(set(losses)) > STEPS // 2
+        for side, (other_losses, other_state) in mine.items():
+            assert other_state.keys() == state.keys(), side
+            if exact:
+                assert other_losses == losses, side
+                assert all(torch.equal(other_state[key], state[key]) for key in state), side
+            else:
+                close = {"rtol": tolerance, "atol": tolerance}
+                torch.testing.assert_close(torch.tensor(other_losses), torch.tensor(losses), **close)
+                assert all(other_state[key].shape == state[key].shape for key in state)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_torchs_peers_train_as_ddp(n: int) -> None:
+    """Bit for bit at N = 2, where a sum has one order."""
+    check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
+
+
+def test_torchs_peers_accumulate_and_clip() -> None:
+    check(run_ranks(2, train_all, TORCHS, 2, 0.5), exact=False)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("n", "accumulation"), [(2, 1), (3, 1), (2, 2)])
+def test_deepspeed_trains_as_ddp(n: int, accumulation: int) -> None:
+    """Stage 3 adds in another order."""
+    check(run_ranks(n, train_all, list(NEEDS), accumulation), exact=False, tolerance=3e-6)
+
+
+def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
+    row = cells.run_cell(cell(name, n, model, results_dir=str(tmp_path), **more), lambda _: None)
+    assert row.status == "ok", row.reason
+    assert row.passes_agree
+    assert row.predicted_states_bytes is row.floor_states_bytes is row.predicted_volume_psi is None
+    assert sum(getattr(row, f"peak_{category}_bytes") for category in CATEGORIES) == row.peak_bytes
+    results = tables.load(tmp_path / row.run_id)
+    assert results.traffic.known.all()
+    assert results.memory.predicted_bytes.isna().all()
+    return row, results
+
+
+def root_share(name: str, model: str) -> float:
+    """What of ψ lies in no unit."""
+    shapes = shapes_of(build_model(config_of(name, 2, model=model)))
+    return sum(shape.numel for shape in shapes if not shape.unit) / sum(shape.numel for shape in shapes)
+
+
+def test_fsdp2_is_counted(tmp_path) -> None:
+    """The MLP's layers divide by two, so nothing is padded: 2ψ + 2ψ + 4ψ bytes of shards, gathers of 1ψ each way."""
+    reshard, results = measured(tmp_path, "fsdp2")
+    keep, _ = measured(tmp_path, "fsdp2_no_reshard")
+    psi, root = keep.psi, root_share("fsdp2", "wide")
+    assert keep.volume_psi == 2
+    assert reshard.volume_psi == pytest.approx(3 - root)
+    assert (reshard.volume_reduce_scatter_psi, keep.volume_all_gather_psi) == (1, 1)
+    assert keep.max_parameters_bytes == 6 * psi
+    assert reshard.max_parameters_bytes < keep.max_parameters_bytes
+    for row in (keep, reshard):
+        assert row.max_optimizer_bytes == pytest.approx(4 * psi, rel=0.001)
+        assert 2 * psi <= row.max_gradients_bytes < 6 * psi
+        assert row.max_communication_bytes > 0
+        assert row.max_master_bytes == 0
+        assert row.states_bytes < 16 * psi
+    made = results.tensors[results.tensors.category == "parameters"]
+    assert "layers.0.weight" in set(made.name)
+
+
+def test_a_tied_model_is_counted_under_fsdp2(tmp_path) -> None:
+    """One of the gradients of the tied weight waits for the other; both are known for gradients."""
+    row, _ = measured(tmp_path, "fsdp2", model="words")
+    assert row.max_gradients_bytes > 2 * 4000 * 32 * 4
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_zero_redundancy_is_counted(tmp_path, tuned: bool) -> None:
+    """All-reduce 2ψ and broadcasts 1ψ, half of Adam's states; tuned, no second copy of the gradients as buckets."""
+    row, _ = measured(tmp_path, "zero_redundancy", tuned=tuned)
+    assert (row.volume_psi, row.volume_all_reduce_psi, row.volume_other_psi) == (3, 2, 1)
+    assert row.max_parameters_bytes == 4 * row.psi
+    assert row.max_optimizer_bytes == pytest.approx(4 * row.psi, rel=0.2), "whole parameters are shared out"
+    assert row.max_communication_bytes == (0 if tuned else 4 * row.psi)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("level", "volume"), [(1, 3), (2, 3), (3, 2)])
+def test_deepspeed_is_counted(tmp_path, level: int, volume: float) -> None:
+    """All-reduce and gather; stage 3 at its defaults gives nothing back before backward, so it gathers once."""
+    row, _ = measured(tmp_path, f"deepspeed_zero{level}")
+    assert row.volume_psi == pytest.approx(volume, rel=0.01)
+    assert row.max_master_bytes == pytest.approx(2 * row.psi, rel=0.01)
+    assert row.max_optimizer_bytes == pytest.approx(4 * row.psi, rel=0.01)
+    assert row.max_communication_bytes >= 4 * 500_000_000
+    small, _ = measured(tmp_path, f"deepspeed_zero{level}", tuned=True)
+    assert small.max_communication_bytes < 4 * 500_000_000
+
+
+def test_what_crosses_the_loopback_interface_is_at_least_what_the_strategy_sends(tmp_path) -> None:
+    """No less, for others may use it meanwhile. gloo's reduce-scatter is an all-reduce: half as much again."""
+    row, _ = measured(tmp_path, "fsdp2_no_reshard")
+    assert row.wire_bytes == 4 * row.psi
+    assert row.loopback_bytes >= 0.98 * 6 * row.psi
+
+
+def test_every_peer_is_a_strategy() -> None:
+    assert set(baselines.STRATEGIES) == set(SCHEMAS["strategy"])
+    assert set(TUNING) < set(baselines.STRATEGIES)

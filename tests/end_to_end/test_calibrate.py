@@ -1,0 +1,102 @@
+"""`zerobench calibrate`: rows of every transfer, lines through them, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+import zerobench as package
+from analysis import calibration as figure
+from tests.end_to_end.command import heed_ctrl_c, zerobench
+from zerobench.calibration import fit_all
+from zerobench.microbenchmarks import TRANSFERS, evenly
+from zerobench.verbs.calibrate import calibrate, slowest
+
+
+def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:
+    done = zerobench("calibrate", "--sizes", "4KiB,64KiB", "--repetitions", "6", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = package.load_calibration(tmp_path / "here")
+    assert len(found.transfers) == len(TRANSFERS) * 2 * 6
+    assert (found.transfers["seconds"] > 0).all()
+    assert {(fit.via, fit.collective) for fit in found.fits} == set(TRANSFERS)
+    assert {"date", "torch", "processor", "commit"} <= set(found.provenance)
+    for fit in found.fits:
+        assert fit.bytes_per_s_low <= fit.bytes_per_s <= fit.bytes_per_s_high
+        assert fit.collective in done.stdout
+    with pytest.raises(KeyError, match="seam all_gather N=3 is not calibrated; there is seam reduce_scatter N=2"):
+        found.fit("all_gather", 3)
+    assert figure.main([str(tmp_path / "here"), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "calibration.png").stat().st_size > 10_000
+
+
+def rows_of(latency: float, bandwidth: float) -> pd.DataFrame:
+    rows = [
+        {"via": "seam", "collective": "all_gather", "world_size": 2, "dtype": "float32", "bytes": size,
+         "repetition": repetition, "seconds": (latency + size / bandwidth) * (1 + 0.01 * (repetition - 2))}
+        for size in (2**12, 2**16, 2**20, 2**24) for repetition in range(5)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_a_line_is_found_again() -> None:
+    (fit,) = fit_all(rows_of(1e-4, 2e9))
+    assert fit.latency_s == pytest.approx(1e-4)
+    assert fit.bytes_per_s == pytest.approx(2e9)
+    assert fit.bytes_per_s_low < 2e9 < fit.bytes_per_s_high
+    assert fit.largest_error < 1e-6
+    assert fit.seconds(2 * 10**9) == pytest.approx(1.0001)
+    with pytest.raises(ValueError, match="two sizes"):
+        fit_all(rows_of(1e-4, 2e9).query("bytes == 4096"))
+
+
+def test_a_row_has_the_slowest_ranks_time() -> None:
+    ranks = [[{"via": "seam", "collective": "x", "bytes": 8, "repetition": 0, "seconds": t}] for t in (0.1, 0.3, 0.2)]
+    (row,) = slowest(ranks, 3, "float32")
+    assert (row.seconds, row.world_size) == (0.3, 3)
+    assert [evenly(size, 3) for size in (1, 384, 385)] == [384, 384, 768]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sizes", "64KiB"], "--sizes 64KiB: give two sizes"),
+        (["--sizes", "1MiB,many"], "'many' is no size"),
+        (["--world-size", "0"], "--world-size 0: must be at least 1"),
+        (["--repetitions", "2"], "--repetitions 2: must be at least 3"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, capsys) -> None:
+    assert calibrate(arguments) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert len(told.splitlines()) == 1
+
+
+def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
+    assert figure.main([str(tmp_path)]) == 2
+    assert "no calibration" in capsys.readouterr().err
+
+
+def test_ctrl_c_records_nothing_and_leaves_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "zerobench", "calibrate", "--repetitions", "9999", "--out", str(tmp_path / "out")]
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
+    deadline = time.monotonic() + 60
+    below: list[psutil.Process] = []
+    while len(below) < 4 and time.monotonic() < deadline:  # fork server, resource tracker, two ranks
+        below = psutil.Process(run.pid).children(recursive=True)
+        time.sleep(0.1)
+    os.kill(run.pid, signal.SIGINT)
+    assert run.communicate(timeout=30)[1].endswith("zerobench calibrate: stopped; nothing is recorded\n")
+    assert run.returncode == 130
+    assert not (tmp_path / "out").exists()
+    psutil.wait_procs(below, timeout=10)
+    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,170 @@
+"""Checkpoints that were damaged, interrupted or made to harm: refused in a sentence, and the last good one stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.test_checkpoint import data_file, engine_of, net, same, state_of, step
+from zerobench.zero.checkpoint.index import INDEX
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    engine = engine_of(net())
+    step(engine)
+    engine.save(tmp_path / "good")
+    return tmp_path / "good"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+
+
+def edit_index(folder: Path, **changes: object) -> None:
+    whole = json.loads((folder / INDEX).read_text())
+    (folder / INDEX).write_text(json.dumps({**whole, **changes}))
+
+
+def change_learning_rate(folder: Path) -> None:
+    text = (folder / INDEX).read_text()
+    assert '"lr": 0.01' in text
+    (folder / INDEX).write_text(text.replace('"lr": 0.01', '"lr": 0.09'))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped": (lambda f: flip(data_file(f)), r"rank0-.*safetensors: it is damaged: its SHA-256"),
+    "cut": (lambda f: os.truncate(data_file(f), 100), r"rank0-.*: it has 100 bytes where the index says \d+"),
+    "missing": (lambda f: data_file(f).unlink(), r"rank0-.*: it is missing"),
+    "no index": (lambda f: (f / INDEX).unlink(), f"good: it is no checkpoint: it has no {INDEX}"),
+    "not there": (shutil.rmtree, "good: it is no checkpoint"),
+    "index cut": (lambda f: os.truncate(f / INDEX, 400), "no index of a checkpoint, or a damaged one"),
+    "another json": (lambda f: (f / INDEX).write_text("[1]"), "no index of a checkpoint, or a damaged one"),
+    "index flipped": (change_learning_rate, "it is damaged: its contents have another SHA-256"),
+    "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads version 1"),
+    "another format": (lambda f: edit_index(f, format="tea"), r"no index of a checkpoint, or a damaged one \(tea\)"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
+    damage, words = DAMAGE[kind]
+    engine = engine_of(net(), strategy="zero3")
+    step(engine, 1)
+    before = state_of(engine)
+    damage(saved)
+    with pytest.raises(ValueError, match=words) as refusal:
+        engine.load(saved)
+    assert "\n" not in str(refusal.value)
+    assert same(state_of(engine), before)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (os.mkdir, (f"{os.environ['BOMB']}",))
+
+
+def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
+    for name in (".metadata", "__0_0.distcp", "rank0.pt", "metadata.pkl"):
+        (saved / name).write_bytes(pickle.dumps(Bomb()))
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for where in (pickle.load, pickle.loads, pickle.Unpickler, torch.load):
+        monkeypatch.setattr(
+            f"{where.__module__.replace('_pickle', 'pickle')}.{where.__name__}", forbidden, raising=False
+        )
+    monkeypatch.setattr(torch, "load", forbidden)
+    engine = engine_of(net())
+    engine.load(saved)
+    assert not (tmp_path / "exploded").exists()
+    (saved / INDEX).write_bytes(b"\x80\x04.")
+    with pytest.raises(ValueError, match="no index of a checkpoint"):
+        engine.load(saved)
+
+
+KILLS = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+import torch
+from tests.unit.test_checkpoint import engine_of, net, step
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+engine = engine_of(net())
+step(engine)
+engine.save(folder / "start" / "good")
+states = {"old": engine.full_state_dict()}
+step(engine, 1)
+states["new"] = engine.full_state_dict()
+
+def deadly(call):
+    def wrapped(*arguments, **named):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **named)
+    return wrapped
+
+def what_is_in(path):
+    if not path.exists():
+        return "nothing"
+    fresh = engine_of(net())
+    fresh.load(path)
+    now = fresh.full_state_dict()
+    return next(name for name, state in states.items() if all(torch.equal(now[key], state[key]) for key in now))
+
+for at in range(1, 40):
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    shutil.copytree(folder / "start", folder / "run")
+    pid = os.fork()
+    if pid == 0:
+        left = at
+        for call in ("fsync", "rename", "unlink", "rmdir", "mkdir"):
+            setattr(os, call, deadly(getattr(os, call)))
+        engine.save(folder / "run" / name)
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    found = [what_is_in(folder / "run" / "good"), what_is_in(folder / "run" / name)]
+    engine.save(folder / "run" / name)
+    left_over = [path.name for path in (folder / "run").rglob("*") if "partial" in path.name]
+    files = len(list((folder / "run" / name).iterdir()))
+    print(json.dumps([killed, *found, what_is_in(folder / "run" / name), left_over, files]))
+    if not killed:
+        break
+"""
+"""Saves, killed (as by `kill -9`) at every call that changes the disk, one after the other."""
+
+
+@pytest.mark.parametrize("name", ["other", "good"])
+def test_a_killed_save_leaves_the_last_good_one(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path), name],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(row[0] for row in rows) >= 5
+    assert rows[-1][0] is False
+    good = [row[1] for row in rows]
+    target = [row[2] for row in rows]
+    before = "old" if name == "good" else "nothing"
+    assert set(target) == {before, "new"}
+    assert target == sorted(target, key=["nothing", "old", "new"].index)  # whole at one instant, and never less again
+    assert good == target if name == "good" else set(good) == {"old"}
+    assert all(row[3:] == ["new", [], 2] for row in rows)  # the next save succeeds and clears up

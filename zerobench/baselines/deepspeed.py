@@ -1,0 +1,147 @@
+"""DeepSpeed's ZeRO stages 1, 2 and 3 behind the engine's face (the extra `peers`).
+
+Tensors: stages 1 and 2 keep the parameters flat and whole, a second copy of this rank's 1/N as "fp32 master" though
+the parameters are fp32 already, and gradients in `averaged_gradients`; stage 3 keeps 1/N of each parameter, the same
+again as master, and a flat buffer for the gradients. All of them reduce through a bucket of fixed size.
+
+At its defaults as DeepSpeed has them, but for one that would change the mathematics: `gradient_clipping` is 1.0
+unless said otherwise, and 0 here. The user's torch optimizer is used as it is, which avoids DeepSpeed's own CPU
+kernels and their compilation. Stages 1 and 2 all-reduce each bucket (2ψ) and gather once (1ψ): 3ψ; with
+`multi_rank_allreduce=false` they reduce to each owner, 2ψ.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+
+from ..zero import labels
+
+FIELDS = {
+    "reduce_bucket_numel": "reduce_bucket_size",
+    "multi_rank_allreduce": "use_multi_rank_bucket_allreduce",
+    "overlap_comm": "overlap_comm",
+    "prefetch_numel": "stage3_prefetch_bucket_size",
+    "persistence_numel": "stage3_param_persistence_threshold",
+    "max_live_numel": "stage3_max_live_parameters",
+    "max_reuse_numel": "stage3_max_reuse_distance",
+}
+"""Our names of DeepSpeed's settings, which say the unit, and DeepSpeed's."""
+
+
+class DeepspeedEngine:
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: optim.Optimizer, level: int, tuned: bool = False, **settings: Any
+    ) -> None:
+        deepspeed = _import_deepspeed(next(module.parameters()).device.type)
+        config = {
+            "train_micro_batch_size_per_gpu": 1,  # only for its own throughput figures
+            "gradient_clipping": 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "zero_optimization": {"stage": level, **{FIELDS[key]: value for key, value in settings.items()}},
+        }
+        self._deepspeed = deepspeed
+        self._level = level
+        self._engine, self.optimizer, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self.module = module
+        for bucket in getattr(self.optimizer, "ipg_buckets", {}).values():
+            if isinstance(bucket.buffer, list):
+                bucket.buffer = _Buffers()
+            else:
+                labels.label(bucket.buffer, labels.COMMUNICATION, "bucket")
+        self._label()
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's forward."""
+        return self._engine(*inputs, **named_inputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates; buckets are reduced as they fill, under stage 1 once backward is over."""
+        self._engine.backward(loss)
+        self._label()
+
+    def step(self) -> None:
+        """One update; consumes the gradients."""
+        self._engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Around a micro-batch before a step's last: stage 1 keeps its gradients, stages 2 and 3 reduce them."""
+        self._engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+            self._engine.step()  # counts the micro-batch, updates nothing
+        finally:
+            self._engine.set_gradient_accumulation_boundary(True)
+
+    def train(self, mode: bool = True) -> DeepspeedEngine:
+        """The module's `train`."""
+        self._engine.train(mode)
+        return self
+
+    def eval(self) -> DeepspeedEngine:
+        """The module's `eval`."""
+        return self.train(False)
+
+    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
+        """A copy of the plain module's state; stage 3 gathers it. Collective."""
+        with self._deepspeed.zero.GatheredParameters(list(self.module.parameters()), enabled=self._level == 3):
+            return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+    def _label(self) -> None:
+        """Names what DeepSpeed's optimizer holds, by the names of its attributes, those that this version has."""
+        for attribute, category in HELD.items():
+            for tensor in _tensors_in(getattr(self.optimizer, attribute, None)):
+                labels.label(tensor, category, attribute)
+
+
+HELD = {
+    "bit16_groups_flat": labels.PARAMETERS,
+    "fp16_partitioned_groups_flat": labels.PARAMETERS,
+    "lp_param_buffer": labels.PARAMETERS,
+    "single_partition_of_fp32_groups": labels.MASTER,
+    "fp32_partitioned_groups_flat": labels.MASTER,
+    "averaged_gradients": labels.GRADIENTS,
+    "grad_partitions_flat_buffer": labels.GRADIENTS,
+}
+"""Attribute of DeepSpeed's optimizer -> what it holds."""
+
+
+class _Buffers(list[torch.Tensor]):
+    """Of a bucket of stages 1 and 2, which makes and drops them in backward: named as they come."""
+
+    def append(self, buffer: torch.Tensor) -> None:
+        super().append(labels.label(buffer, labels.COMMUNICATION, "bucket"))
+
+
+def _tensors_in(held: Any) -> Iterator[torch.Tensor]:
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, dict | list | tuple):
+        for one in held.values() if isinstance(held, dict) else held:
+            yield from _tensors_in(one)
+
+
+def _import_deepspeed(device: str) -> Any:
+    """The module, told of this rank by the environment, and kept from compiling what ZeRO does not use."""
+    os.environ.setdefault("DS_ACCELERATOR", device)
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,128 @@
+"""What a collective costs by its size, as measured by `zerobench calibrate`, and the line that a cost model reads.
+
+    seconds(collective, bytes) = latency_s + bytes / bytes_per_s            bytes: of the full tensor
+
+A folder of a calibration holds `transfers.parquet` (a TransferRow each), `fits.parquet` (a FitRow each) and
+`provenance.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """One repetition: the slowest rank's time for a collective over a full tensor of `bytes`."""
+
+    via: str
+    """"seam": the engine's own; "torch": torch's; "memory": a copy within a rank."""
+    collective: str
+    world_size: int
+    dtype: str
+    bytes: int
+    repetition: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FitRow:
+    """The line through the medians of a collective, by least squares of relative errors, with 95 % intervals."""
+
+    via: str
+    collective: str
+    world_size: int
+    dtype: str
+    latency_s: float
+    latency_s_low: float
+    latency_s_high: float
+    bytes_per_s: float
+    bytes_per_s_low: float
+    bytes_per_s_high: float
+    largest_error: float
+    """Of the line against a median, relative: how far to trust it."""
+
+    def seconds(self, size: int) -> float:
+        """For a full tensor of `size` bytes."""
+        return self.latency_s + size / self.bytes_per_s
+
+
+KEY = ("via", "collective", "world_size", "dtype")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A machine's transfers: rows, fits, and where they come from."""
+
+    transfers: pd.DataFrame
+    fits: list[FitRow]
+    provenance: dict[str, Any]
+
+    def fit(self, collective: str, world_size: int, via: str = "seam") -> FitRow:
+        """The line of a collective. Raises KeyError with what there is."""
+        for row in self.fits:
+            if (row.via, row.collective, row.world_size) == (via, collective, world_size):
+                return row
+        there = ", ".join(f"{row.via} {row.collective} N={row.world_size}" for row in self.fits)
+        raise KeyError(f"{via} {collective} N={world_size} is not calibrated; there is {there}")
+
+
+def fit_all(transfers: pd.DataFrame) -> list[FitRow]:
+    """A line for each collective. Raises ValueError where there are fewer than two sizes."""
+    if transfers["bytes"].nunique() < 2:
+        raise ValueError("a line needs two sizes at least")
+    return [_fit(key, rows) for key, rows in transfers.groupby(list(KEY), sort=False)]
+
+
+def _fit(key: Any, rows: pd.DataFrame) -> FitRow:
+    table = rows.pivot(index="repetition", columns="bytes", values="seconds")
+    sizes, times = table.columns.to_numpy(float), table.to_numpy()
+    latency, per_byte = _line(sizes, np.median(times, axis=0))
+    draw = np.random.default_rng(0)
+    again = [np.median(times[draw.integers(len(times), size=len(times))], axis=0) for _ in range(RESAMPLES)]
+    latencies, per_bytes = np.array([_line(sizes, medians) for medians in again]).T
+    errors = np.abs((latency + per_byte * sizes) / np.median(times, axis=0) - 1)
+    low, high = np.quantile(latencies, [0.025, 0.975])
+    slow, fast = np.quantile(1 / per_bytes, [0.025, 0.975])
+    numbers = (latency, low, high, 1 / per_byte, slow, fast, errors.max())
+    return FitRow(*key, *(float(number) for number in numbers))
+
+
+def _line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """(latency, seconds a byte), neither negative, that come relatively closest."""
+    found, _ = nnls(np.stack([1 / seconds, sizes / seconds], axis=1), np.ones(len(sizes)))
+    return found[0], max(found[1], 1e-15)
+
+
+def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance: dict[str, Any]) -> Calibration:
+    """Fits, and writes all to `folder`; an earlier calibration there is replaced."""
+    frame = pd.DataFrame([asdict(row) for row in transfers])
+    fits = fit_all(frame)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in (("transfers", frame), ("fits", pd.DataFrame([asdict(fit) for fit in fits]))):
+        aside = folder / f"{name}.parquet.partial"
+        table.to_parquet(aside, index=False)
+        aside.replace(folder / f"{name}.parquet")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    return Calibration(frame, fits, provenance)
+
+
+def load_calibration(folder: Path | str) -> Calibration:
+    """What `zerobench calibrate` wrote. Raises FileNotFoundError where there is none."""
+    where = Path(folder)
+    if not (where / "fits.parquet").is_file():
+        raise FileNotFoundError(f"{where}: no calibration; zerobench calibrate --out {where} makes one")
+    table = pd.read_parquet(where / "fits.parquet")
+    fits = [FitRow(**{field.name: row[field.name] for field in fields(FitRow)}) for _, row in table.iterrows()]
+    provenance = json.loads((where / "provenance.json").read_text())
+    return Calibration(pd.read_parquet(where / "transfers.parquet"), fits, provenance)
