@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.distributed.variants import VARIANTS, account
+from tests.distributed.variants import BUCKET_BYTES, VARIANTS, account
 from zerobench.estimate import training_shapes
 from zerobench.records import MemoryRow
 from zerobench.theory.memory import Prediction, predict_states
@@ -76,7 +76,11 @@ def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: s
 @pytest.mark.parametrize("ranks", [4], indirect=True)
 @pytest.mark.parametrize("name", PLAIN)
 def test_construction_and_the_first_step_need_no_more(measured, ranks: int, name: str) -> None:
-    """From the plain model on: a copy of it beside it, or whole optimizer states, would be seen here."""
+    """From the plain model on, which moves a unit at a time: nothing of its size is ever made beside it."""
     one, allowed = measured[name, True], measured[name, False].prediction.states_bytes
     assert one.most("init", "total") <= allowed
     assert one.most("step", "states") <= allowed
+    whole = one.psi * (4 if "fp32" in name.split(",")[0] else 2)
+    assert one.most("init", "parameters") <= 1.25 * whole  # one of five blocks, or a bucket
+    if whole == 4 * one.psi:  # below, the cell itself casts a model that was built in fp32
+        assert one.most("init", "temporary") <= BUCKET_BYTES
