@@ -12,6 +12,7 @@ from zerobench.resolve import Cell, resolve
 
 MODELS: dict[str, schemas.Model] = {
     "tiny": schemas.Gpt(layers=3, hidden=48, heads=4),
+    "million": schemas.Gpt(layers=5, hidden=128, heads=4),
     "odd": schemas.Gpt(layers=3, hidden=33, heads=3, vocabulary=301, tied=False),
     "untied": schemas.Gpt(layers=3, hidden=48, heads=4, tied=False),
     "words": schemas.Gpt(layers=1, hidden=32, heads=2, vocabulary=4000),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cells import cell
+from tests.distributed.wire import cell_of
 from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_volume
 from zerobench.worker import build_model, shapes_of
@@ -21,11 +22,11 @@ def namespaces_work() -> bool:
         return False
 
 
-def carried_in_a_step(strategy: str, n: int, folder: Path) -> float:
+def carried_in_a_step(case: str, n: int, folder: Path) -> float:
     """Bytes that one of 10 further steps puts on the wire, all ranks together."""
 
     def carried(steps: int) -> int:
-        command = ["unshare", "-n", sys.executable, "-m", "tests.distributed.wire", strategy, str(n), str(steps)]
+        command = ["unshare", "-n", sys.executable, "-m", "tests.distributed.wire", case, str(n), str(steps)]
         done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
@@ -37,13 +38,25 @@ needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="needs the r
 
 
 @needs_namespaces
-@pytest.mark.parametrize(("strategy", "n"), [("ddp", 2), ("zero1", 2), ("zero2", 3), ("zero3", 2), ("zero3", 4)])
-def test_the_wire_carries_what_the_formula_says(tmp_path, strategy: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "n"),
+    [
+        ("ddp", 2),
+        ("zero1", 2),
+        ("zero2", 3),
+        ("zero3", 2),
+        ("zero3", 4),
+        ("zero2 bf16 twice", 2),
+        ("zero3 bf16 late", 2),
+    ],
+)
+def test_the_wire_carries_what_the_formula_says(tmp_path, case: str, n: int) -> None:
     """The bytes of a step against the ring optimum of the predicted volume."""
-    config = cell(strategy, n, "wide").config
-    volume = predict_volume(config["strategy"], Schedule.sequential(shapes_of(build_model(config))), n)
-    expected = 4 * volume * (n - 1) / n * n
-    assert carried_in_a_step(strategy, n, tmp_path) == pytest.approx(expected, rel=0.02)
+    config = cell_of(case, n).config
+    schedule = Schedule.sequential(shapes_of(build_model(config)), config["accumulation"])
+    bytes_each = 2 if "bf16" in case else 4
+    expected = bytes_each * predict_volume(config["strategy"], schedule, n) * (n - 1)
+    assert carried_in_a_step(case, n, tmp_path) == pytest.approx(expected, rel=0.02)
 
 
 @needs_namespaces

@@ -1,6 +1,6 @@
 """Run in a network namespace of its own: counts what really crosses the loopback interface in STEPS steps.
 
-unshare -n python -m tests.distributed.wire STRATEGY WORLD_SIZE STEPS FOLDER
+unshare -n python -m tests.distributed.wire CASE WORLD_SIZE STEPS FOLDER
 """
 
 from __future__ import annotations
@@ -10,11 +10,24 @@ import socket
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.cells import cell
 from zerobench.config import Measure
 from zerobench.launch import launch
+from zerobench.resolve import Cell
+from zerobench.training import Bf16
 from zerobench.worker import RankJob, run_rank
+
+CASES: dict[str, dict[str, Any]] = {
+    "zero2 bf16 twice": {"precision": Bf16(gradient_dtype="fp32", wire_dtype="bf16"), "accumulation": 2},
+    "zero3 bf16 late": {"precision": Bf16(), "accumulation": 2, "strategy": {"accumulate": "last"}},
+}
+"""Cells by name, which begins with the strategy; the name of a strategy alone is its plain cell."""
+
+
+def cell_of(case: str, n: int, **more: Any) -> Cell:
+    return cell(case.split()[0], n, "wide", **CASES.get(case, {}), **more)
 
 
 def raise_loopback() -> None:
@@ -28,9 +41,9 @@ def loopback_bytes() -> int:
     return int(line.split()[1])
 
 
-def main(strategy: str, n: int, steps: int, folder: str) -> None:
+def main(case: str, n: int, steps: int, folder: str) -> None:
     raise_loopback()
-    config = cell(strategy, n, "wide", measure=Measure(steps=steps, warmup=2)).config
+    config = cell_of(case, n, measure=Measure(steps=steps, warmup=2)).config
     jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{steps}") for rank in range(n)]
     outcome = launch(run_rank, jobs, Path(folder) / "logs", 120)
     assert outcome.status == "ok", outcome.reason

@@ -1,0 +1,120 @@
+"""Every variant of our stages as a cell, and accounted passes of many cells in one launch of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+import zerobench
+from tests.cells import MODELS, cell
+from zerobench.config import Model
+from zerobench.launch import launch
+from zerobench.models import schema_of
+from zerobench.training import AdamW, Bf16, Fp16, Fp32, Rprop
+from zerobench.worker import RankJob, RankRecord, run_rank
+
+BUCKET_BYTES = 256 * 1024
+
+
+class HalfFrozen(nn.Module):
+    """Nothing of the first two blocks and of what lies before them is trained: backward never comes to them."""
+
+    def __init__(self, vocabulary: int, width: int = 40) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)) for _ in range(4))
+        self.head = nn.Linear(width, vocabulary)
+        for part in (self.embedding, *self.blocks[:2], self.blocks[2][1]):
+            part.requires_grad_(False)
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        for block in (*self.blocks, self.blocks[2]):
+            x = x + block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def half_frozen(vocabulary: int = 256) -> nn.Module:
+    return HalfFrozen(vocabulary)
+
+
+zerobench.register_model("half_frozen", half_frozen)
+MODELS["half_frozen"] = schema_of("half_frozen", half_frozen, Model)()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`floor`: bytes a parameter at N ranks, where a document has a row for it. `volume`: in ψ, where that is round."""
+
+    name: str
+    floor: Callable[[int], float] | None = None
+    volume: float | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def config(self, n: int) -> dict[str, Any]:
+        options = {"model": "million", "bucket_bytes": BUCKET_BYTES, "micro_batch": 1, **self.more}
+        one = cell(self.name, n, **options)
+        assert not one.problems, one.problems
+        return one.config
+
+
+def _of(name: str, floor: Callable[[int], float] | None = None, volume: float | None = None, **more: Any) -> Variant:
+    return Variant(name, floor, volume, more)
+
+
+WIDE = Bf16(gradient_dtype="fp32", wire_dtype="bf16")
+SMALL_TILE = Bf16(tile_bytes=64 * 1024)
+LATE, EARLY = {"accumulate": "last"}, {"accumulate": "every"}
+
+VARIANTS: dict[str, Variant] = {
+    # the paper's rows: ZeRO, arXiv 1910.02054, figure 1 and section 3.1
+    "zero1 fp32": _of("zero1", lambda n: 8 + 8 / n, 2),
+    "zero2 fp32": _of("zero2", lambda n: 4 + 12 / n, 2),
+    "zero3 fp32": _of("zero3", lambda n: 16 / n),
+    "zero1 bf16": _of("zero1", lambda n: 4 + 12 / n, 2, precision=SMALL_TILE),
+    "zero2 bf16": _of("zero2", lambda n: 2 + 14 / n, 2, precision=Bf16()),
+    "zero3 bf16": _of("zero3", lambda n: 16 / n, precision=Bf16()),
+    # Megatron-core's rows: dist_optimizer.md
+    "megatron fp16, gradients fp16": _of(
+        "megatron", lambda n: 4 + 16 / n, 2, precision=Fp16(gradient_dtype="fp16", initial_scale=1024.0)
+    ),
+    "megatron bf16, gradients fp32": _of("megatron", lambda n: 6 + 12 / n, 2, precision=Bf16()),
+    "megatron fp32": _of("megatron", lambda n: 8 + 8 / n, 2),
+    # gradients in another dtype, another wire, micro-batches reduced late or every time
+    "zero1, every": _of("zero1", lambda n: 6 + 12 / n, 4, precision=WIDE, accumulation=3, strategy=EARLY),
+    "zero2, last": _of("zero2", lambda n: 2 + 16 / n, 2, precision=WIDE, accumulation=2, strategy=LATE),
+    "zero3, last": _of("zero3", precision=Bf16(wire_dtype="fp32"), accumulation=2, strategy=LATE),
+    # others' choices
+    "zero1 vendor": _of("zero1", None, 3, precision=Fp32(wire_dtype="bf16"), strategy={"mode": "vendor"}),
+    "zero2 vendor": _of("zero2", None, 3, strategy={"mode": "vendor", "overlap_gather": True}),
+    "zero3 vendor": _of("zero3", strategy={"mode": "vendor", "persistence_numel": 600}),
+    "zero3 paper": _of("zero3", strategy={"mode": "paper", "prefetch": 2}),
+    # optimizers that are not fused go in tiles
+    "zero2 rprop": _of("zero2", lambda n: 2 + 14 / n, 2, precision=SMALL_TILE, optimizer=Rprop()),
+    "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),
+    # frozen parts, modules called twice
+    "zero1 frozen": _of("zero1", model="half_frozen", bucket_bytes=4096),
+    "zero3 frozen": _of("zero3", model="half_frozen", accumulation=2),
+    "zero3 frozen, kept": _of("zero3", model="half_frozen", strategy={"persistence_numel": 100, "prefetch": 2}),
+}
+
+
+def account(configs: list[dict[str, Any]], folder: Path) -> list[list[RankRecord]]:
+    """The accounted pass of each config on all ranks, one after the other in one launch; the configs share N."""
+    jobs = [(configs, rank, str(folder)) for rank in range(configs[0]["world_size"])]
+    outcome = launch(_run_all, jobs, folder / "logs", timeout_s=200)
+    assert outcome.status == "ok", outcome.reason
+    return [list(records) for records in zip(*outcome.results, strict=True)]
+
+
+def _run_all(job: tuple[list[dict[str, Any]], int, str], tell: Any) -> list[RankRecord]:
+    configs, rank, folder = job
+    return [
+        run_rank(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}"), tell)
+        for number, config in enumerate(configs)
+    ]
