@@ -62,9 +62,8 @@ class AccountedPass:
     def adopt(self, model: nn.Module) -> None:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
         self._names = {module: name for name, module in model.named_modules()}
-        for number, (name, parameter) in enumerate(model.named_parameters()):
+        for name, parameter in model.named_parameters():
             labels.label(parameter, labels.PARAMETERS, name)
-            self._listen_to(parameter, number, name)
         numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
         for module, path in self._names.items():
             for own, parameter in module.named_parameters(recurse=False):
@@ -74,6 +73,9 @@ class AccountedPass:
         places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
         self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
+        for name, parameter in model.named_parameters():
+            if parameter not in tied:  # of a tied one a strategy may put other leaves in its places
+                self._listen_to(parameter, numbers[parameter], name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -204,7 +206,8 @@ class AccountedPass:
             if (module, own) in self._places and type(parameter.data) is torch.Tensor:
                 number, name = self._places[module, own]
                 labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
-                self._listen_to(parameter, number, name)
+                if torch.is_grad_enabled():
+                    self._listen_to(parameter, number, name)
         name, place = self._running.pop()
         self.ledger.module = self._running[-1][0] if self._running else ""
         if self.ledger.phase == "forward":  # reentrant recomputation runs it without gradients, and comes back too

@@ -71,7 +71,7 @@ def initialize(
         _check_units(model)
     device = next((p.device for p in model.parameters() if not p.is_meta), chosen.device or torch.device("cpu"))
     engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
-    setattr(model, _ADOPTED, True)
+    setattr(model, _ADOPTED, id(model))
     return engine
 
 
@@ -90,7 +90,7 @@ def _choose(strategy: str, mode: str, options: dict[str, Any]) -> Options:
 
 def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> None:
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    if getattr(model, _ADOPTED, False):
+    if getattr(model, _ADOPTED, None) == id(model):  # a copy of an adopted model is a plain one
         raise ValueError("model: it is under an engine already; initialize() wants a plain one")
     for name, parameter in model.named_parameters():
         if parameter.dtype not in (torch.float32, torch.float64, *HALF):

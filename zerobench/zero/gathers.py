@@ -6,10 +6,12 @@
 Without overlap all are waited for at the end of `step`. With it a module waits for the units of its own
 parameters when it is about to run (what it reads of other modules' is found out in the first forwards);
 everything else that the engine does with parameters waits for all.
+An evaluation waits for all: there torch's own layers have shorter ways, which read their children's weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,19 @@ from torch import nn
 
 from .comm import Handle
 from .module_unit import placeholder
+from .modules import Hook
 from .unit import Unit
 
 if TYPE_CHECKING:
     from .strategy import Strategy
+
+
+def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that `module`'s own forward reads: its own, and those of children that nobody calls."""
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from child.parameters()
 
 
 class LateGathers:
@@ -38,9 +49,9 @@ class LateGathers:
         self._overlap = engine.options.overlap_gather
         if self._overlap:
             for module in engine.module.modules():
-                mine = {unit: None for p in module.parameters(recurse=False) for unit in self._units.get(p, [])}
+                mine = {unit: None for p in read_by(module) for unit in self._units.get(p, [])}
                 if mine or module is engine.module:
-                    module.register_forward_pre_hook(partial(self._before_module, list(mine)), prepend=True)
+                    module.register_forward_pre_hook(Hook(partial(self._before_module, list(mine))), prepend=True)
 
     def launch(self, unit: Unit) -> None:
         """Starts sending the own slice of the unit's parameters to everyone."""

@@ -33,12 +33,13 @@ class GradientFlow:
 
     `places`         of each trainable parameter: the pieces that hold it
     `synchronising`  whether backwards reduce, or keep their gradients here (no_sync)
+    `in_backward`    whether this engine's backward runs, not another engine's or torch.autograd.grad's
     """
 
     def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._in_flight: deque[Unit] = deque()
-        self._in_backward = False
+        self.in_backward = False
         self.synchronising = True
         self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
         for unit in engine.units:
@@ -50,7 +51,8 @@ class GradientFlow:
             for module, name in tied.get(parameter, []):
                 TiedPlace(parameter, module, name, partial(self._expect_use, i))
             for unit, _ in self.places[i]:
-                unit.expected += parameter not in tied
+                if parameter not in tied:
+                    unit.expected.add(i)
 
     def _expect_use(self, i: int, leaf: nn.Parameter) -> None:
         """A tied parameter is used, by a leaf of its own: its units wait for one gradient more."""
@@ -59,42 +61,46 @@ class GradientFlow:
             unit.uses += 1
 
     def _arrive_use(self, i: int, leaf: torch.Tensor) -> None:
-        for unit, _ in self.places[i]:
-            unit.uses -= 1
-            unit.arrived -= 1
-        self._arrive(i, leaf)
+        self._arrive(i, leaf, is_use=True)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
-        self._in_backward = True
+        self.in_backward = True
         try:
             loss.backward()
         finally:
-            self._in_backward = False
+            self.in_backward = False
         if self.synchronising:
             self._engine.finish_reductions()
             self.land_all()
         for unit in self._engine.units:
-            unit.arrived = 0
+            unit.arrived.clear()
 
-    def _arrive(self, i: int, leaf: torch.Tensor) -> None:
+    def _arrive(self, i: int, leaf: torch.Tensor, is_use: bool = False) -> None:
         engine = self._engine
         gradient, leaf.grad = leaf.grad, None
         assert gradient is not None
         labels.label(gradient, labels.GRADIENTS, engine.names[i])
         if gradient.is_sparse:
             raise ValueError(f"{engine.names[i]}: its gradient is sparse, which flat buffers do not hold")
-        if not self._in_backward:
-            raise RuntimeError("call engine.backward(loss), not loss.backward(): the gradients must be reduced")
+        if not self.in_backward:
+            raise RuntimeError(
+                "call engine.backward(loss), not loss.backward(): the gradients must be reduced; for the backward of"
+                " another engine's loss, freeze this one's model by requires_grad_(False)"
+            )
         engine.update.used.add(i)
         flat = gradient.reshape(-1)
         for unit, piece in self.places[i]:
+            engine.check_gradient(unit)
             if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own
                 self.land_all()
             if not unit.filled:
                 engine.open_gradients(unit)
             unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.size)
-            unit.arrived += 1
+            if is_use:  # counted when it is in the unit: a unit that has them all is sent
+                unit.uses -= 1
+            else:
+                unit.arrived.add(i)
             if self.synchronising:
                 engine.gradients_written(unit)
 

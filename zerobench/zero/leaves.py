@@ -7,6 +7,8 @@ gathered anyway.
 
 A use's leaf stands in its module only while that runs: outside of a forward the module's parameter is the
 one that it was, so names, identity and `parameters()` are untouched.
+
+A parameter with hooks of the user's has no such leaves: they are owed the sum.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from .modules import Hook
 
 
 class TiedPlace:
@@ -28,11 +32,11 @@ class TiedPlace:
         self._module = module
         self._name = name
         self._made = made
-        module.register_forward_pre_hook(self._put_leaf)
-        module.register_forward_hook(self._take_back, always_call=True)
+        module.register_forward_pre_hook(Hook(self._put_leaf))
+        module.register_forward_hook(Hook(self._take_back), always_call=True)
 
     def _put_leaf(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self._parameter._backward_hooks:
             leaf = nn.Parameter(self._parameter.detach())  # the same memory and version counter
             self._made(leaf)
             self._module._parameters[self._name] = leaf

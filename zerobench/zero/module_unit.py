@@ -5,6 +5,7 @@
     unsharded    the parameters are views of `full_parameters`
 
 A unit that *stays* is unsharded for good, as in stages 1 and 2: its small parameters are not worth a gather.
+One that is *held* is so until whoever reads it lets go.
 
 [Note: one storage a unit for life]
 Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
@@ -26,6 +27,15 @@ from .precision import Dtypes
 from .stamp import Stamp
 from .unit import Unit
 
+FREED = "storage of size 0"
+"""What torch says of a view that reads a unit's storage while that is empty."""
+
+UNHEARD = (
+    "came to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
+    " returned, or left in an attribute, in the engine's forward; return the tensor that the loss is made of, or name"
+    " the module that made it in units="
+)
+
 _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
@@ -34,6 +44,7 @@ class ModuleUnit(Unit):
 
     gather: Handle | None = None
     is_whole = True
+    held = 0
 
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
@@ -98,7 +109,7 @@ class ModuleUnit(Unit):
 
     def reshard(self) -> None:
         """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
-        if self.stays or not (self.is_whole or self.gather):
+        if self.stays or self.held or not (self.is_whole or self.gather):
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
         for parameter in self.parameters:

@@ -16,6 +16,20 @@ ROOT = ""
 """The path of the unit that holds what no other unit does: the model's own path."""
 
 
+class Hook:
+    """A hook of the engine's on a module. In a copy of the module, a plain one, it does nothing."""
+
+    def __init__(self, run: Callable[..., None] | None = None) -> None:
+        self._run = run
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._run is not None:
+            self._run(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, ()
+
+
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
     without one, those of every outermost nn.Sequential. A list inside a list is no block: its elements are."""
@@ -68,6 +82,26 @@ def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             for one in dataclasses.fields(leaf):
                 yield from tensors_that_require_grad(getattr(leaf, one.name))
+
+
+def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
+    """Tensors in the modules' attributes: auxiliary losses, which the model picks up after a forward."""
+    return [value for module in modules for value in vars(module).values() if isinstance(value, torch.Tensor)]
+
+
+def check_visible(name: str, output: Any) -> None:
+    """Raises ValueError for the output of unit `name` if it may hold tensors where nobody sees them.
+
+    That is where it shows none, or has objects of unknown kinds. Tensors that need no gradient are fine: detached.
+    """
+    leaves = pytree.tree_leaves(output)
+    plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)
+    strange = [leaf for leaf in leaves if not isinstance(leaf, plain) and not dataclasses.is_dataclass(leaf)]
+    if strange or not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise ValueError(
+            f"{name}: no tensor that requires a gradient was found in its output; a unit of zero3 must return tensors,"
+            " or containers or dataclasses of them"
+        )
 
 
 def warn_of_modules_not_called(names: list[str]) -> None:

@@ -27,12 +27,15 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
 from .layout import one_unit
-from .module_unit import ModuleUnit
+from .module_unit import FREED, UNHEARD, ModuleUnit
 from .modules import (
     ROOT,
+    Hook,
+    check_visible,
     default_units,
     inside_backward,
     named_units,
+    tensors_left_in,
     tensors_that_require_grad,
     unit_of_parameters,
     warn_of_modules_not_called,
@@ -104,14 +107,16 @@ class Stage3(Stage2):
                 self.before_root_forward()
             self.before_forward(units)
 
+        inner = list(module.modules())
+
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if is_root:
                 self.after_root_forward(output)
             else:
-                self.after_forward(units, output)
+                self.after_forward(units, output, tensors_left_in(inner))
 
-        module.register_forward_pre_hook(before, prepend=True)
-        module.register_forward_hook(after)
+        module.register_forward_pre_hook(Hook(before), prepend=True)
+        module.register_forward_hook(Hook(after))
 
     def stamp(self, unit: Unit) -> Stamp:
         names = [one.name for one in self._all_units]
@@ -135,9 +140,11 @@ class Stage3(Stage2):
         assert isinstance(unit, ModuleUnit)
         was_whole = unit.is_whole
         unit.unshard()
+        unit.held += 1  # modules may be run inside, whose hooks would reshard
         try:
             yield
         finally:
+            unit.held -= 1
             if not was_whole:
                 unit.reshard()
 
@@ -152,8 +159,8 @@ class Stage3(Stage2):
             for following in self._order.ahead(use, self.options.prefetch):
                 following.launch_unshard()
 
-    def after_forward(self, units: list[ModuleUnit], output: Any) -> None:
-        """The module has run. Its backward, if there will be one, asks for the parameters again."""
+    def after_forward(self, units: list[ModuleUnit], output: Any, left: list[torch.Tensor]) -> None:
+        """The module has run, and `left` some tensors in attributes. Its backward, if any, asks for the parameters."""
         recomputed = inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
@@ -161,12 +168,10 @@ class Stage3(Stage2):
         if not torch.is_grad_enabled() or not (recomputed or self._recording):
             return
         use = self._order.only_use(units[0]) if recomputed else len(self._order.uses) - 1
-        tensors = list(tensors_that_require_grad(output))
-        if not tensors and any(unit.trainable for unit in units):
-            raise ValueError(
-                f"{units[0].name}: no tensor that requires a gradient was found in its output; a unit of zero3 must"
-                " return tensors, or containers or dataclasses of them"
-            )
+        tensors = list(tensors_that_require_grad((output, left)))
+        learns = any(p.requires_grad for unit in units for p in unit.parameters)  # now: it may have been frozen since
+        if learns and not tensors:
+            check_visible(units[0].name, output)
         if not tensors and use is not None:
             self._order.end_before(use, len(units))
         elif use is not None:
@@ -226,10 +231,25 @@ class Stage3(Stage2):
     def _finish_passed(self, use: int) -> None:
         for unit in self._order.passed(use):
             if unit not in self._done:
-                self._done.add(unit)
                 unit.reshard()
+                if not self.gradients.in_backward:  # another's: nothing to reduce
+                    continue
+                self._done.add(unit)
                 if unit.trainable and self.gradients.synchronising:
                     self.reduce(unit)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        try:
+            super().backward(loss)
+        except RuntimeError as error:
+            if FREED in str(error):
+                raise RuntimeError(f"backward: it {UNHEARD}") from error
+            raise
+
+    def check_gradient(self, unit: Unit) -> None:
+        assert isinstance(unit, ModuleUnit)
+        if not unit.is_whole:
+            raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
 
     def gradients_written(self, unit: Unit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""

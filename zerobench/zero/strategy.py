@@ -72,6 +72,7 @@ class Strategy(StateFace):
         self.update = Update(
             optimizer, comm, self.units, self.trainable, self.names, options.tile_bytes, options.loss_scaling
         )
+        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
     # -- the events: what a stage is ------------------------------------------------------------------
 
@@ -93,6 +94,9 @@ class Strategy(StateFace):
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
         """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks."""
         raise NotImplementedError
+
+    def check_gradient(self, unit: Unit) -> None:
+        """Raises RuntimeError where a gradient of `unit` has come for which its parameters had to be there."""
 
     def gradients_written(self, unit: Unit) -> None:
         """A gradient was written into `unit`; a stage may start its reduction."""
@@ -140,6 +144,8 @@ class Strategy(StateFace):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
+        if not torch.is_grad_enabled():
+            self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronising
         if self._watching == 0:
             return self.module(*inputs, **named_inputs)
@@ -163,6 +169,7 @@ class Strategy(StateFace):
             with torch.enable_grad():
                 loss = closure()
         self.gradients.check_reduced("step")
+        self._check_frozen()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
             if self.update.run():
@@ -250,6 +257,15 @@ class Strategy(StateFace):
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
         """The trainable parameters with a piece in `unit`, in order."""
         return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
+
+    def _check_frozen(self) -> None:
+        thawed = next((p for p in self.frozen if p.requires_grad), None)
+        if thawed is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is thawed)
+            raise ValueError(
+                f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
+                " and freeze it afterwards"
+            )
 
     def reduce(self, unit: Unit) -> None:
         """The unit has its gradients: launches their reduction."""

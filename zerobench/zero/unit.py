@@ -36,10 +36,10 @@ ALIGN_BYTES = 64
 class Unit:
     """One unit on one rank: its tensors (see the note) and where its gradients stand.
 
-    `expected`  how many gradients come in a backward: one for each parameter, tied ones apart
+    `expected`  parameters, by number, whose gradients come in a backward, tied ones apart
     `uses`      uses of tied parameters whose gradients have not come yet
     `filled`    pieces whose elements of `full_gradients` hold something not yet reduced
-    `arrived`   how many of the expected have come in the present backward
+    `arrived`   parameters whose gradients have come in the present backward
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
     """
@@ -58,17 +58,17 @@ class Unit:
         self.dtypes = dtypes
         self.full_gradients = None
         self.wire_gradients: torch.Tensor | None = None
-        self.expected = 0
+        self.expected: set[int] = set()
+        self.arrived: set[int] = set()
         self.uses = 0
         self.filled: set[Piece] = set()
-        self.arrived = self.uses = 0
         self.reduced = False
         self.reduction: Handle | None = None
 
     @property
     def is_full(self) -> bool:
         """Every gradient that can come has come."""
-        return self.arrived >= self.expected and self.uses == 0
+        return self.uses == 0 and self.arrived >= self.expected
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
@@ -136,5 +136,6 @@ class Unit:
     def forget_gradients(self) -> None:
         """Back to: no gradients."""
         self.filled.clear()
-        self.arrived = self.uses = 0
+        self.arrived.clear()
+        self.uses = 0
         self.reduced = False
