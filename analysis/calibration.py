@@ -39,9 +39,8 @@ def draw(found: Calibration) -> Figure:
         axes.set_xlabel("full tensor (MiB)")
     figure.axes[0].set_ylabel("size / time (GiB/s)")
     first, told = found.transfers.iloc[0], found.provenance
-    words = (
-        f"N = {first.world_size}, {first.dtype}, {told['device_class']}, {told['cores']} cores, torch {told['torch']}"
-    )
+    machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
+    words = f"N = {first.world_size}, {first.dtype}, {machine}"
     figure.suptitle(f"{words}, {told['date'][:10]}", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)

@@ -63,7 +63,6 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
     return {
         "source_hash": source_hash(config["model"]["kind"]),
-        "versions": {name: _version(name) for name in ("zerobench", "torch", "numpy", "hydra-core", "transformers")},
         **machine(config["device"], config["backend"]),
     }
 

@@ -28,7 +28,7 @@ def test_transfers_are_measured_fitted_and_drawn(tmp_path: Path) -> None:
     assert len(found.transfers) == len(TRANSFERS) * 2 * 6
     assert (found.transfers["seconds"] > 0).all()
     assert {(fit.via, fit.collective) for fit in found.fits} == set(TRANSFERS)
-    assert {"date", "torch", "processor", "commit"} <= set(found.provenance)
+    assert {"date", "versions", "processor", "commit"} <= set(found.provenance)
     for fit in found.fits:
         assert fit.bytes_per_s_low <= fit.bytes_per_s <= fit.bytes_per_s_high
         assert fit.collective in done.stdout
