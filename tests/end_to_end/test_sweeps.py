@@ -88,7 +88,7 @@ def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: 
     wait_for(lambda: len(finished(where)) == 2, stopped)
     wait_for(lambda: bool(list(where.glob(".partial-*/logs"))), stopped)
     stopped.send_signal(signal.SIGINT)
-    _, errors = stopped.communicate(timeout=60)
+    _, errors = stopped.communicate(timeout=180)
     assert stopped.returncode == 130, errors
     assert errors.count("reused an earlier run") == 1
     assert list(zerobench.load(where).runs.status) == ["ok", "ok", "interrupted"]
@@ -224,7 +224,7 @@ def test_on_a_terminal_a_live_table_tells_how_far_it_is(tmp_path: Path) -> None:
             seen += os.read(ours, 65536)
         except OSError:  # the last process that writes to the terminal is gone
             break
-    out, _ = sweep.communicate(timeout=60)
+    out, _ = sweep.communicate(timeout=180)
     os.close(ours)
     assert sweep.returncode == 0, seen.decode()
     frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
