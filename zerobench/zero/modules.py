@@ -85,8 +85,9 @@ def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
 
 
 def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
-    """Tensors in the modules' attributes: auxiliary losses, which the model picks up after a forward."""
-    return [value for module in modules for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    """Tensors in the modules' attributes that were computed: auxiliary losses, which the model picks up afterwards."""
+    values = (value for module in modules for value in vars(module).values())
+    return [value for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
 
 
 def check_visible(name: str, output: Any) -> None:

@@ -113,7 +113,7 @@ class Stage3(Stage2):
             if is_root:
                 self.after_root_forward(output)
             else:
-                self.after_forward(units, output, tensors_left_in(inner))
+                self.after_forward(units, output, inner)
 
         module.register_forward_pre_hook(Hook(before), prepend=True)
         module.register_forward_hook(Hook(after))
@@ -159,8 +159,8 @@ class Stage3(Stage2):
             for following in self._order.ahead(use, self.options.prefetch):
                 following.launch_unshard()
 
-    def after_forward(self, units: list[ModuleUnit], output: Any, left: list[torch.Tensor]) -> None:
-        """The module has run, and `left` some tensors in attributes. Its backward, if any, asks for the parameters."""
+    def after_forward(self, units: list[ModuleUnit], output: Any, inner: list[nn.Module]) -> None:
+        """The module has run, with all `inner` to it. Its backward, if any, asks for the parameters again."""
         recomputed = inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
             for unit in units:
@@ -168,7 +168,7 @@ class Stage3(Stage2):
         if not torch.is_grad_enabled() or not (recomputed or self._recording):
             return
         use = self._order.only_use(units[0]) if recomputed else len(self._order.uses) - 1
-        tensors = list(tensors_that_require_grad((output, left)))
+        tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
         learns = any(p.requires_grad for unit in units for p in unit.parameters)  # now: it may have been frozen since
         if learns and not tensors:
             check_visible(units[0].name, output)
