@@ -15,15 +15,14 @@ from tests.end_to_end.command import ROOT, SMALL
 
 LEAK = (
     "zerobench/zero/stage2.py",
-    "        unit.full_gradients = None\n\n    def forget",
-    "        self.kept = [*getattr(self, 'kept', []), unit.full_gradients][-2:]\n"
-    "        unit.full_gradients = None\n\n    def forget",
+    "    def send_gradients(self, unit: Unit) -> None:\n",
+    "    def send_gradients(self, unit: Unit) -> None:\n"
+    "        self.kept = [*getattr(self, 'kept', []), unit.full_gradients][-2:]\n",
 )
 DOUBLE_GATHER = (
-    "zerobench/zero/stage3.py",
-    "            unit.gather = self.comm.all_gather(full, unit.name)",
-    "            self.comm.all_gather(full, unit.name).wait()\n"
-    "            unit.gather = self.comm.all_gather(full, unit.name)",
+    "zerobench/zero/module_unit.py",
+    "            self.gather = self.comm.all_gather(full, ",
+    "            self.comm.all_gather(full, self.name).wait()\n            self.gather = self.comm.all_gather(full, ",
 )
 
 

@@ -19,6 +19,7 @@ def replay_buckets(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
+    """A step of zero1, zero2 and megatron, in buckets. `strategy`: a resolved section; bytes of the fullest rank."""
     shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2"
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]

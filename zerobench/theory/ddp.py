@@ -19,6 +19,7 @@ def replay_ddp(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
+    """A step of DDP, with fp32 masters where parameters are half. `strategy`: a resolved section; bytes of any rank."""
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
     half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy["accumulate"] == "last"
     most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0

@@ -39,6 +39,7 @@ def replay_units(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
+    """A step of zero3, in units of modules. `strategy`: a resolved section; bytes of the fullest rank."""
     shapes = schedule.shapes
     kept, groups = by_unit(shapes, strategy["persistence_numel"])
     small = _parts(shapes, kept, n, precision)

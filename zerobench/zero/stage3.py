@@ -10,8 +10,7 @@ keeps 1/N of every unit; the full parameters are there only while someone reads 
     update             the optimizer sees the shards; nothing to gather
 
 The root unit is in use at both ends of the forward and stays until the backward is over: 3ψ less its size.
-In fp32: 16ψ/N for Adam, and in flight two adjacent units, the root and one unit's gradients.
-In half precision with fp32 masters: 16ψ/N as well.
+16ψ/N for Adam, in fp32 and in half precision, and in flight two adjacent units, the root, a unit's gradients.
 """
 
 from __future__ import annotations
