@@ -27,6 +27,8 @@ from zerobench.zero.comm import Handle
 from zerobench.zero.exchange import REDUCE_TAG
 
 MOST_DELAY_S = 5e-4
+PLANTED_DELAY_S = 5e-3
+"""Of sends that rank 0 forgets: the others' come first, so that it is done before its own have left."""
 ALL_ONES = 0xFF
 """A byte of which every floating dtype makes NaN."""
 
@@ -35,12 +37,12 @@ class Transfer:
     """A send or a receive whose `wait` sleeps first; a `forgotten` one does not wait at all: a planted mistake."""
 
     def __init__(self, delay: Callable[[], None], forgotten: bool) -> None:
-        self._delay, self._forgotten = delay, forgotten
+        self._delay, self.forgotten = delay, forgotten
         self.work: Any = None
         self.started = threading.Event()
 
     def wait(self) -> None:
-        if not self._forgotten:
+        if not self.forgotten:
             self._delay()
             self.finish()
 
@@ -53,7 +55,7 @@ class LateNetwork:
     """`isend` and `irecv` of torch.distributed, late. `forgotten`: (name, tag) of transfers nobody waits for."""
 
     def __init__(self, rank: int, forgotten: tuple[str, int] | None) -> None:
-        self._random = random.Random(rank)
+        self._rank, self._random = rank, random.Random(rank)
         self._forgotten = forgotten
         self._real = {"isend": dist.isend, "irecv": dist.irecv}
         self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
@@ -66,9 +68,12 @@ class LateNetwork:
     def _send_all(self) -> None:
         """Sends leave in the order of their launch, each after a delay."""
         while (one := self._unsent.get()) is not None:
+            transfer, send = one
             self._delay()
-            one[0].work = one[1]()
-            one[0].started.set()
+            if transfer.forgotten and self._rank == 0:
+                time.sleep(PLANTED_DELAY_S)
+            transfer.work = send()
+            transfer.started.set()
 
     def launch(self, name: str, tensor: torch.Tensor, **where: Any) -> Transfer:
         transfer = Transfer(self._delay, (name, where["tag"]) == self._forgotten)
@@ -105,20 +110,17 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         if size == 0 and storage.nbytes():
-            done.append("parameters")
+            done.append("storage")
             return storage.fill_(ALL_ONES)
-        return resize(storage, size)
+        return storage if size == storage.nbytes() else resize(storage, size)
 
     def close_gradients(unit: Any, mean: torch.Tensor) -> None:
         close(unit, mean)
         done.append("gradients")
-        sent = mean._base if mean._base is not None else mean
-        if mean.untyped_storage().data_ptr() != unit.gradient_shard.untyped_storage().data_ptr():
-            sent.untyped_storage().fill_(ALL_ONES)
-            return
-        full = unit.full_gradients  # it stays, and the own slice is the mean: the others' slices are free
-        for part in full.chunk(unit.size)[: unit.rank] + full.chunk(unit.size)[unit.rank + 1 :]:
-            part.fill_(float("nan"))
+        if mean.data_ptr() == unit.gradient_shard.data_ptr():  # the buffer stays; of it the others' slices are free
+            for rank, part in enumerate(unit.full_gradients.chunk(unit.size)):
+                if rank != unit.rank:
+                    part.fill_(float("nan"))
 
     with (
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
