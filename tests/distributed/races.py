@@ -1,0 +1,168 @@
+"""A race detector for the engine: transfers come late, and memory that was given back holds NaN.
+
+    serialised   every collective is waited for where it is launched: nothing overlaps
+    late         a send leaves after a random delay, and whoever waits for a transfer sleeps first: the windows in which
+                 a buffer must be left alone are as wide as the scheme allows
+    poisoned     parameters' storages that are resized to nothing, and gradients that were sent and reduced, are filled
+                 with NaN; the memory stays, so that who reads or writes it by mistake does so in safety
+
+A run that is late and poisoned must be equal to a serialised one, bit for bit. `Plants` are the mistakes it must catch.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from zerobench.zero.comm import Handle
+from zerobench.zero.exchange import REDUCE_TAG
+
+MOST_DELAY_S = 5e-4
+PLANTED_DELAY_S = 5e-3
+"""Of sends that rank 0 forgets: the others' come first, so that it is done before its own have left."""
+ALL_ONES = 0xFF
+"""A byte of which every floating dtype makes NaN."""
+
+
+class Transfer:
+    """A send or a receive whose `wait` sleeps first; a `forgotten` one does not wait at all: a planted mistake."""
+
+    def __init__(self, delay: Callable[[], None], forgotten: bool) -> None:
+        self._delay, self.forgotten = delay, forgotten
+        self.work: Any = None
+        self.started = threading.Event()
+
+    def wait(self) -> None:
+        if not self.forgotten:
+            self._delay()
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the transfer itself, once: gloo would wait for another one the second time."""
+        self.started.wait()
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+
+class LateNetwork:
+    """`isend` and `irecv` of torch.distributed, late. `forgotten`: (name, tag) of transfers nobody waits for."""
+
+    def __init__(self, rank: int, forgotten: tuple[str, int] | None) -> None:
+        self._rank, self._random = rank, random.Random(rank)
+        self._forgotten = forgotten
+        self._real = {"isend": dist.isend, "irecv": dist.irecv}
+        self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
+        self._transfers: list[tuple[Transfer, torch.Tensor]] = []  # with what they move: it must outlive a mistake
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    def _delay(self) -> None:
+        time.sleep(self._random.random() * MOST_DELAY_S)
+
+    def _send_all(self) -> None:
+        """Sends leave in the order of their launch, each after a delay."""
+        while (one := self._unsent.get()) is not None:
+            transfer, send = one
+            self._delay()
+            if transfer.forgotten and self._rank == 0:
+                time.sleep(PLANTED_DELAY_S)
+            transfer.work = send()
+            transfer.started.set()
+
+    def launch(self, name: str, tensor: torch.Tensor, **where: Any) -> Transfer:
+        transfer = Transfer(self._delay, (name, where["tag"]) == self._forgotten)
+        self._transfers.append((transfer, tensor))
+        if name == "isend":
+            self._unsent.put((transfer, lambda: self._real[name](tensor, **where)))
+        else:
+            transfer.work = self._real[name](tensor, **where)
+            transfer.started.set()
+        return transfer
+
+    def drain(self) -> None:
+        for transfer, _ in self._transfers:
+            transfer.finish()
+        self._unsent.put(None)
+
+
+@contextmanager
+def late(rank: int, forgotten: tuple[str, int] | None = None) -> Iterator[None]:
+    network = LateNetwork(rank, forgotten)
+    with (
+        mock.patch.object(dist, "isend", lambda tensor, **where: network.launch("isend", tensor, **where)),
+        mock.patch.object(dist, "irecv", lambda tensor, **where: network.launch("irecv", tensor, **where)),
+    ):
+        yield
+        network.drain()
+
+
+@contextmanager
+def poisoned(engine: Any) -> Iterator[list[str]]:
+    """Yields the list of what has been poisoned."""
+    done: list[str] = []
+    resize, close = torch.UntypedStorage.resize_, engine.close_gradients
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        if size == 0 and storage.nbytes():
+            done.append("storage")
+            return storage.fill_(ALL_ONES)
+        return storage if size == storage.nbytes() else resize(storage, size)
+
+    def close_gradients(unit: Any, mean: torch.Tensor) -> None:
+        close(unit, mean)
+        done.append("gradients")
+        if mean.data_ptr() == unit.gradient_shard.data_ptr():  # the buffer stays; of it the others' slices are free
+            for rank, part in enumerate(unit.full_gradients.chunk(unit.size)):
+                if rank != unit.rank:
+                    part.fill_(float("nan"))
+
+    with (
+        mock.patch.object(torch.UntypedStorage, "resize_", resize_),
+        mock.patch.object(engine, "close_gradients", close_gradients),
+    ):
+        yield done
+
+
+@contextmanager
+def serialised(engine: Any) -> Iterator[None]:
+    def at_once(launch: Callable[..., Handle]) -> Callable[..., Handle]:
+        def launch_and_wait(*arguments: Any) -> Handle:
+            handle = launch(*arguments)
+            handle.wait()
+            return handle
+
+        return launch_and_wait
+
+    comm = engine.comm
+    names = ("reduce_scatter", "all_gather", "all_reduce")
+    with mock.patch.multiple(comm, **{name: at_once(getattr(comm, name)) for name in names}):
+        yield
+
+
+@contextmanager
+def unawaited_gathers(engine: Any) -> Iterator[None]:
+    """A mistake: parameters are read before their gather is waited for."""
+    gather = engine.comm.all_gather
+    handles: list[Handle] = []
+
+    def all_gather(*arguments: Any) -> Handle:
+        handles.append(gather(*arguments))
+        return Handle([])
+
+    with mock.patch.object(engine.comm, "all_gather", all_gather):
+        yield
+        for handle in handles:
+            handle._finish = None  # stamps: what came late may be of another step
+            handle.wait()
+
+
+UNSENT, UNRECEIVED = ("isend", REDUCE_TAG), ("irecv", REDUCE_TAG)
