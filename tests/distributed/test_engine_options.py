@@ -143,3 +143,28 @@ def test_options_train_as_ddp_does(n: int) -> None:
 def test_half_precision_trains_as_ddp_with_masters_does(n: int) -> None:
     for mine in run_ranks(n, half):
         assert {k: v for k, v in mine.items() if v} == {}
+
+
+def shard_bytes(rank: int, n: int, strategy: str) -> list[int]:
+    """Bytes of memory that the gradient shards have: at the start, after two micro-batches each, a step, zero_grad."""
+    model = model_of()
+    engine = initialize(model, adamw(model.parameters()), strategy, bucket_bytes=4096)
+    seen = []
+
+    def look() -> None:
+        seen.append(sum(unit.gradient_shard.untyped_storage().nbytes() for unit in engine.units))
+
+    look()
+    for consume in (engine.step, engine.zero_grad):
+        for micro in range(2):
+            engine.backward(engine(*zoo.tokens(rank, n, micro)))
+            look()
+        consume()
+        look()
+    whole = sum(4 * unit.layout.shard_numel for unit in engine.units)
+    return [size // whole if size % whole == 0 else size for size in seen]
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_gradient_shards_have_memory_from_reduction_to_update(strategy: str) -> None:
+    assert run_ranks(2, shard_bytes, strategy) == [[0, 1, 1, 0, 1, 1, 0]] * 2

@@ -26,7 +26,7 @@ def replay_buckets(
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
     whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
-    replay.hold("gradients", "kept", whole if keeps_whole else whole // n)
+    replay.hold("gradients", "kept", whole if keeps_whole or n == 1 else 0)
     shards = Shards(buffers, n, optimizer, precision)
     shards.hold(replay, schedule)
     reductions = Reductions(replay, n, keeps_whole, strategy.get("reduce_with", "reduce_scatter"))

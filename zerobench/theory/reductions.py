@@ -2,7 +2,7 @@
 
 filling    the unit's full gradients: for good in stage 1, from the first write on in stages 2 and 3
 sent       what travels, in the wire's dtype, and what is received; one unit at a time
-landed     nothing but the own slice, which is held elsewhere
+landed     nothing but the own slice, until the update
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reductions:
         self.synchronising = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
         self._reduced: set[Any] = set()
-        self._sent: Any = None
+        self._sent: Travelling | None = None
 
     def write(self, unit: Travelling) -> None:
         """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
@@ -72,16 +72,19 @@ class Reductions:
             self._drop_full(unit.name)
         if self.receives:
             self.replay.hold("communication", ("received", unit.name), slots_bytes(size, self.n))
-        self._sent = unit.name
+        self._sent = unit
 
     def land(self) -> None:
         """What was sent is there."""
-        name, self._sent = self._sent, None
-        if name is None:
+        unit, self._sent = self._sent, None
+        if unit is None:
             return
+        name = unit.name
+        self.replay.drop("communication", ("received", name))
+        if not self.keeps_whole:
+            self.replay.hold("gradients", ("shard", name), unit.numel // self.n * unit.gradient_bytes)
         self._drop_full(name)
-        for part in ("wire", "received"):
-            self.replay.drop("communication", (part, name))
+        self.replay.drop("communication", ("wire", name))
         self.replay.drop("gradients", ("carried", name))
         del self._opened[name]
         self._reduced.add(name)

@@ -48,7 +48,7 @@ def replay_units(
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
     replay.hold("parameters", "shards", sum(part.buffer.padded_bytes // n for part in large))
-    replay.hold("gradients", "kept", sum(whole_bytes(b, shapes, precision) // n for b in trained))
+    replay.hold("gradients", "kept", sum(whole_bytes(b, shapes, precision) for b in trained) if n == 1 else 0)
     shards = Shards(trained, n, optimizer, precision)
     shards.hold(replay, schedule)
     returns = schedule.returns or (True,) * len(schedule.uses)

@@ -1,7 +1,7 @@
 """ZeRO-2, P_os+g: gradients are partitioned too (ZeRO, arXiv 1910.02054, section 5.2).
 
 As stage 1, but a bucket's full gradients live only from the first gradient that falls into it until its
-reduction is done; what remains is the own shard of the mean::
+reduction is done; what remains, until the update, is the own shard of the mean::
 
     reduce    a bucket fills, is sent, and its memory is given back           ψ on the wire a micro-batch
     update    as stage 1
@@ -29,6 +29,8 @@ class Stage2(Stage1):
         unit.gradient_shard = torch.zeros_like(unit.parameter_shard, dtype=unit.dtypes.gradients)
         if self.comm.size == 1:
             unit.full_gradients = unit.gradient_shard
+        else:
+            unit.free_gradient_shard()
 
     def open_gradients(self, unit: Unit) -> None:
         if unit.full_gradients is None:
@@ -43,6 +45,7 @@ class Stage2(Stage1):
         if unit.reduced:
             unit.gradient_shard.add_(mean)
         else:
+            unit.allocate_gradient_shard()
             unit.gradient_shard.copy_(mean)
 
     def forget(self) -> None:
@@ -50,3 +53,4 @@ class Stage2(Stage1):
         if self.comm.size > 1:
             for unit in self.units:
                 unit.full_gradients = None
+                unit.free_gradient_shard()

@@ -14,8 +14,8 @@ Which of them is a view of which, and which comes and goes, is what a stage is:
 
     stage   full_parameters        parameter_shard        full_gradients       gradient_shard
     1       stays                  view of it             stays                view of it
-    2       stays                  view of it             while in flight      own tensor
-    3       while in use           own tensor             while in flight      own tensor
+    2       stays                  view of it             while in flight      from reduction to update
+    3       while in use           own tensor             while in flight      from reduction to update
 
 With one rank a shard is the whole: the full tensors are the shards.
 """
@@ -90,6 +90,15 @@ class Unit:
         """A (padded_numel,) buffer, not filled, for gradients on their way or, by its category, to be kept."""
         full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.parameter_shard.device)
         return labels.label(full, category, self.name)
+
+    def allocate_gradient_shard(self) -> None:
+        """The gradient shard, one tensor for life, has memory again; not filled."""
+        shard = self.gradient_shard
+        shard.untyped_storage().resize_(shard.numel() * shard.element_size())
+
+    def free_gradient_shard(self) -> None:
+        """Its memory goes back: the forward and the first half of the backward, where activations are most, need none."""
+        self.gradient_shard.untyped_storage().resize_(0)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
         """Puts `scale` · gradient, (piece.numel,), into the full gradients; adds where one waits already."""
