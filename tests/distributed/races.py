@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 
+from zerobench.zero import exchange
 from zerobench.zero.comm import Handle
 from zerobench.zero.exchange import REDUCE_TAG
 
@@ -55,12 +56,12 @@ class Transfer:
 
 
 class LateNetwork:
-    """`isend` and `irecv` of torch.distributed, late. `forgotten`: (name, tag) of transfers nobody waits for."""
+    """`send` and `receive` of exchange.py, late. `forgotten`: (name, tag) of transfers nobody waits for."""
 
     def __init__(self, rank: int, forgotten: tuple[str, int] | None) -> None:
         self._rank, self._random = rank, random.Random(rank)
         self._forgotten = forgotten
-        self._real = {"isend": dist.isend, "irecv": dist.irecv}
+        self._real = {"send": exchange.send, "receive": exchange.receive}
         self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
         self._transfers: list[tuple[Transfer, torch.Tensor]] = []  # with what they move: it must outlive a mistake
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -78,13 +79,13 @@ class LateNetwork:
             transfer.work = send()
             transfer.started.set()
 
-    def launch(self, name: str, tensor: torch.Tensor, **where: Any) -> Transfer:
-        transfer = Transfer(self._delay, (name, where["tag"]) == self._forgotten)
+    def launch(self, name: str, tensor: torch.Tensor, *where: Any) -> Transfer:
+        transfer = Transfer(self._delay, (name, where[-1]) == self._forgotten)
         self._transfers.append((transfer, tensor))
-        if name == "isend":
-            self._unsent.put((transfer, lambda: self._real[name](tensor, **where)))
+        if name == "send":
+            self._unsent.put((transfer, lambda: self._real[name](tensor, *where)))
         else:
-            transfer.work = self._real[name](tensor, **where)
+            transfer.work = self._real[name](tensor, *where)
             transfer.started.set()
         return transfer
 
@@ -98,8 +99,8 @@ class LateNetwork:
 def late(rank: int, forgotten: tuple[str, int] | None = None) -> Iterator[None]:
     network = LateNetwork(rank, forgotten)
     with (
-        mock.patch.object(dist, "isend", lambda tensor, **where: network.launch("isend", tensor, **where)),
-        mock.patch.object(dist, "irecv", lambda tensor, **where: network.launch("irecv", tensor, **where)),
+        mock.patch.object(exchange, "send", partial(network.launch, "send")),
+        mock.patch.object(exchange, "receive", partial(network.launch, "receive")),
     ):
         yield
         network.drain()
@@ -120,7 +121,8 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
     def close_gradients(unit: Any, mean: torch.Tensor) -> None:
         close(unit, mean)
         done.append("gradients")
-        if mean.data_ptr() == unit.gradient_shard.data_ptr():  # the buffer stays; of it the others' slices are free
+        if unit.full_gradients is not None and mean.data_ptr() == unit.gradient_shard.data_ptr():
+            # the buffer stays; of it the others' slices are free
             for rank, part in enumerate(unit.full_gradients.chunk(unit.size)):
                 if rank != unit.rank:
                     part.fill_(float("nan"))
@@ -165,4 +167,4 @@ def unawaited_gathers(engine: Any) -> Iterator[None]:
             handle.wait()
 
 
-UNSENT, UNRECEIVED = ("isend", REDUCE_TAG), ("irecv", REDUCE_TAG)
+UNSENT, UNRECEIVED = ("send", REDUCE_TAG), ("receive", REDUCE_TAG)

@@ -78,4 +78,4 @@ def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int |
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:
     assert (partition.PIECE_BYTES, partition.SLOTS) == (exchange.REDUCE_PIECE_BYTES, exchange.SLOTS)
     sizes = [partition.slots_bytes(size, n) for size, n in ((2048, 2), (3072, 4), (50 * 2**20, 2), (50 * 2**20, 64))]
-    assert sizes == [1024, 3 * 768, 2 * 2**20, 2 * 2**20]
+    assert sizes == [1024, 2 * 768, 2 * 2**20, 2 * 50 * 2**14]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .shapes import ROOT, ParameterShape
 
 ALIGN_BYTES = 64
-PIECE_BYTES, SLOTS = 2**19, 4
+PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
 """Elements at the end of a stage 3 unit in which ranks tell what they send."""

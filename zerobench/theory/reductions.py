@@ -3,6 +3,8 @@
 filling    the unit's full gradients: for good in stage 1, from the first write on in stages 2 and 3
 sent       what travels, in the wire's dtype, and what is received; one unit at a time
 landed     nothing but the own slice, until the update
+
+A reduce-scatter in the gradients' dtype writes the own slice into its place; otherwise that is made when it lands.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class Reductions:
             self.replay.hold("communication", ("wire", unit.name), size)
             self._drop_full(unit.name)
         if self.receives:
+            if not unit.casts:
+                self._hold_shard(unit)
             self.replay.hold("communication", ("received", unit.name), slots_bytes(size, self.n))
         self._sent = unit
 
@@ -81,13 +85,16 @@ class Reductions:
             return
         name = unit.name
         self.replay.drop("communication", ("received", name))
-        if not self.keeps_whole:
-            self.replay.hold("gradients", ("shard", name), unit.numel // self.n * unit.gradient_bytes)
+        self._hold_shard(unit)
         self._drop_full(name)
         self.replay.drop("communication", ("wire", name))
         self.replay.drop("gradients", ("carried", name))
         del self._opened[name]
         self._reduced.add(name)
+
+    def _hold_shard(self, unit: Travelling) -> None:
+        if not self.keeps_whole:
+            self.replay.hold("gradients", ("shard", unit.name), unit.numel // self.n * unit.gradient_bytes)
 
     def _drop_full(self, name: Any) -> None:
         for category in ("communication", "gradients"):

@@ -2,7 +2,8 @@
 
 A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The collectives work in place:
 
-    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: left as they were)
+    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: left as they were; with `into`
+                           the sum goes there, and what the own slice holds is not said)
     all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
     all_reduce(full)       every slice := sum over ranks of that slice
 
@@ -59,8 +60,10 @@ class Comm:
     rank = 0
     size = 1
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """Sums `full` over the ranks into the own slice."""
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        """Sums `full` over the ranks into the own slice, or `into` another tensor of its shape and dtype."""
         return Handle([])
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
@@ -138,13 +141,15 @@ class NcclComm(GroupComm):
         super().__init__(group)
         self._unchecked: list[tuple[CheckEnd, torch.Tensor]] = []
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
         if stamp:
             stamp.write(full)
-        own = full.chunk(self.size)[self.rank]
+        place = full.chunk(self.size)[self.rank] if into is None else into
         with labels.collective("reduce_scatter", unit):
-            work = _scatter_into(own, full, group=self.group, async_op=True)
-        return Handle([work], self._sum_to_check(full, stamp if self.is_last else None))
+            work = _scatter_into(place, full, group=self.group, async_op=True)
+        return Handle([work], self._sum_to_check(place, stamp if self.is_last else None))
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         if stamp and self.is_last:
@@ -172,12 +177,14 @@ class GlooComm(GroupComm):
         super().__init__(group)
         self._reducer = Reducer(self.rank, self.size, group)
 
-    def reduce_scatter(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
         if stamp:
             stamp.write(full)
         check = stamp.check if stamp and self.is_last else None
         with labels.collective("reduce_scatter", unit):
-            return Handle([self._reducer.launch(full, unit, check)])
+            return Handle([self._reducer.launch(full, unit, check, into)])
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         if stamp and self.is_last:

@@ -8,7 +8,9 @@ order: gloo pairs a send with the receive of the same tag that was launched in t
 gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice what is needed and leaves the order
 of the sum to the ring. Here the ranks exchange slices and each sums its own: (N-1)/N of the buffer on the wire, and
 
-    own piece := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
+    sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
+
+The last addition writes where the sum is wanted, the own slice or elsewhere, so that nothing need be copied.
 
 What arrives lies in at most SLOTS slots of one piece each until it is summed, however large the buffer. A slot can be
 received into again only once what is in it has been summed, so a thread does this while backward goes on. (To do it in
@@ -30,8 +32,8 @@ import torch.distributed as dist
 from . import labels
 
 GATHER_PIECE_BYTES = 2**20
-REDUCE_PIECE_BYTES = 2**19
-SLOTS = 4
+REDUCE_PIECE_BYTES = 2**20
+SLOTS = 2
 
 GATHER_TAG, REDUCE_TAG = 7001, 7002
 
@@ -41,14 +43,24 @@ CheckRow = Callable[[int, torch.Tensor], None]
 """Called with a peer's rank and the end of what it sent: raises where that is not what this rank is at."""
 
 
+def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
+    """Starts sending to a rank of the group. Without what dist.isend adds, which is felt with many small pieces."""
+    return group.send([piece], peer, tag)
+
+
+def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
+    """Starts receiving from a rank of the group."""
+    return group.recv([place], peer, tag)
+
+
 def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
     """Launches the all-gather of `full`, (N · shard_numel,), in place: no buffer beside it. Returns the works."""
     slices = [_pieces(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
     others = [(rank + distance) % size for distance in range(1, size)]
     to_come = [(peer, piece) for peer in others for piece in slices[peer]]
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
-    receives = [dist.irecv(piece, group_src=peer, group=group, tag=GATHER_TAG) for peer, piece in to_come]
-    return receives + [dist.isend(piece, group_dst=peer, group=group, tag=GATHER_TAG) for peer, piece in to_go]
+    receives = [receive(piece, peer, group, GATHER_TAG) for peer, piece in to_come]
+    return receives + [send(piece, peer, group, GATHER_TAG) for peer, piece in to_go]
 
 
 class Reducer:
@@ -59,16 +71,19 @@ class Reducer:
         self._queue: SimpleQueue[Reduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def launch(self, full: torch.Tensor, unit: str, check: CheckRow | None) -> Reduction:
-        """Sends the others their slices of `full`, (N · shard_numel,), and has the own one summed."""
+    def launch(
+        self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None = None
+    ) -> Reduction:
+        """Sends the others their slices of `full`, (N · shard_numel,), and has the own one summed, `into` a place."""
         slices = [_pieces(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         to_go = [(peer, slices[peer][place]) for place in range(len(own)) for peer in others]
         slots = full.new_empty(min(SLOTS, len(to_go)), own[0].numel())
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-        sends = [dist.isend(piece, group_dst=peer, group=self.group, tag=REDUCE_TAG) for peer, piece in to_go]
-        reduction = Reduction(self, own, slots, sends, check)
+        sends = [send(piece, peer, self.group, REDUCE_TAG) for peer, piece in to_go]
+        sums = own if into is None else _pieces(into, REDUCE_PIECE_BYTES)
+        reduction = Reduction(self, own, sums, slots, sends, check)
         if self._thread is None:
             self._thread = threading.Thread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
@@ -90,11 +105,11 @@ class Reduction:
     """One reduce-scatter in flight: `run` receives and sums, in the thread; `wait` blocks until that is done."""
 
     def __init__(
-        self, reducer: Reducer, own: Pieces, slots: torch.Tensor, sends: list[Any], check: CheckRow | None
+        self, reducer: Reducer, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any], check: CheckRow | None
     ) -> None:
         self._group = reducer.group
         self._lower, self._higher = range(reducer.rank), range(reducer.rank + 1, reducer.size)
-        self._own = own
+        self._own, self._sums = own, sums
         self._sends = sends
         self._check = check
         self._slots: torch.Tensor | None = slots
@@ -118,33 +133,35 @@ class Reduction:
         except BaseException as error:
             self._error = error
         finally:
-            self._own, self._sends, self._to_come, self._check = (), [], iter([]), None
+            self._own, self._sums, self._sends, self._to_come, self._check = (), (), [], iter([]), None
             self._arriving.clear()
             self._free.clear()
             self._done.set()
 
     def _receive_all(self) -> None:
         with torch.no_grad():
-            for piece in self._own:
-                self._sum(piece, is_last=piece is self._own[-1])
-        for send in self._sends:
-            send.wait()
+            for own, total in zip(self._own, self._sums, strict=True):
+                self._sum(own, total, is_last=own is self._own[-1])
+        for sent in self._sends:
+            sent.wait()
 
-    def _sum(self, own: torch.Tensor, is_last: bool) -> None:
-        """own := ((rank 0's + rank 1's) + rank 2's) + ... The lower ranks' sum comes first; adding `own` commutes."""
+    def _sum(self, own: torch.Tensor, total: torch.Tensor, is_last: bool) -> None:
+        """total := ((rank 0's + rank 1's) + rank 2's) + ... The lower ranks' sum comes first; adding `own` commutes."""
+        so_far = own
         if self._lower:
             lowest = self._take(is_last)
             for _ in self._lower[1:]:
-                self._add_next(lowest.place, is_last)
-            own.add_(lowest.place)
+                self._add_next(lowest.place, lowest.place, is_last)
+            so_far = torch.add(own, lowest.place, out=total)
             self._free.append(lowest.slot)
         for _ in self._higher:
-            self._add_next(own, is_last)
+            so_far = self._add_next(so_far, total, is_last)
 
-    def _add_next(self, total: torch.Tensor, is_last: bool) -> None:
+    def _add_next(self, so_far: torch.Tensor, total: torch.Tensor, is_last: bool) -> torch.Tensor:
         arrived = self._take(is_last)
-        total.add_(arrived.place)
+        torch.add(so_far, arrived.place, out=total)
         self._free.append(arrived.slot)
+        return total
 
     def _take(self, is_last: bool) -> _Arrival:
         """The next piece, once it is there; receives are launched into all slots that are free."""
@@ -162,7 +179,7 @@ class Reduction:
     def _receive(self, peer: int, like: torch.Tensor) -> None:
         slot = self._free.popleft()
         place = slot[: like.numel()]
-        work = dist.irecv(place, group_src=peer, group=self._group, tag=REDUCE_TAG)
+        work = receive(place, peer, self._group, REDUCE_TAG)
         self._arriving.append(_Arrival(peer, work, place, slot))
 
 

@@ -116,7 +116,8 @@ class GradientFlow:
         unit.zero_missing_gradients()
         wire = unit.cast_to_wire()
         engine.send_gradients(unit)
-        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name, engine.stamp(unit))
+        unit.mean = engine.place_for_mean(unit)
+        unit.reduction = engine.options.reduction(engine.comm, wire, unit.name, engine.stamp(unit), unit.mean)
         self._in_flight.append(unit)
 
     def land_all(self) -> None:
@@ -130,6 +131,7 @@ class GradientFlow:
         unit.reduction.wait()
         unit.reduction = None
         self._engine.close_gradients(unit, unit.reduced_slice())
+        unit.mean = None
         unit.drop_wire()
         unit.filled.clear()
         unit.reduced = True

@@ -13,11 +13,11 @@ from .comm import Comm, Handle
 from .precision import LossScaling
 from .stamp import Stamp
 
-Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None], Handle]
+Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
 REDUCTIONS: dict[str, Reduction] = {
-    "reduce_scatter": lambda comm, full, unit, stamp: comm.reduce_scatter(full, unit, stamp),
-    "all_reduce": lambda comm, full, unit, stamp: comm.all_reduce(full, unit, stamp),
+    "reduce_scatter": lambda comm, full, unit, stamp, into: comm.reduce_scatter(full, unit, stamp, into),
+    "all_reduce": lambda comm, full, unit, stamp, _: comm.all_reduce(full, unit, stamp),
 }
 """How a bucket's gradients are summed: 1 of its size on the wire, or 2."""
 
@@ -81,6 +81,11 @@ class Options:
     def reduction(self) -> Reduction:
         """How a unit's gradients are summed over the ranks."""
         return REDUCTIONS[self.reduce_with]
+
+    @property
+    def sums_own_slice(self) -> bool:
+        """Whether a reduction makes the own slice of the sum alone, and so wherever that is wanted."""
+        return self.reduce_with == "reduce_scatter"
 
     def check(self) -> None:
         """Raises ValueError, one sentence, for a value that cannot be."""

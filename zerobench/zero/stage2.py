@@ -41,7 +41,15 @@ class Stage2(Stage1):
     def send_gradients(self, unit: Unit) -> None:
         unit.full_gradients = None
 
+    def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
+        if unit.reduced or unit.dtypes.wire != unit.dtypes.gradients or not self.options.sums_own_slice:
+            return None
+        unit.allocate_gradient_shard()
+        return unit.gradient_shard
+
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
+        if mean is unit.gradient_shard:
+            return
         if unit.reduced:
             unit.gradient_shard.add_(mean)
         else:

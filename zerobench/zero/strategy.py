@@ -91,6 +91,10 @@ class Strategy(StateFace):
     def send_gradients(self, unit: Unit) -> None:
         """`unit.wire_gradients` holds what will be sent; `unit.full_gradients` is needed no more."""
 
+    def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
+        """Where the reduction may write the mean, (shard_numel,), at once; None: into the own slice of what is sent."""
+        return None
+
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
         """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks."""
         raise NotImplementedError

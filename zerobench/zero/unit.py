@@ -42,6 +42,7 @@ class Unit:
     `arrived`   parameters whose gradients have come in the present backward
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
+    `mean`      where it writes the mean, if not into the own slice of what travels
     """
 
     full_parameters: torch.Tensor
@@ -64,6 +65,7 @@ class Unit:
         self.filled: set[Piece] = set()
         self.reduced = False
         self.reduction: Handle | None = None
+        self.mean: torch.Tensor | None = None
 
     @property
     def is_full(self) -> bool:
@@ -97,7 +99,7 @@ class Unit:
         shard.untyped_storage().resize_(shard.numel() * shard.element_size())
 
     def free_gradient_shard(self) -> None:
-        """Its memory goes back: the forward and the first half of the backward, where activations are most, need none."""
+        """Its memory goes back: the forward, and the backward's start, where activations are most, need none."""
         self.gradient_shard.untyped_storage().resize_(0)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
@@ -132,7 +134,9 @@ class Unit:
         return self.wire_gradients
 
     def reduced_slice(self) -> torch.Tensor:
-        """The own slice of what travelled: the mean over the ranks, once the reduction is done."""
+        """The mean over the ranks, (shard_numel,), once the reduction is done: in its place, or where it travelled."""
+        if self.mean is not None:
+            return self.mean
         assert self.wire_gradients is not None
         return self.own_slice(self.wire_gradients)
 
