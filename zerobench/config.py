@@ -34,7 +34,8 @@ class Ddp(Strategy):
 class Zero1(Strategy):
     """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
 
-    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward.
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
+    which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
     """
 
     name: str = "zero1"
@@ -43,7 +44,7 @@ class Zero1(Strategy):
     accumulate: str = "last"
     mode: str = "own"
     reduce_with: str | None = None
-    overlap_gather: bool = True
+    overlap_gather: bool = False
     construct: str = "plain"
 
 
