@@ -41,10 +41,8 @@ needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="needs the r
 @pytest.mark.parametrize(
     ("case", "n"),
     [
-        ("ddp", 2),
         ("zero1", 2),
         ("zero2", 3),
-        ("zero3", 2),
         ("zero3", 4),
         ("zero2 bf16 twice", 2),
         ("zero3 bf16 late", 2),

@@ -11,7 +11,7 @@ from tests import zoo
 from zerobench.baselines.ddp import DdpEngine
 from zerobench.zero import STAGES, initialize
 
-STEPS = 20
+STEPS = 14
 
 
 def engine_of(strategy: str, model, optimizer, **options: Any):
