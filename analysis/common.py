@@ -122,6 +122,14 @@ def grids(results: Results) -> list[pd.DataFrame]:
     return panels
 
 
+def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    """The same with the status "no times" for what ran without: simulated worlds, ranks that share a GPU."""
+    return [
+        cells.assign(status=cells["status"].mask((cells["status"] == "ok") & cells["step_s"].isna(), "no times"))
+        for cells in settings
+    ]
+
+
 def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataFrame:
     """The cells of a family, with a row of status "missing" for every combination of what one command has under `one`
     with what it has under `other` that no cell has.

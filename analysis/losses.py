@@ -30,7 +30,10 @@ CAPTION = "All strategies on the same batches. Equal curves lie on top of one an
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Two panels a setting: losses, differences."""
-    settings = comparisons(results)
+    settings = [
+        cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
+        for cells in comparisons(results)
+    ]
     figure, places = sheet(settings, panels, (4.6, 3.2), CAPTION, across=2)
     for (left, right), cells in places:
         found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}

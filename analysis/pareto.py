@@ -23,7 +23,7 @@ from matplotlib.transforms import Affine2D, Bbox
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, completed, families, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, completed, families, script, sheet, title, unit_of, with_times
 from analysis.style import look, rule
 from zerobench.tables import Results
 
@@ -37,7 +37,7 @@ SIDES = [(right, up) for up in (0, 1, -1, 2, -2, 3, -3) for right in (1, -1, 0) 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel a family of cells."""
-    settings = [_named(completed(cells, ["strategy"], VARIANT)) for cells in families(results)]
+    settings = [_named(completed(cells, ["strategy"], VARIANT)) for cells in with_times(families(results))]
     figure, places = sheet(settings, panels, (7, 4.8), CAPTION)
     for axes, cells in places:
         ok = cells[cells["status"] == "ok"]

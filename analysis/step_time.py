@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title
+from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, with_times
 from analysis.style import PHASES, patches, rule, stack
 from zerobench.tables import Results
 
@@ -30,7 +30,7 @@ MS = 1000
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One bar a cell."""
-    settings = comparisons(results)
+    settings = with_times(comparisons(results))
     widest = max(len(cells) for cells in settings)
     figure, places = sheet(settings, panels, (2 + 0.9 * widest, 3.4), caption(settings))
     for axes, cells in places:

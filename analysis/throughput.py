@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of, with_times
 from zerobench.tables import Results
 
 REFERENCES = {"ddp": "DDP at the same N", "linear": "N × its own N = 1"}
@@ -30,7 +30,7 @@ REFERENCES = {"ddp": "DDP at the same N", "linear": "N × its own N = 1"}
 
 def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = "ddp") -> Figure:
     """Three panels a setting: tokens/s, drop, peak."""
-    settings = grids(results)
+    settings = with_times(grids(results))
     largest = results.runs["peak_bytes"].max()
     name, unit = unit_of(0 if pd.isna(largest) else largest)
     caption = f"Throughput at a fixed micro-batch; its drop is against {REFERENCES[drop_from]}."

@@ -24,7 +24,7 @@ LAYERS = [
         "peers",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
-    {"launch", "join", "naming", "summary", "folders", "estimate", "compose"},
+    {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},
     {"cell", "console"},
     {"sweep"},
     {"live", "search"},

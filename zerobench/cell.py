@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import folders, join, optimizers, precision, provenance, tables
+from .environment import SIMULATED
 from .launch import launch
 from .records import RunRow
 from .resolve import Cell
@@ -84,7 +85,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
     for mode in PASS_ORDER:
         jobs = [
             RankJob(cell.config, mode, rank, str((aside / f"rendezvous-{mode}").resolve()))
-            for rank in range(cell.config["world_size"])
+            for rank in range(_processes(cell.config))
         ]
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
@@ -92,6 +93,11 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
             return outcome.status, f"{mode} pass: {outcome.reason}", []
         records += outcome.results
     return "ok", "", records
+
+
+def _processes(config: dict[str, Any]) -> int:
+    """Of a simulated world rank 0 alone is run."""
+    return 1 if config["backend"] == SIMULATED else int(config["world_size"])
 
 
 def _prefix(cell: Cell) -> str:
@@ -135,4 +141,5 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         seconds=0.0,
         checkpointing=config["model"].get("checkpointing"),
+        ranks_per_gpu=config.get("ranks_per_gpu", 1) if config["device"] == "cuda" else None,
     )

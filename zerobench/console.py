@@ -14,11 +14,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from .environment import SIMULATED
 from .naming import base_name, name_cells
 from .records import RunRow, SearchRow
 from .summary import SETTING, summarize
 from .tables import frame_of
-from .units import show_bytes
+from .units import show_bytes, show_ms
 
 MIB = 2**20
 PLAIN_WIDTH = 160
@@ -50,12 +51,20 @@ def _psi(key: str, best: Callable[..., Any] | None = None) -> Column:
 
 
 def _interval(row: Row) -> str:
+    if pd.isna(row["step_s"]):
+        return "–"
     if pd.isna(row["step_s_low"]):
         return "too few launches" if row["launches"] > 1 else "too few steps"
     return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
 
 
+def _tokens(row: Row) -> str:
+    return "–" if pd.isna(row["tokens_per_s"]) else f"{row['tokens_per_s']:.0f}"
+
+
 def _loss(row: Row) -> str:
+    if row["backend"] == SIMULATED:
+        return "–"
     return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
 
 
@@ -65,9 +74,9 @@ COLUMNS: dict[str, Column] = {
     "predicted": _mib("predicted_states_bytes"),
     "volume ψ": _psi("volume_psi", min),
     "predicted ψ": _psi("predicted_volume_psi"),
-    "step ms": Column(lambda row: f"{row['step_s'] * 1000:.1f}", lambda row: row["step_s"], min),
+    "step ms": Column(lambda row: show_ms(row["step_s"]).removesuffix(" ms"), lambda row: row["step_s"], min),
     "95 % interval": Column(_interval),
-    "tokens/s": Column(lambda row: f"{row['tokens_per_s']:.0f}", lambda row: row["tokens_per_s"], max),
+    "tokens/s": Column(_tokens, lambda row: row["tokens_per_s"], max),
     "last loss": Column(_loss),
 }
 
@@ -121,6 +130,7 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     found: set[int] = set()
     for mine in places.values():
         values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
+        values = {place: value for place, value in values.items() if not pd.isna(value)}
         shown = {place: column.show(cells[place]) for place in values}
         if len(set(shown.values())) > 1 and column.best is not None:
             best = shown[column.best(values, key=values.__getitem__)]

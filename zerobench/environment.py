@@ -14,6 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+SIMULATED = "simulated"
+"""The backend of a world of which one rank alone is run."""
+
 
 @contextmanager
 def rank_environment(
@@ -21,7 +24,8 @@ def rank_environment(
 ) -> Iterator[torch.device]:
     """Joins the process group of `world_size` ranks that meet at the file `rendezvous`; leaves it at the end.
 
-    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface.
+    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface. With backend=simulated
+    nobody is met: this process is one rank of a world that is not there.
     """
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -30,16 +34,19 @@ def rank_environment(
     _keep_pages()
     here = torch.device("cpu")
     if device == "cuda":
-        here = torch.device("cuda", rank)
+        here = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=here if device == "cuda" else None,
-    )
+    if backend == SIMULATED:
+        dist.init_process_group("fake", rank=rank, world_size=world_size)  # torch-private, tested
+    else:
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=here if backend == "nccl" else None,
+        )
     try:
         yield here
     finally:

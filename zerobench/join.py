@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from .environment import SIMULATED
 from .estimate import training_shapes
+from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
 from .worker import RankRecord
+
+
+PROCESS_MEMORY = (
+    "resident_bytes", "allocated_bytes", "reserved_bytes", "split_bytes", "alloc_retries", "device_used_bytes",
+)  # fmt: skip
+"""What the timed pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
@@ -27,8 +35,12 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     _join_process_memory(row, timed)
     _join_traffic(row, accounted, config["measure"]["steps"])
     _join_loopback(row, timed, config["measure"]["steps"])
-    _join_time(row, timed)
-    _join_losses(row, timed, accounted)
+    row.passes_agree = _losses(timed) == _losses(accounted)
+    if config["backend"] != SIMULATED:
+        _join_losses(row, timed)
+        if "ranks_per_gpu" not in config:  # times of ranks that take turns are in the table of steps only
+            _join_time(row, timed)
+            _join_flops(row, config)
 
     if predicts(config["strategy"]):
         _join_theory(row, config, schedule, memory)
@@ -64,7 +76,7 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord]) -> None:
-    for name in ("resident_bytes", "allocated_bytes", "reserved_bytes"):
+    for name in PROCESS_MEMORY:
         values = [record.process_memory.get(name) for record in timed]
         known = [value for value in values if value is not None]
         setattr(row, name, max(known) if known else None)
@@ -115,6 +127,14 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
     row.tokens_per_s = row.batch * row.sequence / row.step_s
 
 
+def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
+    counted = step_flops(config)
+    if counted is not None and row.step_s is not None:
+        row.model_flops, row.hardware_flops = counted.model, counted.hardware
+        where = row.step_s, row.device_class, config["precision"]["name"]
+        row.mfu, row.hfu = (utilisation(one, *where) for one in (counted.model, counted.hardware))
+
+
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
     """Confidence interval of the median by order statistics; None where too few values allow none (below 6)."""
     interval = stats.quantile_test(values, p=0.5).confidence_interval(confidence)
@@ -123,16 +143,16 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
     return float(interval.low), float(interval.high)
 
 
-def _join_losses(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
+def _losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
+    steps: list[StepRow] = [step for record in records for step in record.steps]
+    return [(s.rank, s.step, s.loss.hex()) for s in steps]
+
+
+def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
     def mean_at(place: int) -> float:
         return sum(record.steps[place].loss for record in timed) / len(timed)
-
-    def losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
-        steps: list[StepRow] = [step for record in records for step in record.steps]
-        return [(s.rank, s.step, s.loss.hex()) for s in steps]
 
     row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
     last = timed[0].steps[-1]
     row.grad_norm_last, row.loss_scale_last = last.grad_norm, last.loss_scale
     row.skipped_steps = sum(step.skipped for step in timed[0].steps)
-    row.passes_agree = losses(timed) == losses(accounted)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .cell import PASS_ORDER
 from .sweep import Launch
-from .units import show_bytes
+from .units import show_bytes, show_ms
 
 LINE_EVERY_S = 30.0
 """Plain lines tell of a long pass this often."""
@@ -100,7 +100,7 @@ class Reporter:
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
             how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
-            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {row['step_s'] * 1000:.1f} ms"
+            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
         else:
             words = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state

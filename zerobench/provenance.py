@@ -76,7 +76,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "device_class": device_class(device),
-        "backend_version": _nccl_version() if backend == "nccl" else f"gloo of torch {version('torch')}",
+        "backend_version": _nccl_version() if backend == "nccl" else f"{backend} of torch {version('torch')}",
         "cuda": _cuda_version(),
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
@@ -68,6 +68,8 @@ class RunRow:
     """Wall time of all passes."""
     checkpointing: bool | None = None
     """Whether blocks recompute their activations; None where the model has no such choice."""
+    ranks_per_gpu: int | None = None
+    """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
     psi: int | None = None
     """Unique trainable parameters."""
     peak_bytes: int | None = None
@@ -101,6 +103,12 @@ class RunRow:
     """CUDA only: the allocator's own peak, timed pass."""
     reserved_bytes: int | None = None
     """CUDA only: what the allocator held from the device at most, timed pass."""
+    split_bytes: int | None = None
+    """CUDA only: the most that lay free between live pieces of the allocator's blocks: fragmentation. Timed pass."""
+    alloc_retries: int | None = None
+    """CUDA only: how often the allocator gave cached blocks back to find room, timed pass."""
+    device_used_bytes: int | None = None
+    """CUDA only: in use on the device at the end of the timed pass, with the context, NCCL and every process on it."""
     volume_psi: float | None = None
     """Elements moved in one step over ψ, by the paper's convention, control traffic apart."""
     predicted_volume_psi: float | None = None
@@ -127,6 +135,14 @@ class RunRow:
     backward_s: float | None = None
     update_s: float | None = None
     tokens_per_s: float | None = None
+    model_flops: int | None = None
+    """Floating-point operations of one rank's matrix products in a step, none counted twice; see flops.py."""
+    hardware_flops: int | None = None
+    """The same with what is computed again."""
+    mfu: float | None = None
+    """Model FLOPs over what the device could do in a step's time; None where its peak is not known, and on a CPU."""
+    hfu: float | None = None
+    """The same of hardware FLOPs."""
     loss_first: float | None = None
     """Mean over the ranks and micro-batches, first step of all."""
     loss_last: float | None = None

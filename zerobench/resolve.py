@@ -13,9 +13,11 @@ from typing import Any
 from . import optimizers, peers, precision, ranges
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
+from .environment import SIMULATED
 from .models import FILLED, huggingface
 from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
+from .zero import STAGES
 from .zero.options import MODES, REDUCTIONS, Options
 
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
@@ -105,25 +107,58 @@ def _plain(config: Config) -> dict[str, Any]:
 
 
 def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
-    for key, known in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl"))):
+    for key, known in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl", SIMULATED))):
         if plain[key] not in known:
             problems.append(f"{key}={plain[key]}: use one of {', '.join(known)}")
             return
     gpus = _count_gpus() if plain["device"] != "cpu" else 0
+    if plain["backend"] == SIMULATED:
+        _resolve_simulated(plain, gpus, problems)
+        return
     ranks = plain["world_size"]
     if ranks is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
     if plain["device"] == "auto":
         plain["device"] = "cuda" if gpus >= max(1, ranks) and plain["backend"] != "gloo" else "cpu"
     if plain["backend"] == "auto":
-        plain["backend"] = "nccl" if plain["device"] == "cuda" else "gloo"
-    if plain["device"] == "cuda" and ranks > gpus:
-        problems.append(f"world_size={ranks}: with device=cuda each rank needs a GPU, and this machine has {gpus}")
-    if (plain["device"], plain["backend"]) in (("cuda", "gloo"), ("cpu", "nccl")):
-        problems.append(f"backend={plain['backend']}: on device={plain['device']} use the other of gloo and nccl")
+        plain["backend"] = "nccl" if plain["device"] == "cuda" and ranks <= gpus else "gloo"
+    if plain["device"] == "cuda" and not gpus:
+        problems.append("device=cuda: this machine has no GPU that torch can use")
+    elif plain["device"] == "cuda" and ranks > gpus:
+        plain["ranks_per_gpu"] = -(-ranks // gpus)
+        _refuse_search(plain, "a world whose ranks share a GPU", problems)
+        if plain["backend"] == "nccl":
+            words = f"NCCL wants a GPU a rank, and this machine has {gpus}; with backend=gloo ranks can share one"
+            problems.append(f"world_size={ranks}: {words}")
+    if (plain["device"], plain["backend"]) == ("cpu", "nccl"):
+        problems.append("backend=nccl: on device=cpu use gloo")
     plain["world_size"] = ranks
+    _resolve_threads(plain, ranks)
+
+
+def _resolve_threads(plain: dict[str, Any], ranks: int) -> None:
     if plain["threads"] is None:
         plain["threads"] = max(1, (os.cpu_count() or 1) // max(1, ranks))
+
+
+def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) -> None:
+    """Of a simulated world one rank alone is run, on one device."""
+    if plain["device"] == "cuda" and not gpus:
+        problems.append("device=cuda: this machine has no GPU; a simulated world needs one, or device=cpu")
+    plain["device"] = "cuda" if gpus else "cpu"
+    if plain["world_size"] is None:
+        problems.append(f"backend={SIMULATED}: give world_size, the number of ranks that are simulated")
+        plain["world_size"] = 2
+    if plain["strategy"]["name"] not in ("ddp", *STAGES):
+        words = f"a simulated world is there for ddp, {', '.join(STAGES)}; the peers need a real one"
+        problems.append(f"strategy={plain['strategy']['name']}: {words}")
+    _refuse_search(plain, f"backend={SIMULATED}", problems)
+    _resolve_threads(plain, 1)
+
+
+def _refuse_search(plain: dict[str, Any], what: str, problems: list[str]) -> None:
+    if plain["search"]["memory_limit"] is not None:
+        problems.append(f"search.memory_limit: it looks for the fastest, and {what} has no times")
 
 
 def _count_gpus() -> int:

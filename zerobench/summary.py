@@ -59,7 +59,8 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").argmax())]
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
-    row |= {name: float(np.exp(np.log(launches[name]).mean())) for name in TIMES}
+    row |= {name: float(np.exp(np.log(launches[name].astype("float64")).mean())) for name in TIMES}
+    row |= {name: launches[name].astype("float64").mean() for name in ("mfu", "hfu")}
     few = len(launches) < LEAST_LAUNCHES
     row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(list(launches["step_s"]))
     row["tokens_per_s"] = row["batch"] * row["sequence"] / row["step_s"]

@@ -30,6 +30,11 @@ def show_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def show_ms(seconds: float | None) -> str:
+    """ "205.3 ms", or a dash where there is no time (NaN or None)."""
+    return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
+
+
 def show_count(count: int, noun: str) -> str:
     """ "1 run", "2 runs"."""
     return f"{count} {noun}" + "s" * (count != 1)

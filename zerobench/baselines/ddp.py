@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +24,8 @@ class DdpEngine:
         self.module = module
         self.optimizer = optimizer
         self._ddp = DistributedDataParallel(module, **options)
+        if dist.get_backend() == "fake":
+            self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket))
         # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
         self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
 
@@ -75,6 +78,15 @@ class DdpEngine:
     def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
         """A copy of the module's own state."""
         return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+
+def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP's reducer does by itself in a real world; over the fake group of a simulated one it fails."""
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer.div_(dist.get_world_size()))
+    reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    reduced.set_result(buffer)
+    return reduced
 
 
 def _as_control(send: Any) -> Any:

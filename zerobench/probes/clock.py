@@ -31,9 +31,8 @@ class TimedPass:
         self.memory["resident_bytes"] = resident_peak_bytes()
         before, after = self._carried, loopback_bytes()
         self.memory["loopback_bytes"] = None if before is None or after is None else after - before
-        if self._cuda:
-            self.memory["allocated_bytes"] = torch.cuda.max_memory_allocated()
-            self.memory["reserved_bytes"] = torch.cuda.max_memory_reserved()
+        if self._cuda and error[0] is None:  # after an error of the device it would raise another
+            self.memory |= _allocator_memory()
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built; a clock does not care."""
@@ -88,3 +87,16 @@ class TimedPass:
 
     def _between(self, begin: Any, end: Any) -> float:
         return begin.elapsed_time(end) / 1000 if self._cuda else end - begin
+
+
+def _allocator_memory() -> dict[str, int | None]:
+    """CUDA's allocator since the peaks were reset, and what the whole device has in use now; see RunRow."""
+    stats = torch.cuda.memory_stats()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "allocated_bytes": stats["allocated_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.peak"],
+        "split_bytes": stats["inactive_split_bytes.all.peak"],
+        "alloc_retries": stats["num_alloc_retries"],
+        "device_used_bytes": total - free,
+    }

@@ -16,6 +16,7 @@ import pandas as pd
 from rich.console import Console
 
 from ..console import name_of, plain_table, stdout_console
+from ..environment import SIMULATED
 from ..records import CATEGORIES
 from ..tables import Results
 from ..units import show_bytes, show_count
@@ -167,10 +168,19 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
 
 def _print_time(console: Console, row: Row) -> None:
     _head(console, "Time, the slowest rank of each step, medians")
+    if pd.isna(row["step_s"]):
+        simulated = "of a simulated world one rank alone is run, and its times mean nothing"
+        shared = "ranks that share a GPU take turns"
+        _say(console, f"  none: {simulated if row['backend'] == SIMULATED else shared}")
+        return
     if pd.isna(row["step_s_low"]):
         interval = "too few steps for an interval"
     else:
         interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
+    if not pd.isna(row["model_flops"]):
+        words = f"  {row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank"
+        shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
+        _say(console, words + shares)
     parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
     _say(console, f"  step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s")
     _say(console, f"  {parts}")
@@ -187,7 +197,7 @@ def _print_loss(console: Console, row: Row) -> None:
     _say(console, f"  {first} at the first step, {last} at the last; the losses of both passes {agree}")
     if not pd.isna(row["grad_norm_last"]):
         _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")
-    if row["precision"].startswith("fp16"):
+    if row["precision"].startswith("fp16") and not pd.isna(row["skipped_steps"]):
         skipped = show_count(row["skipped_steps"], "step")
         _say(console, f"  loss scale {row['loss_scale_last']:g} at the last step; {skipped} of all overflowed, skipped")
 

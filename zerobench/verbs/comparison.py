@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..environment import SIMULATED
 from ..naming import base_name, differences, name_cells, show_value
 from ..records import CATEGORIES, COLLECTIVES
 from ..resolve import work_id
@@ -206,12 +207,12 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         return found
     moved, equal, unsteady = _exact(EXACT, a, b)
     parts = tuple(f"peak_{name}_bytes" for name in CATEGORIES)
-    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said)
+    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said) + _lacking("step_s", "times", a, b)
     pairs = pair_up(a.launches, b.launches)
     known = _floors_of(a.row, b.row, floors)
     return replace(
         found,
-        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said),
+        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said) + _simulated(a, b),
         time_refused=time_refused,
         moved=moved,
         equal=equal,
@@ -223,6 +224,17 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         effects=tuple(effects(pairs, minimum_effect, known)) if not time_refused else (),
         floors=tuple(known),
     )
+
+
+def _lacking(column: str, words: str, a: Measured, b: Measured) -> tuple[str, ...]:
+    """Sides without a value: of a simulated world, or of ranks that share a GPU, there are no times."""
+    sides = {"A": a, "B": b}
+    return tuple(f"{name} has no {words}" for name, side in sides.items() if pd.isna(side.row[column]))
+
+
+def _simulated(a: Measured, b: Measured) -> tuple[str, ...]:
+    sides = {"A": a, "B": b}
+    return tuple(f"{name} is simulated" for name, side in sides.items() if side.row["backend"] == SIMULATED)
 
 
 def is_work(key: str) -> bool:

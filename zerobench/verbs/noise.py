@@ -13,6 +13,7 @@ from typing import Any
 
 from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
+from ..environment import SIMULATED
 from ..live import Reporter
 from ..resolve import Cell
 from ..summary import LEAST_LAUNCHES
@@ -85,6 +86,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
         raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
+    if cells[0].config["backend"] == SIMULATED or "ranks_per_gpu" in cells[0].config:
+        raise RefusedError([f"backend={cells[0].config['backend']}: these ranks have no times that could differ"])
     if cells[0].config["repeats"] < LEAST_LAUNCHES:
         raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])
     return cells[0]
@@ -93,7 +96,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
 def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The newest launches of the one cell that is there, and its config. Raises ValueError for several cells."""
     runs = latest(load_runs(where))
-    runs = runs[runs["status"] == "ok"]
+    runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
     if runs["cell_id"].nunique() != 1:
         count = runs["cell_id"].nunique()
         raise ValueError(f"{where}: holds {count} cells that are ok; name one, as in --runs 'results/runs/ddp-*'")

@@ -14,7 +14,7 @@ from ..console import plain_table, sorted_cells, stdout_console
 from ..folders import PARTIAL
 from ..models import registered_models
 from ..provenance import source_hash
-from ..units import show_bytes, show_count
+from ..units import show_bytes, show_count, show_ms
 from .holdings import Holdings, look, size_of
 
 DEFAULT = "results/runs"
@@ -98,7 +98,7 @@ def _line(cell: dict[str, Any]) -> list[str]:
     state = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
     figures = ["–", "–"]
     if cell["status"] == "ok":
-        figures = [show_bytes(cell["peak_bytes"]), f"{cell['step_s'] * 1000:.1f} ms"]
+        figures = [show_bytes(cell["peak_bytes"]), show_ms(cell["step_s"])]
     return [cell["name"], state, _ago(cell["started"]), code_of(cell), *figures]
 
 

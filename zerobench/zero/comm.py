@@ -135,7 +135,10 @@ class GroupComm(Comm):
 
 
 class NcclComm(GroupComm):
-    """NCCL's own collectives, in place. Stamps stay on the device until `check_stamps`, which waits for it once."""
+    """NCCL's own collectives, in place. Stamps stay on the device until `check_stamps`, which waits for it once.
+
+    Also gloo's for tensors on a GPU, which it cannot send piece by piece; it stages them through the host's memory.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -171,11 +174,15 @@ class NcclComm(GroupComm):
 
 
 class GlooComm(GroupComm):
-    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]"""
+    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    `wires`: what pieces are sent and received through, by default the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, wires: Any = None) -> None:
         super().__init__(group)
-        self._reducer = Reducer(self.rank, self.size, group)
+        self._wires = wires or group
+        self._reducer = Reducer(self.rank, self.size, self._wires)
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -190,7 +197,7 @@ class GlooComm(GroupComm):
         if stamp and self.is_last:
             stamp.write(full)
         with labels.collective("all_gather", unit):
-            works = gather_slices(full, self.rank, self.size, self.group)
+            works = gather_slices(full, self.rank, self.size, self._wires)
         return Handle(works, self._gathered_to_check(full, stamp))
 
 
@@ -213,6 +220,10 @@ def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
         return Comm()
     per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
     backend = per_device.get(device.type, str(dist.get_backend(group)))
+    if backend == "fake":
+        from . import simulated  # which stands on this module
+
+        return (simulated.SimulatedNccl if device.type == "cuda" else simulated.SimulatedGloo)(group)
     if backend not in _BACKENDS:
         raise ValueError(f"group: backend {backend!r} is not supported; use one of {', '.join(_BACKENDS)}")
-    return _BACKENDS[backend](group)
+    return NcclComm(group) if device.type == "cuda" else _BACKENDS[backend](group)

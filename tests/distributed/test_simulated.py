@@ -1,0 +1,62 @@
+"""A simulated world against real ones: one rank's bytes, phase by phase, and its traffic, operation by operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.cells import cell
+from zerobench import cell as cells
+from zerobench import tables
+from zerobench.training import Bf16
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
+
+
+def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: Any) -> tuple[Any, tables.Results]:
+    one = cell(strategy, n, model, results_dir=str(folder), **more)
+    assert not one.problems, one.problems
+    row = cells.run_cell(one, lambda _: None)
+    assert row.status == "ok", row.reason
+    return row, tables.load(folder / row.run_id)
+
+
+def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
+    mine = table[(table["rank"] == 0) & (table["phase"] != "init")].drop(columns=["run_id", "predicted_bytes", *dropped], errors="ignore")
+    return mine.reset_index(drop=True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n", "more"),
+    [
+        *((strategy, 2, {}) for strategy in STRATEGIES),
+        ("ddp", 4, {"precision": Bf16()}),
+        ("zero1", 3, {"accumulation": 2}),
+        ("zero2", 4, {"precision": Bf16()}),
+        ("zero3", 4, {}),
+    ],
+)
+def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
+    tmp_path: Path, strategy: str, n: int, more: dict[str, Any]
+) -> None:
+    real, there = measured(tmp_path, strategy, n, **more)
+    simulated, here = measured(tmp_path, strategy, n, backend="simulated", **more)
+    pd.testing.assert_frame_equal(of_rank_0(here.memory), of_rank_0(there.memory))
+    pd.testing.assert_frame_equal(of_rank_0(here.traffic), of_rank_0(there.traffic))
+    assert simulated.passes_agree
+    assert simulated.volume_psi == real.volume_psi
+    assert simulated.volume_psi == pytest.approx(simulated.predicted_volume_psi, rel=1e-12)
+    assert simulated.predicted_states_bytes == real.predicted_states_bytes
+    for name in ("step_s", "tokens_per_s", "loss_first", "loss_last", "loopback_bytes"):
+        assert getattr(simulated, name) is None
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
+    row, results = measured(tmp_path, strategy, 64, "wide", backend="simulated")
+    assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+    assert row.volume_psi == pytest.approx(row.predicted_volume_psi, rel=1e-12)
+    assert set(results.memory["rank"]) == {0}

@@ -1,0 +1,45 @@
+"""Arithmetic of a step against the formula of PaLM, appendix B, and shares of a device's peak."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cells import cell
+from zerobench.flops import step_flops, utilisation
+
+
+def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:
+    """6 FLOPs a weight of a product and token, 12 · layers · hidden · sequence a token for attention."""
+    weights = 12 * layers * hidden**2 + vocabulary * hidden
+    return tokens * (6 * weights + 12 * layers * hidden * sequence)
+
+
+def test_a_gpt_has_the_flops_of_the_formula() -> None:
+    config = cell("zero2", 2, "million", micro_batch=3).config
+    counted = step_flops(config)
+    assert counted is not None
+    assert counted.model == counted.hardware == pytest.approx(formula(5, 128, 256, 32, 3 * 32), rel=1e-3)
+
+
+def test_what_is_recomputed_counts_for_the_hardware_only() -> None:
+    plain, again = (step_flops(cell("zero2", 2, model).config) for model in ("tiny", "checkpointed"))
+    assert plain is not None
+    assert again is not None
+    assert again.model == plain.model == plain.hardware
+    tokens, head, last = 4 * 32, 2 * 48 * 256, 2 * 4 * 48**2  # a block's last product need not be computed again
+    assert again.hardware - plain.model == pytest.approx(plain.model / 3 - tokens * (head + 3 * last), rel=1e-3)
+
+
+def test_micro_batches_add_up() -> None:
+    once, thrice = (step_flops(cell("zero1", 2, "mlp", accumulation=count).config) for count in (1, 3))
+    assert once is not None
+    assert thrice is not None
+    assert thrice.model == 3 * once.model
+
+
+def test_shares_of_the_peak() -> None:
+    assert utilisation(int(989.4e12), 2.0, "NVIDIA H200", "bf16") == pytest.approx(0.5)
+    assert utilisation(int(67e12), 1.0, "NVIDIA H100 80GB HBM3", "fp32") == pytest.approx(1.0)
+    assert utilisation(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
+    assert utilisation(10**12, 1.0, "cpu", "fp32") is None
+    assert utilisation(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
