@@ -150,11 +150,20 @@ def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
 
 
 def _labelled(cells: pd.DataFrame) -> pd.DataFrame:
-    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch."""
-    configs = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} for text in cells["config"]]
+    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch; how many steps were
+    measured only where nothing else tells two cells apart.
+    """
+    for beside in ({"measure": {}}, {}):
+        whole = cells.assign(label=_labels(cells, beside))
+        if not whole.duplicated(["label", "world_size", "batch", "micro_batch"]).any():
+            break
+    return whole
+
+
+def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
+    configs = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
     pairs = zip(configs, name_cells(configs), strict=True)
-    labels = [config["strategy"]["name"] + name.split("b=0", 1)[1] for config, name in pairs]
-    return cells.assign(label=labels)
+    return [config["strategy"]["name"] + name.split("b=0", 1)[1] for config, name in pairs]
 
 
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
@@ -165,7 +174,8 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     words = ", ".join([first.model, *parts]) + (f" {first.sequence}" if parts else f", sequence {first.sequence}")
     words += f", {first.device}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
-    return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], panels)
+    alike = [panel for panel in panels if panel["model"].iloc[0] == first.model]
+    return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], alike)
 
 
 def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:

@@ -125,6 +125,55 @@ def sums_in_fp32(rank: int, n: int, strategy: str) -> None:
     assert (narrow - one).norm() > 1e-3 * one.norm()
 
 
+def clips(rank: int, n: int, strategy: str) -> None:
+    """A second clip clips what the first has left; one without gradients, or with a backward to follow, is no trap."""
+
+    def trained(*norms: float) -> tuple[list[float], dict[str, torch.Tensor]]:
+        engine = engine_of(strategy, zoo.build("tied"))
+        assert engine.clip_grad_norm_(1.0) == 0
+        engine.backward(engine(*zoo.tokens(rank, n, 0)))
+        found = [engine.clip_grad_norm_(norm).item() for norm in norms]
+        with pytest.raises(RuntimeError, match="clip_grad_norm_ has been called for the gradients that are there"):
+            engine.backward(engine(*zoo.tokens(rank, n, 1)))
+        engine.step()
+        engine.backward(engine(*zoo.tokens(rank, n, 2)))
+        engine.step()
+        return found, engine.full_state_dict()
+
+    (_, once), (norms, twice) = trained(0.1), trained(0.1, 10.0)
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(0.1, rel=1e-4)
+    assert all(torch.equal(once[key], twice[key]) for key in once)
+
+
+def failed_backward(rank: int, n: int, strategy: str) -> None:
+    """A backward that fails half way, on all ranks, leaves nothing behind once zero_grad has been called."""
+
+    def trained(fails: bool) -> list[float]:
+        model = zoo.build("tied")
+        engine = engine_of(strategy, model)
+
+        def fail(_gradient: torch.Tensor) -> None:
+            if fails:
+                raise ValueError("half way")
+
+        model.blocks[0].up.bias.register_hook(fail)
+        losses = []
+        for step in range(3):
+            if fails:
+                with pytest.raises(ValueError, match="half way"):
+                    engine.backward(engine(*zoo.tokens(rank, n, 7)))
+                fails = False
+                engine.zero_grad()
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+            engine.step()
+            with torch.no_grad():
+                losses.append(engine(*zoo.tokens(rank, n, 9)).item())
+        return losses
+
+    assert trained(True) == trained(False)
+
+
 class Outside(nn.Module):
     """The head's weight is read by the root, not by the head's forward."""
 
@@ -170,6 +219,8 @@ def loops(rank: int, n: int) -> None:
         closures_and_averages(rank, n, strategy)
         late_groups(rank, n, strategy)
         sums_in_fp32(rank, n, strategy)
+        clips(rank, n, strategy)
+        failed_backward(rank, n, strategy)
     if n > 1:
         outside(rank, n)
 

@@ -4,7 +4,7 @@ filling    the unit's full gradients: for good in stage 1, from the first write 
 sent       what travels, in the wire's dtype, and what is received; one unit at a time
 landed     nothing but the own slice, until the update
 
-A reduce-scatter in the gradients' dtype writes the own slice into its place; otherwise that is made when it lands.
+A step's first reduce-scatter, in the gradients' dtype, writes the own slice into its place; else that is made later.
 """
 
 from __future__ import annotations

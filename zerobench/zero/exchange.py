@@ -10,7 +10,7 @@ of the sum to the ring. Here the ranks exchange slices and each sums its own: (N
 
     sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
 
-The last addition writes where the sum is wanted, the own slice or elsewhere, so that nothing need be copied.
+The sum goes where it is wanted, into the own slice or elsewhere, so that nothing need be copied.
 
 What arrives lies in at most SLOTS slots of one piece each until it is summed, however large the buffer. A slot can be
 received into again only once what is in it has been summed, so a thread does this while backward goes on. (To do it in
@@ -121,7 +121,11 @@ class Reduction:
 
     def wait(self) -> None:
         """Raises here what has gone wrong in the thread."""
-        self._done.wait()
+        try:
+            self._done.wait()
+        except BaseException:  # Ctrl-C: who catches it may give back the memory that the thread writes to
+            self._done.wait()
+            raise
         self._slots = None  # here, not in the thread: what is alive when is then the same in every run
         if self._error is not None:
             raise self._error

@@ -2,7 +2,7 @@
 
     arrive    autograd has made a gradient: it is written into its unit, divided by N, and dropped
     launch    a unit's gradients are cast to the wire's dtype and sent; the next unit fills meanwhile
-    land      the mean of the own slice is there; the stage puts it where the optimizer looks
+    land      the mean of the own slice is there, where the optimizer looks or to be put there by the stage
 
 Which memory opens and closes on the way is the stage's business (strategy.py, the events).
 """
@@ -65,6 +65,7 @@ class GradientFlow:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
+        self._engine.update.begin()
         self.in_backward = True
         try:
             loss.backward()
@@ -88,7 +89,6 @@ class GradientFlow:
                 "call engine.backward(loss), not loss.backward(): the gradients must be reduced; for the backward of"
                 " another engine's loss, freeze this one's model by requires_grad_(False)"
             )
-        engine.update.used.add(i)
         flat = gradient.reshape(-1)
         for unit, piece in self.places[i]:
             engine.check_gradient(unit)
@@ -103,6 +103,7 @@ class GradientFlow:
                 unit.arrived.add(i)
             if self.synchronising:
                 engine.gradients_written(unit)
+        engine.update.used.add(i)
 
     def launch(self, unit: Unit) -> None:
         """Starts the reduction of `unit`'s gradients; waits for the oldest if too many are in flight."""

@@ -222,10 +222,8 @@ class Stage3(Stage2):
 
     def _check_age(self, backwards: int, _gradient: torch.Tensor) -> None:
         if backwards != self._backwards:
-            raise RuntimeError(
-                "backward through a forward that came before the last backward or step: zero3 has given its parameters"
-                " back; add the losses and call backward once"
-            )
+            words = "zero3 has given its parameters back; add the losses and call backward once"
+            raise RuntimeError(f"backward through a forward that came before the last backward or step: {words}")
 
     def _finish_passed(self, use: int) -> None:
         for unit in self._order.passed(use):
@@ -240,7 +238,8 @@ class Stage3(Stage2):
     def backward(self, loss: torch.Tensor) -> None:
         try:
             super().backward(loss)
-        except RuntimeError as error:
+        except BaseException as error:
+            self._end_backward()
             if FREED in str(error):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
@@ -264,11 +263,12 @@ class Stage3(Stage2):
                 self.reduce(late)
 
     def after_backward(self) -> None:
-        self._give_back()
-
-    def _give_back(self) -> None:
         """Nobody reads parameters before the next forward, which gathers the newest."""
         self._reshard_all()
+        self._end_backward()
+
+    def _end_backward(self) -> None:
+        """The uses so far are the past, and so are the graphs."""
         self._done.clear()
         self._order.end_backward()
         self._backwards += 1
@@ -278,7 +278,7 @@ class Stage3(Stage2):
             unit.reshard()
 
     def after_update(self) -> None:
-        self._give_back()
+        self.after_backward()
         for unit in self._all_units:
             if unit.trainable:
                 unit.refresh()

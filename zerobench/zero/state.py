@@ -98,6 +98,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
         "rank": engine.comm.rank,
         "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
         "optimizer": deepcopy(engine.optimizer.state_dict()),
+        "extra": engine._extra_state(),
     }
 
 
@@ -115,6 +116,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
         for name, tensor in own.items():
             tensor.copy_(given[name])
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+    engine._load_extra_state(saved.get("extra", {}))
     engine.after_load()
 
 

@@ -96,7 +96,7 @@ class Strategy(StateFace):
         return None
 
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
-        """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks."""
+        """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks, if it is not there."""
         raise NotImplementedError
 
     def check_gradient(self, unit: Unit) -> None:

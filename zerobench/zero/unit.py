@@ -152,3 +152,4 @@ class Unit:
         self.arrived.clear()
         self.uses = 0
         self.reduced = False
+        self.reduction = self.mean = None  # one that was interrupted

@@ -87,12 +87,24 @@ class Update:
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used
 
+    def begin(self) -> None:
+        """A backward starts: what was found out about the gradients so far no longer holds."""
+        if self._coefficient is not None and self.used:
+            raise RuntimeError(
+                "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to them;"
+                " call step or zero_grad first, or clip after the last backward"
+            )
+        self._agreed, self._coefficient, self._largest = False, None, None
+
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
-        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
+        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`.
+
+        A further call clips what the ones before have left, as in torch.
+        """
         self.agree()
-        norm = self._norm(norm_type) / self.scaler.scale
-        coefficient = clip_coefficient(norm, max_norm)
-        self._coefficient = coefficient / self.scaler.scale
+        pending = 1 / self.scaler.scale if self._coefficient is None else self._coefficient
+        norm = self._norm(norm_type) * pending
+        self._coefficient = clip_coefficient(norm, max_norm) * pending
         self._largest = norm
         return norm.float()
 
@@ -118,7 +130,7 @@ class Update:
         self.used.clear()
         self._agreed, self._coefficient, self._largest = False, None, None
         for segment in self.segments:
-            segment.tensor.grad = None
+            segment.tensor.grad, segment.used = None, False
 
     # -- helpers ------------------------------------------------------------------------------------------
 
