@@ -150,8 +150,8 @@ def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
 
 
 def _labelled(cells: pd.DataFrame) -> pd.DataFrame:
-    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch; how many steps were
-    measured only where nothing else tells two cells apart.
+    """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch; what was measured
+    of them only where nothing else tells two cells apart.
     """
     for beside in ({"measure": {}}, {}):
         whole = cells.assign(label=_labels(cells, beside))

@@ -17,7 +17,6 @@ from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
 from .worker import RankRecord
 
-
 PROCESS_MEMORY = (
     "resident_bytes", "allocated_bytes", "reserved_bytes", "split_bytes", "alloc_retries", "device_used_bytes",
 )  # fmt: skip

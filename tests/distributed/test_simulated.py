@@ -25,7 +25,9 @@ def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: 
 
 
 def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
-    mine = table[(table["rank"] == 0) & (table["phase"] != "init")].drop(columns=["run_id", "predicted_bytes", *dropped], errors="ignore")
+    mine = table[(table["rank"] == 0) & (table["phase"] != "init")].drop(
+        columns=["run_id", "predicted_bytes", *dropped], errors="ignore"
+    )
     return mine.reset_index(drop=True)
 
 

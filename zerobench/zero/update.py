@@ -91,8 +91,8 @@ class Update:
         """A backward starts: what was found out about the gradients so far no longer holds."""
         if self._coefficient is not None and self.used:
             raise RuntimeError(
-                "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to them;"
-                " call step or zero_grad first, or clip after the last backward"
+                "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to"
+                " them; call step or zero_grad first, or clip after the last backward"
             )
         self._agreed, self._coefficient, self._largest = False, None, None
 
