@@ -46,6 +46,11 @@ def train_all(rank: int, n: int, model_name: str, optimizer_name: str) -> dict[s
     return {s: train(rank, n, s, model_name, optimizer_name, steps) for s in ("ddp", *STAGES)}
 
 
+def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Several (model, optimizer) in one launch."""
+    return {model: train_all(rank, n, model, optimizer) for model, optimizer in models}
+
+
 def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     """Three micro-batches a step."""
     model = zoo.build("tied")

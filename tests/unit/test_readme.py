@@ -40,7 +40,8 @@ def test_every_experiment_has_committed_tables_that_say_where_they_come_from(exp
     assert results.runs.torch_version.notna().all()
     states = results.runs.states_bytes / results.runs.predicted_states_bytes
     assert ((states - 1).abs() < 0.01).all()
-    assert (results.runs.volume_psi == results.runs.predicted_volume_psi).all()
+    predicted = results.runs.predicted_volume_psi.to_list()  # to the element; a float's last bit is the sums' order
+    assert results.runs.volume_psi.to_list() == pytest.approx(predicted, rel=1e-12)
     assert (REFERENCE / experiment / "runs.md").is_file()
 
 
