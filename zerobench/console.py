@@ -19,7 +19,7 @@ from .naming import base_name, name_cells
 from .records import RunRow, SearchRow
 from .summary import SETTING, summarize
 from .tables import frame_of
-from .units import show_bytes, show_ms
+from .units import show_bytes
 
 MIB = 2**20
 PLAIN_WIDTH = 160
@@ -43,11 +43,13 @@ def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
     return Column(show, lambda row: row[key], best)
 
 
-def _psi(key: str, best: Callable[..., Any] | None = None) -> Column:
-    def show(row: Row) -> str:
-        return "–" if pd.isna(row[key]) else f"{row[key]:.3f}"
+def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> Column:
+    """A number, rounded also where values are ranked; a dash where there is none."""
 
-    return Column(show, lambda row: round(row[key], 3), best)
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
+
+    return Column(show, lambda row: round(row[key] * scale, digits), best)
 
 
 def _interval(row: Row) -> str:
@@ -56,10 +58,6 @@ def _interval(row: Row) -> str:
     if pd.isna(row["step_s_low"]):
         return "too few launches" if row["launches"] > 1 else "too few steps"
     return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
-
-
-def _tokens(row: Row) -> str:
-    return "–" if pd.isna(row["tokens_per_s"]) else f"{row['tokens_per_s']:.0f}"
 
 
 def _loss(row: Row) -> str:
@@ -72,11 +70,11 @@ COLUMNS: dict[str, Column] = {
     "peak MiB": _mib("peak_bytes", min),
     "states MiB": _mib("states_bytes", min),
     "predicted": _mib("predicted_states_bytes"),
-    "volume ψ": _psi("volume_psi", min),
-    "predicted ψ": _psi("predicted_volume_psi"),
-    "step ms": Column(lambda row: show_ms(row["step_s"]).removesuffix(" ms"), lambda row: row["step_s"], min),
+    "volume ψ": _figure("volume_psi", min),
+    "predicted ψ": _figure("predicted_volume_psi"),
+    "step ms": _figure("step_s", min, digits=1, scale=1000),
     "95 % interval": Column(_interval),
-    "tokens/s": Column(_tokens, lambda row: row["tokens_per_s"], max),
+    "tokens/s": _figure("tokens_per_s", max, digits=0),
     "last loss": Column(_loss),
 }
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from .zero.comm import FAKE
+
 SIMULATED = "simulated"
 """The backend of a world of which one rank alone is run."""
 
@@ -37,7 +39,7 @@ def rank_environment(
         here = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
     if backend == SIMULATED:
-        dist.init_process_group("fake", rank=rank, world_size=world_size)  # torch-private, tested
+        dist.init_process_group(FAKE, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(
             backend,

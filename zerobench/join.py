@@ -12,6 +12,7 @@ from .environment import SIMULATED
 from .estimate import training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
+from .resolve import has_times
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
@@ -37,9 +38,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     row.passes_agree = _losses(timed) == _losses(accounted)
     if config["backend"] != SIMULATED:
         _join_losses(row, timed)
-        if "ranks_per_gpu" not in config:  # times of ranks that take turns are in the table of steps only
-            _join_time(row, timed)
-            _join_flops(row, config)
+    if has_times(config):
+        _join_time(row, timed)
+        _join_flops(row, config)
 
     if predicts(config["strategy"]):
         _join_theory(row, config, schedule, memory)

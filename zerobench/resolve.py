@@ -136,6 +136,11 @@ def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     _resolve_threads(plain, ranks)
 
 
+def has_times(config: dict[str, Any]) -> bool:
+    """Whether a step's time means something: not in a simulated world, nor where ranks share a GPU and take turns."""
+    return config["backend"] != SIMULATED and "ranks_per_gpu" not in config
+
+
 def _resolve_threads(plain: dict[str, Any], ranks: int) -> None:
     if plain["threads"] is None:
         plain["threads"] = max(1, (os.cpu_count() or 1) // max(1, ranks))

@@ -12,6 +12,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ..zero import labels
+from ..zero.comm import FAKE
 
 
 class DdpEngine:
@@ -24,7 +25,7 @@ class DdpEngine:
         self.module = module
         self.optimizer = optimizer
         self._ddp = DistributedDataParallel(module, **options)
-        if dist.get_backend() == "fake":
+        if dist.get_backend() == FAKE:
             self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket))
         # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
         self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]

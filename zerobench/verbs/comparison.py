@@ -207,12 +207,15 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         return found
     moved, equal, unsteady = _exact(EXACT, a, b)
     parts = tuple(f"peak_{name}_bytes" for name in CATEGORIES)
-    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said) + _lacking("step_s", "times", a, b)
+    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said) + _sides(
+        a, b, lambda row: pd.isna(row["step_s"]), "has no times"
+    )
     pairs = pair_up(a.launches, b.launches)
     known = _floors_of(a.row, b.row, floors)
     return replace(
         found,
-        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said) + _simulated(a, b),
+        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)
+        + _sides(a, b, lambda row: row["backend"] == SIMULATED, "is simulated"),
         time_refused=time_refused,
         moved=moved,
         equal=equal,
@@ -226,15 +229,9 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
     )
 
 
-def _lacking(column: str, words: str, a: Measured, b: Measured) -> tuple[str, ...]:
-    """Sides without a value: of a simulated world, or of ranks that share a GPU, there are no times."""
-    sides = {"A": a, "B": b}
-    return tuple(f"{name} has no {words}" for name, side in sides.items() if pd.isna(side.row[column]))
-
-
-def _simulated(a: Measured, b: Measured) -> tuple[str, ...]:
-    sides = {"A": a, "B": b}
-    return tuple(f"{name} is simulated" for name, side in sides.items() if side.row["backend"] == SIMULATED)
+def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> tuple[str, ...]:
+    """ "A has no times", for each side `of` whose row it is true."""
+    return tuple(f"{name} {words}" for name, side in (("A", a), ("B", b)) if of(side.row))
 
 
 def is_work(key: str) -> bool:

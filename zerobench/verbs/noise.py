@@ -13,9 +13,8 @@ from typing import Any
 
 from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
-from ..environment import SIMULATED
 from ..live import Reporter
-from ..resolve import Cell
+from ..resolve import Cell, has_times
 from ..summary import LEAST_LAUNCHES
 from ..sweep import Sweep
 from ..tables import latest
@@ -86,7 +85,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
         raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
-    if cells[0].config["backend"] == SIMULATED or "ranks_per_gpu" in cells[0].config:
+    if not has_times(cells[0].config):
         raise RefusedError([f"backend={cells[0].config['backend']}: these ranks have no times that could differ"])
     if cells[0].config["repeats"] < LEAST_LAUNCHES:
         raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])

@@ -29,6 +29,9 @@ _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_
 _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+FAKE = "fake"
+"""torch's name for a process group that moves nothing (torch-private, tested): a simulated world."""
+
 MOST_UNCHECKED = 4096
 """Stamps that wait on a device until they are checked all at once."""
 
@@ -225,7 +228,7 @@ def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
         return Comm()
     per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
     backend = per_device.get(device.type, str(dist.get_backend(group)))
-    if backend == "fake":
+    if backend == FAKE:
         from . import simulated  # which stands on this module
 
         return (simulated.SimulatedNccl if device.type == "cuda" else simulated.SimulatedGloo)(group)
