@@ -57,7 +57,7 @@ class ModelledCuda:
         self.streams: list[Stream] = []
         self._current = Stream(self)
 
-    def Stream(self) -> Stream:
+    def Stream(self, priority: int = 0) -> Stream:
         return Stream(self)
 
     def current_stream(self) -> Stream:

@@ -19,6 +19,7 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import Segment
+from ..zero.options import TILE_BYTES
 from ..zero.precision import (
     HALF,
     LossScaler,
@@ -33,7 +34,6 @@ from ..zero.precision import (
 from ..zero.segments import swap_parameters
 from .ddp import DdpEngine
 
-TILE_BYTES = 4 * 2**20
 ALIGN = 16
 """Shares end at multiples of 64 bytes, so that fused kernels round as on the whole (zero/layout.py says why)."""
 
@@ -55,7 +55,7 @@ class MasterDdpEngine(DdpEngine):
     """DDP whose optimizer updates fp32 masters of the module's parameters, with loss scaling where asked for."""
 
     def __init__(
-        self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES,
+        self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES["cpu"],
         loss_scaling: LossScaling | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(module, optimizer, **options)  # DDP gives every rank rank 0's values: masters come after

@@ -21,6 +21,9 @@ from typing import Any, Protocol
 
 import torch
 
+HIGH = -1
+"""Priority of what others wait for: its few kernels start as soon as there is room beside those that compute."""
+
 Collective = Callable[..., Any]
 """Takes `async_op`, as those of torch.distributed do."""
 
@@ -46,7 +49,7 @@ class Lane:
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
-        self._stream = cuda.Stream()
+        self._stream = cuda.Stream(priority=HIGH)
 
     def launch(self, collective: Collective) -> Waitable:
         """Starts `collective` in the lane, behind what the current stream has been given."""
