@@ -28,7 +28,7 @@ def run(folder: Path, strategy: str, n: int, backend: str) -> tuple[Any, list[fl
 def test_trains_as_ddp_does(tmp_path: Path, strategy: str, n: int, backend: str) -> None:
     expected, losses = run(tmp_path, "ddp", n, backend)
     row, mine = run(tmp_path, strategy, n, backend)
-    assert mine == pytest.approx(losses, abs=1e-6)
+    assert mine == pytest.approx(losses, rel=1e-5)
     assert row.allocated_bytes is not None
     assert row.reserved_bytes >= row.allocated_bytes
     assert (row.ranks_per_gpu, row.step_s is None) == (n, n > 1)

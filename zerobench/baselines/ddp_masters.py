@@ -60,6 +60,7 @@ class MasterDdpEngine(DdpEngine):
     ) -> None:  # fmt: skip
         super().__init__(module, optimizer, **options)  # DDP gives every rank rank 0's values: masters come after
         self._coefficient: torch.Tensor | float | None = None
+        self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._scaler = LossScaler(loss_scaling, self._parameters[0].device)
         self._masters = [_master_of(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -91,7 +92,7 @@ class MasterDdpEngine(DdpEngine):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
-        norm = self._norm(norm_type) * self._scaler.unscaling
+        self._largest = norm = self._norm(norm_type) * self._scaler.unscaling
         self._coefficient = clip_coefficient(norm, max_norm) * self._scaler.unscaling
         return norm.float()
 
@@ -115,7 +116,7 @@ class MasterDdpEngine(DdpEngine):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""
-        self._coefficient = None
+        self._coefficient = self._largest = None
         self.module.zero_grad(set_to_none)
 
     def _norm(self, norm_type: float) -> torch.Tensor:
@@ -123,7 +124,8 @@ class MasterDdpEngine(DdpEngine):
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
 
     def _overflow(self) -> torch.Tensor:
-        return self._norm(torch.inf).isfinite().logical_not().float()
+        norm = self._norm(torch.inf) if self._largest is None else self._largest
+        return norm.isfinite().logical_not().float()
 
     @torch.no_grad()
     def _write_back(self) -> None:

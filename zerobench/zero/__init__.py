@@ -66,6 +66,7 @@ def initialize(
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
+    _check_current(device)
     chosen = _choose(strategy, mode, {"tile_bytes": TILE_BYTES[device.type]}, options)
     _check(model, optimizer, chosen)
     if strategy == "zero3":
@@ -73,6 +74,14 @@ def initialize(
     engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
     setattr(model, _ADOPTED, id(model))
     return engine
+
+
+def _check_current(device: torch.device) -> None:
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ValueError(
+            f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
+            f" torch.cuda.set_device({device.index}) first"
+        )
 
 
 def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, Any]) -> Options:

@@ -62,6 +62,8 @@ class Comm:
     size = 1
     flags_device: torch.device | None = None
     """Where flags that the host needs travel without holding up a device; None: where the model is."""
+    in_lanes = False
+    """Whether a collective runs by itself, beside what computes: lanes.py."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -172,6 +174,14 @@ class StagedComm(GroupComm):
             work = self._gathers.launch(partial(self.gather_into, full, own, group=self.group))
         return Handle([work], self._gathered_to_check(full, stamp))
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda or self.flags_device is not None:
+            super().broadcast(tensor)
+            return
+        there = tensor.cuda()  # a generator's state, say, where the group carries nothing between hosts
+        super().broadcast(there)
+        tensor.copy_(there)
+
     def check_stamps(self) -> None:
         self._stamps.check()
 
@@ -181,6 +191,8 @@ class StagedComm(GroupComm):
 
 class NcclComm(StagedComm):
     """NCCL's collectives, gathers and reductions in a lane each."""
+
+    in_lanes = True
 
     def __init__(self, group: dist.ProcessGroup, cuda: Any = torch.cuda) -> None:
         super().__init__(group)

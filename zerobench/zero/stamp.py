@@ -39,7 +39,8 @@ class Stamp:
 
     def write(self, full: torch.Tensor) -> None:
         """Puts the digits into the last elements of `full`, (numel,) of a floating dtype."""
-        full[-STAMP_NUMEL:].copy_(torch.tensor(self.digits(), dtype=full.dtype), non_blocking=True)
+        digits = torch.tensor(self.digits(), dtype=full.dtype, pin_memory=full.is_cuda)
+        full[-STAMP_NUMEL:].copy_(digits, non_blocking=True)
 
     def digits(self) -> list[int]:
         """STAMP_NUMEL digits of base 16."""

@@ -25,7 +25,7 @@ from torch import nn, optim
 
 from . import materialise
 from .comm import Comm
-from .gradients import GradientFlow
+from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .modules import watching_parameters
 from .options import Options
 from .segments import OptimizerSegment
@@ -84,6 +84,10 @@ class Strategy(StateFace):
     def open_gradients(self, unit: Unit) -> None:
         """Makes `unit.full_gradients` writable; called before the first write since the last reduction."""
         raise NotImplementedError
+
+    def most_in_flight(self, unit: Unit) -> int:
+        """How many reductions may be in flight once that of `unit` is."""
+        return REDUCTIONS_IN_FLIGHT
 
     def send_gradients(self, unit: Unit) -> None:
         """`unit.wire_gradients` holds what will be sent; `unit.full_gradients` is needed no more."""
@@ -171,6 +175,7 @@ class Strategy(StateFace):
                 loss = closure()
         self.gradients.check_reduced("step")
         self._check_frozen()
+        self.settle()  # a unit that nobody here has used since the last update may still be on its way
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
             if self.update.run():
