@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from . import peers
+from . import job, peers
 from .models import registered_models
 
 PACKAGE = Path(__file__).parent
@@ -61,8 +61,11 @@ def environment_hash(config: dict[str, Any]) -> str:
 
 def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
+    mine = job.team()
     return {
         "source_hash": source_hash(config["model"]["kind"]),
+        "launched_by": "zerobench" if mine is None else mine.job.launched_by,
+        "nodes": config.get("nodes", 1),
         **machine(config["device"], config["backend"]),
     }
 

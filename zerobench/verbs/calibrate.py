@@ -14,7 +14,8 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibration import Calibration, TransferRow, write_calibration
 from ..console import plain_table, stdout_console
-from ..launch import Interrupted, Outcome, launch
+from ..joined import launch, places
+from ..launch import Interrupted, Outcome
 from ..microbenchmarks import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
 from ..provenance import device_class, machine
 from ..units import parse_bytes, show_bytes
@@ -85,10 +86,9 @@ def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, _progress() as progress:
         jobs = [
             CalibrationJob(
-                rank, chosen.world_size, chosen.device, f"{folder}/rendezvous", chosen.dtype, sizes, chosen.repetitions,
-                chosen.timeout,
+                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
             )
-            for rank in range(chosen.world_size)
+            for rank, place in enumerate(places(chosen.world_size, Path(folder) / "rendezvous"))
         ]  # fmt: skip
         task = progress.add_task(f"{len(sizes)} sizes, N={chosen.world_size}", total=chosen.repetitions + WARMUP)
         return launch(

@@ -38,7 +38,7 @@ CHOICES = ("model.name", "model.checkpointing")
 
 DEVICE = ("device", "device_class")
 LOSS_CONDITIONS = ("data.text_hash", "seed", "measure.steps", "measure.warmup")
-TIME_CONDITIONS = ("processor", "cores", "threads", "backend")
+TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes")
 ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
 """Columns of a run beside its config that say where its figures come from."""
 
