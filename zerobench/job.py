@@ -196,6 +196,12 @@ def gather() -> None:
         mine.roster.check()
 
 
+def machines(ranks: int) -> int:
+    """On how many machines the first `ranks` ranks are."""
+    mine = team()
+    return 1 if mine is None else mine.roster.machines(ranks)
+
+
 def team() -> Team | None:
     """This process's team, where it has joined a job."""
     return _teams[-1] if _teams else None

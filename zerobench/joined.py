@@ -102,7 +102,7 @@ def _dismiss(mine: Team) -> None:
     mine.board.post(f"order/{mine.passes + 1}", None)
     deadline = time.monotonic() + FAREWELL_S
     while not mine.job.agent and time.monotonic() < deadline:
-        if all(mine.board.read(f"left/{rank}") is not None for rank in range(1, mine.job.world_size)):
+        if all(mine.why_absent(rank) for rank in range(1, mine.job.world_size)):
             return
         time.sleep(POLL_S)
 

@@ -61,13 +61,17 @@ def environment_hash(config: dict[str, Any]) -> str:
 
 def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
-    mine = job.team()
     return {
         "source_hash": source_hash(config["model"]["kind"]),
-        "launched_by": "zerobench" if mine is None else mine.job.launched_by,
-        "nodes": config.get("nodes", 1),
+        **started(config.get("nodes", 1)),
         **machine(config["device"], config["backend"]),
     }
+
+
+def started(nodes: int) -> dict[str, Any]:
+    """Who started the ranks, and on how many machines they were."""
+    mine = job.team()
+    return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
 
 
 def machine(device: str, backend: str) -> dict[str, Any]:
