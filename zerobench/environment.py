@@ -21,6 +21,9 @@ from .zero.comm import FAKE
 SIMULATED = "simulated"
 """The backend of a world of which one rank alone is run."""
 
+TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
+"""What torch is given for a backend: flags that the hosts need go between the hosts, past the GPUs' queues."""
+
 
 MEETING_S = 60.0
 """What a rank gets to reach the store of its job, which is there already."""
@@ -68,7 +71,7 @@ def rank_environment(
         dist.init_process_group(FAKE, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(
-            backend,
+            TORCH_BACKENDS.get(backend, backend),
             **_meeting(rendezvous, rank, world_size),
             rank=rank,
             world_size=world_size,
