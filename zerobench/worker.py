@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import baselines, data, models, optimizers, precision
-from .environment import rank_environment, seed_everything
+from .environment import Rendezvous, rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
@@ -27,12 +27,12 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: a file that all ranks meet at."""
+    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet."""
 
     config: dict[str, Any]
     mode: str
     rank: int
-    rendezvous: str
+    rendezvous: Rendezvous
 
 
 @dataclass(frozen=True)
