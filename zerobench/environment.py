@@ -19,6 +19,9 @@ from .zero.comm import FAKE
 SIMULATED = "simulated"
 """The backend of a world of which one rank alone is run."""
 
+TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
+"""What torch is given for a backend: flags that the hosts need go between the hosts, past the GPUs' queues."""
+
 
 @contextmanager
 def rank_environment(
@@ -42,7 +45,7 @@ def rank_environment(
         dist.init_process_group(FAKE, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(
-            backend,
+            TORCH_BACKENDS.get(backend, backend),
             init_method=f"file://{rendezvous}",
             rank=rank,
             world_size=world_size,

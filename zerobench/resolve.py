@@ -291,7 +291,7 @@ def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:
     if optimizer["implementation"] == "auto":
         optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], plain["device"])
     problems += optimizers.problems_of(optimizer)
-    precision.fill_in(plain["precision"], strategy)
+    precision.fill_in(plain["precision"], strategy, "cuda" if plain["device"] == "cuda" else "cpu")
     problems += precision.problems_of(plain["precision"], strategy)
     if plain["clip"] is not None and not 0 < plain["clip"] < math.inf:
         problems.append(f"clip={plain['clip']:g}: a norm to clip at must be above 0 and finite; null clips nothing")

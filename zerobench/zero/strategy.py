@@ -34,9 +34,6 @@ from .state import StateFace
 from .unit import Unit
 from .update import Update
 
-STEPS_BETWEEN_CHECKS = 100
-"""Stamps that lie on a device are looked at this often, for looking waits for it."""
-
 
 class Strategy(StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
@@ -159,7 +156,7 @@ class Strategy(StateFace):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are."""
-        self.gradients.backward(loss if self.loss_scale == 1 else loss * self.loss_scale)
+        self.gradients.backward(self.update.scaler.scaled(loss))
         self.after_backward()
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -187,8 +184,7 @@ class Strategy(StateFace):
         # 4 consume
         self.zero_grad()
         self.steps += 1
-        if self.steps % STEPS_BETWEEN_CHECKS == 0:
-            self.comm.check_stamps()
+        self.comm.check_stamps()
         return loss
 
     def clip_grad_norm_(
@@ -222,13 +218,13 @@ class Strategy(StateFace):
 
     @property
     def loss_scale(self) -> float:
-        """What `backward` multiplies the loss by; 1.0 without loss scaling."""
-        return self.update.scaler.scale
+        """What `backward` multiplies the loss by; 1.0 without loss scaling. To read it waits for the device."""
+        return float(self.update.scaler.scale)
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was skipped because gradients overflowed."""
-        return self.update.skipped
+        """Whether the last step was skipped because gradients overflowed. To read it waits for the device."""
+        return bool(self.update.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
