@@ -34,7 +34,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
     _join_memory(row, memory)
-    _join_process_memory(row, timed or accounted)
+    _join_process_memory(row, timed, accounted)
     _join_traffic(row, accounted, config["measure"]["steps"])
     _join_loopback(row, timed, config["measure"]["steps"])
     if config["backend"] != SIMULATED:
@@ -81,9 +81,10 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
     row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
 
 
-def _join_process_memory(row: RunRow, records: list[RankRecord]) -> None:
+def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
+    """Of the timed pass, which carries no instrument, where there is one."""
     for name in PROCESS_MEMORY:
-        values = [record.process_memory.get(name) for record in records]
+        values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
         setattr(row, name, max(known) if known else None)
 

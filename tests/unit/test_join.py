@@ -117,8 +117,12 @@ def test_allocators_columns_come_from_the_pass_that_there_is() -> None:
     one, records = row(), [record(0, "accounted", [], []), record(1, "accounted", [], [])]
     for made, size in zip(records, (10, 30), strict=True):
         made.process_memory = {"allocated_bytes": size, "pinned_bytes": None}
-    _join_process_memory(one, records)
+    _join_process_memory(one, [], records)
     assert (one.allocated_bytes, one.pinned_bytes, one.resident_bytes) == (30, None, None)
+    timed = record(0, "timed", [], [])
+    timed.process_memory = {"allocated_bytes": 20}
+    _join_process_memory(one, [timed], records)
+    assert one.allocated_bytes == 20
 
 
 def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> None:
