@@ -165,12 +165,16 @@ class Synthetic(Data):
 class Measure:
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
-    `repeats`: launches of each cell, interleaved with those of the sweep's other cells.
+    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `trace`: a third pass under
+    torch.profiler tells how much communication is hidden behind computation. `snapshot`, CUDA only: the allocator's
+    history in the accounted pass, for torch's viewer.
     """
 
     steps: int = 10
     warmup: int = 3
     repeats: int = 1
+    trace: bool = False
+    snapshot: bool = False
 
 
 @dataclass

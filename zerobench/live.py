@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .cell import PASS_ORDER
+from .cell import passes_of
 from .sweep import Launch
 from .units import show_bytes, show_ms
 
@@ -35,7 +35,8 @@ class Entry:
     peak_bytes: int | None = None
     seconds: float = 0.0
     done: float = 0.0
-    """Share of both passes' steps."""
+    """Share of all passes' steps."""
+    passes: tuple[str, ...] = ()
     ran: bool = False
     """Measured now, rather than reused."""
 
@@ -64,7 +65,7 @@ class Reporter:
 
     def expect(self, launches: list[Launch]) -> None:
         """These are to come, after what has been."""
-        self.entries += [Entry(_title(launch)) for launch in launches]
+        self.entries += [Entry(_title(launch), passes=passes_of(launch.cell.config)) for launch in launches]
 
     def start(self, launch: Launch) -> None:
         """The next launch begins."""
@@ -84,7 +85,7 @@ class Reporter:
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
-        entry.done = (PASS_ORDER.index(entry.mode) + news["step"] / news["steps"]) / len(PASS_ORDER)
+        entry.done = (entry.passes.index(entry.mode) + news["step"] / news["steps"]) / len(entry.passes)
         now = time.monotonic()
         entry.seconds = now - self._begun
         if self._live is None and now - self._last_line > LINE_EVERY_S:
@@ -109,8 +110,8 @@ class Reporter:
             self._line(f"{words}; {self._left()}" if more else words)
         elif row["status"] != "ok":
             self._line(words)
-        if row["status"] == "ok" and not row["passes_agree"]:
-            self._line("the losses of the two passes differ; the model or device is not deterministic")
+        if row["status"] == "ok" and row["passes_agree"] is False:
+            self._line("the losses of the passes differ; the model or device is not deterministic")
 
     @property
     def entry(self) -> Entry:

@@ -7,7 +7,8 @@ business (probes/); what a strategy does is the engine's (zero/, baselines/); he
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch import nn
 
 from . import baselines, data, models, optimizers, precision
 from .environment import Rendezvous, rank_environment, seed_everything
-from .probes import PASSES, AccountedPass
+from .probes import PASSES, AccountedPass, TracedPass
+from .probes.nvidia_smi import GpuState
+from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
@@ -27,12 +30,20 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet."""
+    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
+    run's, as long as it is written, where this rank leaves what is no table.
+    """
 
     config: dict[str, Any]
     mode: str
     rank: int
     rendezvous: Rendezvous
+    folder: str
+
+    @property
+    def records_history(self) -> bool:
+        """Whether the allocator's history is to be recorded; the timed pass is to carry nothing."""
+        return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class RankRecord:
     tensors: list[TensorRow]
     traffic: list[TrafficRow]
     timeline: list[TimelineRow]
+    gpu_states: list[GpuState] = field(default_factory=list)
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -68,6 +80,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             job.rank, config["world_size"], config["device"], config["backend"], job.rendezvous,
             config["threads"], config["timeout_s"],
         ) as device,
+        snapshots(Path(job.folder), job.rank, device, job.records_history),
         PASSES[job.mode](device) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
@@ -200,12 +213,14 @@ def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> S
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:
+    if isinstance(probe, TracedPass):
+        probe.finish(Path(job.folder), job.rank)
     times = probe.times or [{}] * len(results)
     steps = [
         StepRow(
             job.rank, job.mode, number, number < job.config["measure"]["warmup"], result.loss,
             t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
-            result.grad_norm, result.loss_scale, result.skipped,
+            result.grad_norm, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
         )
         for number, (result, t) in enumerate(zip(results, times, strict=True))
     ]  # fmt: skip
@@ -220,4 +235,5 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         tensors=probe.tensor_rows(job.rank) if accounted else [],
         traffic=probe.traffic_rows(job.rank) if accounted else [],
         timeline=probe.timeline_rows(job.rank) if accounted else [],
+        gpu_states=[] if accounted else probe.gpu_states,
     )
