@@ -56,6 +56,21 @@ class StepResult:
     skipped: bool
 
 
+@dataclass(frozen=True)
+class StepValues:
+    """The same on the device, until somebody reads it."""
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None
+    loss_scale: torch.Tensor | float
+    skipped: torch.Tensor | float
+
+    def read(self) -> StepResult:
+        """Waits for the device."""
+        norm = None if self.grad_norm is None else self.grad_norm.item()
+        return StepResult(self.loss.item(), norm, float(self.loss_scale), bool(self.skipped))
+
+
 @dataclass
 class RankRecord:
     """What one rank of one pass brings home."""
@@ -88,21 +103,27 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
+        unread: list[StepValues] = []
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
-            scale = getattr(engine, "loss_scale", 1.0)
+            scale = _scale(engine)
             with probe.step(measured=number >= measure["warmup"]):
                 loss = _accumulate(engine, batches, probe, model, number, config)
                 with probe.phase("update"):
                     norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
-            results.append(_result(loss, norm, scale, engine))
+            unread.append(StepValues(loss, norm, scale, _skipped(engine)))
+            del loss, norm, scale
+            if probe.may_wait:
+                results.append(unread.pop().read())
             if job.rank == 0:
-                news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": results[-1].loss}
-                tell(news | {"peak_bytes": probe.peak_bytes})
+                news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
+                tell(news | {"loss": results[-1].loss if results else None})
 
         baselines.settle(engine)
+        probe.end_steps()
+        results += [values.read() for values in unread]
 
     # 3 bring home
     return _record(job, probe, results, shapes)
@@ -138,9 +159,15 @@ def _clip(engine: Any, config: dict[str, Any]) -> torch.Tensor | None:
     return norm
 
 
-def _result(loss: torch.Tensor, norm: torch.Tensor | None, scale: float, engine: Any) -> StepResult:
-    """A step's tensors become numbers outside its time. Peers' engines need not know of loss scales."""
-    return StepResult(loss.item(), None if norm is None else norm.item(), scale, getattr(engine, "skipped", False))
+def _scale(engine: Any) -> torch.Tensor | float:
+    """What the next loss is multiplied by; a copy, for it changes. Peers' engines know of no such thing."""
+    scale = engine.scaler.scale if hasattr(engine, "scaler") else 1.0
+    return scale.clone() if isinstance(scale, torch.Tensor) else scale
+
+
+def _skipped(engine: Any) -> torch.Tensor | float:
+    """Whether the last step was skipped."""
+    return engine.scaler.skipped if hasattr(engine, "scaler") else 0.0
 
 
 def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:

@@ -70,8 +70,8 @@ def test_a_snapshot_that_fails_does_not_hide_the_error(told: list[Any], tmp_path
 def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monkeypatch) -> None:
     def launch(_worker: Any, jobs: list[RankJob], *_: Any) -> Outcome:
         for job in jobs:
-            (job.folder / FOLDER).mkdir(exist_ok=True)
-            (job.folder / FOLDER / f"rank{job.rank}.pickle").write_bytes(b"")
+            (Path(job.folder) / FOLDER).mkdir(exist_ok=True)
+            (Path(job.folder) / FOLDER / f"rank{job.rank}.pickle").write_bytes(b"")
         return Outcome("oom", "rank 0 raised OutOfMemoryError: CUDA out of memory", [])
 
     monkeypatch.setattr(cells, "launch", launch)

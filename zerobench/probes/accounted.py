@@ -119,6 +119,12 @@ class AccountedPass:
             self._measured += 1
         self.meter.operations.clear()
 
+    may_wait = True
+    """It has no times."""
+
+    def end_steps(self) -> None:
+        """The last step is over; a ledger does not care."""
+
     def inputs(self, *tensors: torch.Tensor) -> None:
         """The step's inputs."""
         for tensor in tensors:

@@ -1,5 +1,9 @@
 """The timed pass: when each phase of a step began and ended, and nothing else.
 
+On CUDA nothing in a step, nor between steps, waits for the device: marks are events, and are read when all is over. A
+step lasts until the next begins there, and the last one until what it has left on its way has come: gathers that
+overlap the next forward are part of somebody's step.
+
 What else is worth knowing of the machine is read before the first measured step and after the last: memory as the
 system and CUDA's allocator see it, and the GPU's clocks. On CUDA the ranks meet again before they start, so that none
 waits in a step for another's reading.
@@ -22,12 +26,13 @@ from .nvidia_smi import GpuState, read_state
 
 
 class TimedPass:
-    """Marks at the edges of phases: perf_counter on CPU, events on CUDA (read once the step is over)."""
+    """Marks at the edges of phases: perf_counter on CPU, events on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
+        self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
         self._measuring = False
         self._carried: int | None = None
         self.times: list[dict[str, float]] = []
@@ -63,12 +68,25 @@ class TimedPass:
             self._measuring = True
             self._begin_measuring()
         self._marks = {}
+        self._steps.append(self._marks)
         with self.phase("step"):
             yield
-        if self._cuda:
+
+    def end_steps(self) -> None:
+        """The last step is over, and what it had on its way has come: marks become times."""
+        if self._cuda and self._steps:
+            begins = [marks["step"][0][0] for marks in self._steps]
+            for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
+                marks["step"] = [(begin, end)]
             torch.cuda.synchronize()
-        times = {name: sum(self._between(*one) for one in marks) for name, marks in self._marks.items()}
-        self.times.append(times)
+        self.times = [
+            {name: sum(self._between(*one) for one in marks) for name, marks in step.items()} for step in self._steps
+        ]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the device may be asked for a value between steps."""
+        return not self._cuda
 
     @property
     def peak_bytes(self) -> int | None:

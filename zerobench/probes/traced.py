@@ -34,6 +34,8 @@ class TracedPass(TimedPass):
             self._profile = self._start()
         with record_function(STEP) if measured else nullcontext(), super().step(measured):
             yield
+            if self._cuda:
+                torch.cuda.synchronize()
 
     def finish(self, folder: Path, rank: int) -> None:
         """Adds "communication" and "exposed" to the times of the measured steps, which become the trace's own.
