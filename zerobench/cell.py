@@ -6,7 +6,7 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,28 @@ from .worker import RankJob, RankRecord, run_rank
 
 PASS_ORDER = ("timed", "accounted")
 
+
+def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """The passes of a resolved cell, in their order."""
+    wanted = config["measure"].get("passes", "both")
+    return PASS_ORDER if wanted == "both" else (wanted,)
+
+
 Progress = Callable[[dict[str, Any]], None]
 
 
-def find_reusable(cell: Cell, repeat: int = 0) -> dict[str, Any] | None:
-    """The row of an ok run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None."""
+def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """The row of a run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None.
+
+    `statuses`: how it may have ended.
+    """
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
         rows = [_read_or_none(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
-    mine = [row for row in rows if row is not None and row["status"] == "ok" and row["repeat"] == repeat]
+    mine = [row for row in rows if row is not None and row["status"] in statuses and row["repeat"] == repeat]
     return max(mine, key=lambda row: row["started"], default=None)
 
 
@@ -82,7 +92,7 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
 
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
-    for mode in PASS_ORDER:
+    for mode in passes_of(cell.config):
         jobs = [
             RankJob(cell.config, mode, rank, str((aside / f"rendezvous-{mode}").resolve()))
             for rank in range(_processes(cell.config))

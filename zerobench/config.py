@@ -165,12 +165,14 @@ class Synthetic(Data):
 class Measure:
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
-    `repeats`: launches of each cell, interleaved with those of the sweep's other cells.
+    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
+    half the time: timed (no bytes, no volumes) or accounted (no times).
     """
 
     steps: int = 10
     warmup: int = 3
     repeats: int = 1
+    passes: str = "both"
 
 
 @dataclass
@@ -209,6 +211,7 @@ class Config:
     device: str = "auto"
     backend: str = "auto"
     seed: int = 0
+    draw_on: str = "cpu"
     micro_batch: int | None = None
     accumulation: int = 1
     batch: int | None = None

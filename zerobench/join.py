@@ -25,20 +25,21 @@ PROCESS_MEMORY = (
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
-    """Fills `row` from the records and returns the rows of the other tables."""
+    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
-    schedule = accounted[0].schedule
+    schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
-    _join_memory(row, memory)
+    if accounted:
+        _join_memory(row, memory)
+        _join_traffic(row, accounted, config["measure"]["steps"])
     _join_process_memory(row, timed)
-    _join_traffic(row, accounted, config["measure"]["steps"])
     _join_loopback(row, timed, config["measure"]["steps"])
-    row.passes_agree = _losses(timed) == _losses(accounted)
+    row.passes_agree = _losses(timed) == _losses(accounted) if timed and accounted else None
     if config["backend"] != SIMULATED:
-        _join_losses(row, timed)
-    if has_times(config):
+        _join_losses(row, timed or accounted)
+    if timed and has_times(config):
         _join_time(row, timed)
         _join_flops(row, config)
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -13,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from .cell import PASS_ORDER
+from .cell import passes_of
 from .sweep import Launch
 from .units import show_bytes, show_ms
 
@@ -35,7 +36,8 @@ class Entry:
     peak_bytes: int | None = None
     seconds: float = 0.0
     done: float = 0.0
-    """Share of both passes' steps."""
+    """Share of all passes' steps."""
+    passes: tuple[str, ...] = ()
     ran: bool = False
     """Measured now, rather than reused."""
 
@@ -64,7 +66,7 @@ class Reporter:
 
     def expect(self, launches: list[Launch]) -> None:
         """These are to come, after what has been."""
-        self.entries += [Entry(_title(launch)) for launch in launches]
+        self.entries += [Entry(_title(launch), passes=passes_of(launch.cell.config)) for launch in launches]
 
     def start(self, launch: Launch) -> None:
         """The next launch begins."""
@@ -84,7 +86,7 @@ class Reporter:
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
-        entry.done = (PASS_ORDER.index(entry.mode) + news["step"] / news["steps"]) / len(PASS_ORDER)
+        entry.done = (entry.passes.index(entry.mode) + news["step"] / news["steps"]) / len(entry.passes)
         now = time.monotonic()
         entry.seconds = now - self._begun
         if self._live is None and now - self._last_line > LINE_EVERY_S:
@@ -100,7 +102,8 @@ class Reporter:
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
             how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
-            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
+            peak = "–" if pd.isna(row["peak_bytes"]) else show_bytes(row["peak_bytes"])
+            words = f"ok, {how}, peak {peak}, step {show_ms(row['step_s'])}"
         else:
             words = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state
@@ -109,7 +112,7 @@ class Reporter:
             self._line(f"{words}; {self._left()}" if more else words)
         elif row["status"] != "ok":
             self._line(words)
-        if row["status"] == "ok" and not row["passes_agree"]:
+        if row["status"] == "ok" and row["passes_agree"] is False:
             self._line("the losses of the two passes differ; the model or device is not deterministic")
 
     @property

@@ -67,6 +67,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     plain = _plain(config)
     plain["model"]["name"] = model_name
     plain["strategy"] = peers.tuned(plain["strategy"])
+    problems += ranges.leave_out_usual(plain)
     _resolve_ranks(plain, problems)
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
@@ -157,6 +158,8 @@ def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) ->
     if plain["strategy"]["name"] not in ("ddp", *STAGES):
         words = f"a simulated world is there for ddp, {', '.join(STAGES)}; the peers need a real one"
         problems.append(f"strategy={plain['strategy']['name']}: {words}")
+    if plain["measure"].get("passes") == "timed":
+        problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")
     _refuse_search(plain, f"backend={SIMULATED}", problems)
     _resolve_threads(plain, 1)
 

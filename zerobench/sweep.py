@@ -26,9 +26,13 @@ class Launch:
 
 @dataclass
 class Sweep:
-    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole."""
+    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole.
+
+    `answers`: a launch that ended so before is reused.
+    """
 
     reporter: Any
+    answers: tuple[str, ...] = ("ok",)
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
@@ -54,7 +58,7 @@ class Sweep:
         self.reporter.start(launch)
         found = None
         try:
-            found = find_reusable(launch.cell, launch.repeat)
+            found = find_reusable(launch.cell, launch.repeat, self.answers)
             row = found or asdict(run_cell(launch.cell, self.reporter.progress, launch.repeat))
         except StoppedError as stop:
             self.stopped, row = True, asdict(stop.row)

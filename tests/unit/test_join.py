@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
-from zerobench.join import _join_losses, _join_memory, _join_time, _losses, join, median_interval
+from tests.cells import cell
+from zerobench import tables
+from zerobench.cell import run_cell
+from zerobench.config import Measure
+from zerobench.join import _join_losses, _join_memory, _join_time, _losses, median_interval
 from zerobench.records import CATEGORIES, MemoryRow, StepRow
+from zerobench.summary import summarize
 from zerobench.worker import RankRecord
 
 
 def row():
-    from tests.cells import cell
     from zerobench.cell import _blank_row
 
     return _blank_row(cell("zero2", 2))
@@ -63,6 +65,27 @@ def test_interval_of_the_median_by_order_statistics() -> None:
     assert median_interval([1.0, 2.0, 3.0]) == (None, None)
 
 
-def test_join_needs_both_passes() -> None:
-    with pytest.raises(IndexError):
-        join(row(), {}, [record(0, "timed", [1.0], [1.0])])
+def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
+    """Timed: times, losses and a prediction; accounted: bytes, volumes and the same losses."""
+    both, timed, accounted = (
+        run_cell(cell("zero2", 2, results_dir=str(tmp_path), measure=Measure(3, 2, passes=passes)), lambda _: None)
+        for passes in ("both", "timed", "accounted")
+    )
+    assert len({both.cell_id, timed.cell_id, accounted.cell_id}) == 3
+    assert both.loss_last == timed.loss_last == accounted.loss_last
+    assert [one.passes_agree for one in (both, timed, accounted)] == [True, None, None]
+    assert (timed.peak_bytes, timed.volume_psi, accounted.step_s, accounted.resident_bytes) == (None,) * 4
+    assert timed.step_s
+    assert (accounted.peak_bytes, accounted.volume_psi) == (both.peak_bytes, both.volume_psi)
+    assert timed.predicted_states_bytes == both.predicted_states_bytes == accounted.predicted_states_bytes
+    assert set(tables.load(tmp_path / accounted.run_id).steps["mode"]) == {"accounted"}
+    summarized = summarize(tables.load(tmp_path).runs)
+    assert list(summarized["passes_agree"].isna()) == [False, True, True]
+
+
+def test_what_is_not_a_pass_is_a_sentence() -> None:
+    (problem,) = cell("zero2", 2, measure=Measure(3, 2, passes="none")).problems
+    assert problem == "measure.passes=none: use one of both, timed, accounted"
+    simulated = cell("zero2", 2, measure=Measure(3, 2, passes="timed"), backend="simulated")
+    assert simulated.problems == ("measure.passes=timed: backend=simulated has no times; use accounted",)
+    assert cell("zero2", 2, draw_on="disk").problems == ("draw_on=disk: use one of cpu, device",)

@@ -170,7 +170,7 @@ def _print_time(console: Console, row: Row) -> None:
     _head(console, "Time, the slowest rank of each step, medians")
     if pd.isna(row["step_s"]):
         simulated = "of a simulated world one rank alone is run, and its times mean nothing"
-        shared = "ranks that share a GPU take turns"
+        shared = "ranks that share a GPU take turns" if row["ranks_per_gpu"] != 1 else "no pass was timed"
         _say(console, f"  none: {simulated if row['backend'] == SIMULATED else shared}")
         return
     if pd.isna(row["step_s_low"]):
@@ -194,7 +194,8 @@ def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
     first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
-    _say(console, f"  {first} at the first step, {last} at the last; the losses of both passes {agree}")
+    both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of both passes {agree}"
+    _say(console, f"  {first} at the first step, {last} at the last{both}")
     if not pd.isna(row["grad_norm_last"]):
         _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")
     if row["precision"].startswith("fp16") and not pd.isna(row["skipped_steps"]):
