@@ -28,7 +28,7 @@ LAYERS = [
     {"cell", "console"},
     {"sweep"},
     {"live", "search"},
-    {"runner"},
+    {"runner", "suite"},
     {"verbs"},
     {"cli", "__init__", "__main__"},
 ]

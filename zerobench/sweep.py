@@ -36,6 +36,8 @@ class Sweep:
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
+    reused: bool = False
+    """Whether the last row is of an earlier run."""
 
     def run(self, cells: list[Cell], first: int = 0) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
@@ -66,7 +68,8 @@ class Sweep:
             self.stopped = True
             return None
         self.rows.append(row)
-        self.reporter.end(row, reused=found is not None)
+        self.reused = found is not None
+        self.reporter.end(row, reused=self.reused)
         return row
 
 
