@@ -150,7 +150,7 @@ def without_default(width: int) -> torch.nn.Module:
 
 @pytest.mark.parametrize(("draw_on", "expected"), [("cpu", "cpu"), ("device", "meta")])
 def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: str, monkeypatch) -> None:
-    """The meta device stands for a GPU: tensors without a device of their own are made there while the model is built."""
+    """The meta device stands for a GPU: tensors without a device of their own are made there as the model is built."""
     config, seen = cell("zero2", 2, draw_on=draw_on).config, []
     build = worker.build_model
     monkeypatch.setattr(worker, "build_model", lambda c: (seen.append(torch.empty(1).device.type), build(c))[1])

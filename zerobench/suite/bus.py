@@ -85,6 +85,7 @@ def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, A
     """A row a kind and size: kind, bytes, bytes_per_s."""
     rows = []
     device = torch.device(job.device)
+    torch.set_num_threads(1)
     for size in job.sizes:
         buffers = Buffers.of(size, device)
         for kind, (copy, times) in COPIES[job.device].items():
@@ -127,7 +128,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         rates = {row["kind"]: row["bytes_per_s"] for row in found if row["bytes"] == size}
         best = max(rate for kind, rate in rates.items() if kind != "both")
         share = NONE if raw is None else f"{100 * best / raw:.0f} %"
-        rows.append([show_bytes(size), *(f"{rates[kind] / 1e9:.1f}" for kind in kinds), share])
+        rows.append([show_bytes(size), *(f"{rates[kind] / 1e9:.3g}" for kind in kinds), share])
     return Table(header, rows, [words] if words else [])
 
 

@@ -13,13 +13,13 @@ import pandas as pd
 
 from ..resolve import Cell
 from ..units import show_bytes
-from .section import NONE, OURS, Done, Section, Setup, Table, padded
+from .section import NONE, OURS, Done, Section, Setup, Table, padded, shorter
 
 SAME = (
     "backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.passes=accounted",
     "measure.warmup=2", "measure.steps=1",
 )  # fmt: skip
-"""Bytes are counted from the third step on, and are then the same in all."""
+"""Bytes are counted from the third step on, and are then the same in every step."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ JOBS = (
     Job(("model=gpt2_1_5b", "sequence=1024", "micro_batch=4", "model.checkpointing=true")),
     Job(("model=gpt_7b", "sequence=1024", "micro_batch=4", "model.checkpointing=true")),
 )
-_SMALL = ("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2")
-SMALL_JOBS = (Job(_SMALL), Job((*_SMALL, "model.checkpointing=true"), worlds=(64,)))
+SMALL_JOBS = (
+    Job(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
+         "model.checkpointing=true", "launch.threads=1")),
+)  # fmt: skip
 
 
 def _cells(setup: Setup) -> list[Cell]:
@@ -55,10 +57,12 @@ HEADER = [
 
 
 def _table(setup: Setup, done: list[Done]) -> Table:
+    names, notes = shorter(done)
     rows = [
-        [one.name, *_show(one.row)] if _has_row(one) else padded([one.name], one.words, len(HEADER)) for one in done
+        [names[one.name], *_show(one.row)] if _has_row(one) else padded([names[one.name]], one.words, len(HEADER))
+        for one in done
     ]
-    notes = ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
+    notes += ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
     notes += [note for one in done if _has_row(one) and (note := _published(one.config, one.row))]
     return Table(HEADER, rows, notes)
 
@@ -78,7 +82,7 @@ def _show(row: Any) -> list[str]:
 
 
 def _published(config: dict[str, Any], row: Any) -> str | None:
-    """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens: about 60 GB, 8 GB with checkpoints."""
+    """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens: 60 GB, and 8 GB with checkpoints."""
     if config["model"]["name"] != "gpt2_1_5b" or config["strategy"]["name"] != "ddp":
         return None
     recomputed = config["model"]["checkpointing"]

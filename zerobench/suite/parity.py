@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..resolve import Cell
 from ..tables import load
-from .section import NONE, Done, Section, Setup, Table, padded
+from .section import NONE, Done, Section, Setup, Table, padded, shorter
 
 ALL = "ddp,zero1,zero2,zero3,megatron,fsdp2"
 
@@ -39,7 +41,7 @@ order its blocks finish in; and FSDP2 casts in other places than we do in bf16."
 SHAPE = ("model=gpt_tiny", "sequence=128", "micro_batch=4", "measure.steps=4", "measure.warmup=2")
 SMALL_SHAPE = (
     "model=gpt", "model.layers=1", "model.hidden=16", "model.heads=2", "sequence=16", "micro_batch=2",
-    "measure.steps=2", "measure.warmup=2",
+    "measure.steps=2", "measure.warmup=2", "launch.threads=1",
 )  # fmt: skip
 
 
@@ -55,11 +57,11 @@ def _cells(setup: Setup) -> list[Cell]:
 
 def _table(setup: Setup, done: list[Done]) -> Table:
     header = ["cell", "backend", "losses against DDP's", "worst relative difference", "last loss"]
-    losses = {one.name: _losses(setup, one) for one in done if one.is_ok}
-    rows, differs = [], []
+    losses = {one.name: _losses(setup.folder("parity") / one.row["run_id"]) for one in done if one.row and one.is_ok}
+    (names, notes), rows, differs = shorter(done), [], []
     for one in done:
         config = one.config
-        start = [one.name, config["backend"] + ", sharing a GPU" * ("ranks_per_gpu" in config)]
+        start = [names[one.name], config["backend"] + ", sharing a GPU" * ("ranks_per_gpu" in config)]
         ddp = next((other for other in done if _world(other) == _world(one) and _is_ddp(other)), None)
         if not one.is_ok:
             rows.append(padded(start, one.words, 5))
@@ -71,7 +73,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
             words, worst, sentence = compare(losses[ddp.name], losses[one.name], config["precision"]["name"])
             rows.append([*start, words, worst, _last(losses[one.name])])
             differs += [f"{one.name}: {sentence}"] if sentence else []
-    return Table(header, rows, differs=differs)
+    return Table(header, rows, notes, differs)
 
 
 def compare(ddp: Losses, mine: Losses, precision: str) -> tuple[str, str, str]:
@@ -90,9 +92,9 @@ def compare(ddp: Losses, mine: Losses, precision: str) -> tuple[str, str, str]:
     return words, f"{worst:.1e}", f"{where}; at most {ALLOWED[precision]:g} is allowed in {precision}"
 
 
-def _losses(setup: Setup, one: Done) -> Losses:
-    assert one.row is not None
-    steps = load(setup.folder("parity") / one.row["run_id"]).steps
+@cache
+def _losses(run: Path) -> Losses:
+    steps = load(run).steps
     return {(int(rank), int(step)): loss for rank, step, loss in steps[["rank", "step", "loss"]].to_numpy()}
 
 

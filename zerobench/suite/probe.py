@@ -123,7 +123,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
     rows = [[one.name, "yes", f"{one.seconds:.1f}"] if one.is_ok else padded([one.name], one.words, 3) for one in done]
     known = versions(("torch", "zerobench", "hydra-core", "transformers"))
     notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in known.items())])]
-    facts = next((one.result for one in done if one.result), {})
+    facts: dict[str, Any] = next((one.result for one in done if one.result), {})
     if facts:
         memory = f"{show_bytes(facts['total_bytes'])}, {show_bytes(facts['free_bytes'])} of it free"
         notes.append(f"{facts['gpu']}, {memory}; CUDA {torch.version.cuda}, NCCL {facts['nccl'] or 'unknown'}")

@@ -18,8 +18,9 @@ from ..launch import launch
 from ..live import Reporter
 from ..sweep import Launch, Sweep, rounds
 from .record import Record
-from .section import NOT_RUN, Done, Section, Setup, Task
+from .section import NOT_RUN, Done, Section, Setup, Table, Task
 
+TOO_LATE = "the time was over"
 LEAST_S = 5.0
 """With less left nothing is begun."""
 
@@ -56,7 +57,7 @@ class Suite:
         """Runs all of a section that there is time for. Sets `stopped` where the user stopped it."""
         print(f"{section.title}: {section.asks}", file=sys.stderr)
         if self.deadline.is_near:
-            self.done[section.name] = [Done("all of it", status=NOT_RUN, reason="the time was over")]
+            self._leave_out(section)
             return
         try:
             self._run_tasks(section, section.tasks(self.setup))
@@ -65,6 +66,12 @@ class Suite:
             self.stopped = True
         if self.done.get(section.name):
             self.differs += [f"{section.name}: {words}" for words in self._write(section)]
+
+    def _leave_out(self, section: Section) -> None:
+        """What an earlier suite in this folder knows of the section stays."""
+        done = self.done[section.name] = [Done("all of it", status=NOT_RUN, reason=TOO_LATE)]
+        if section.name not in self.record.sections:
+            self.record.write(section, done, Table(["cell", "status"], [[one.name, one.words] for one in done]))
 
     def _write(self, section: Section) -> list[str]:
         done = self.done[section.name]
@@ -80,7 +87,7 @@ class Suite:
                 one.status, one.reason, one.seconds = earlier["status"], earlier["reason"], earlier["seconds"]
                 one.result, one.reused = earlier.get("result"), True
             elif self.deadline.is_near:
-                one.status, one.reason = NOT_RUN, "the time was over"
+                one.status, one.reason = NOT_RUN, TOO_LATE
             else:
                 self._run_task(task, one)
             how = "reused an earlier run" if one.reused else f"{one.seconds:.1f} s"
@@ -106,7 +113,7 @@ class Suite:
             for each, one in zip(launches, self.done[section.name], strict=True):
                 spoilt = next((d for d in self._before(section, one) if d.name == one.name and not d.is_ok), None)
                 if spoilt is not None or self.deadline.is_near:
-                    one.status, one.reason = (NOT_RUN, "the time was over") if spoilt is None else ("skipped", "")
+                    one.status, one.reason = (NOT_RUN, TOO_LATE) if spoilt is None else ("skipped", "")
                     reporter.skip(each)
                 else:
                     self._run_cell(section, sweep, each, one)
@@ -131,5 +138,5 @@ class Suite:
         one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
         one.reused = sweep.reused
         if one.status == "timeout" and share < section.limit_s:
-            one.status, one.reason = NOT_RUN, f"the time was over after {row['seconds']:.0f} s of it"
+            one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
         self.record.add_run(self.setup.folder(section.name), row["run_id"])

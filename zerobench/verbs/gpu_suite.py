@@ -15,7 +15,6 @@ from ..suite import SECTIONS
 from ..suite.record import Record
 from ..suite.run import Deadline, Suite
 from ..suite.section import NOT_RUN, WAITING, Section, Setup
-from ..units import show_count
 
 MINUTES = 9.0
 
@@ -58,13 +57,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="What this machine's GPU can do: sections in the order in which a cut run should have answers.\n"
         "What is finished is kept as it goes; the same command again reuses it.\n\n" + "\n".join(lines),
-        epilog=f"All of it is planned for {total / 60:.1f} minutes on an H200. Exit code: 0 all ran (out of memory is an"
-        " answer in memory and largest),\n1 something failed, differed from DDP or was not reached, 2 the command was"
-        " wrong, 130 stopped.",
+        epilog=f"All of it is planned for {total / 60:.1f} minutes on an H200.\n"
+        "Exit code: 0 all ran (out of memory is an answer in memory and largest), 1 something failed, differed from\n"
+        "DDP or was not reached, 2 the command was wrong, 130 stopped.",
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder that everything is written to")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: %(default)s")
-    parser.add_argument("--small", action="store_true", help="tiny models and few steps: whether it runs, in a minute")
+    parser.add_argument("--small", action="store_true", help="tiny models and few steps: to see that all of it runs")
     parser.add_argument("--only", help="some sections, with commas, as in probe,parity")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it (default: %(default)g)")
     return parser
@@ -131,5 +130,5 @@ def _print(suite: Suite, sections: list[Section]) -> None:
         say(sentence)
     done = [one for launches in suite.done.values() for one in launches]
     left = sum(one.status in (NOT_RUN, WAITING) for one in done)
-    ran = f"{show_count(len(done), 'launch').replace('launchs', 'launches')}, {left} of them not reached"
-    say(f"\n{ran}; {suite.setup.out}: summary.md, suite.json, and runs that zerobench.load reads")
+    say(f"\nlaunches: {len(done)}, not reached: {left}")
+    say(f"{suite.setup.out}: summary.md, suite.json, and all runs as tables   (zerobench.load)")
