@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
@@ -102,8 +101,7 @@ class Reporter:
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
             how = "reused an earlier run" if reused else f"{entry.seconds:.1f} s"
-            peak = "–" if pd.isna(row["peak_bytes"]) else show_bytes(row["peak_bytes"])
-            words = f"ok, {how}, peak {peak}, step {show_ms(row['step_s'])}"
+            words = f"ok, {how}, peak {show_bytes(row['peak_bytes'])}, step {show_ms(row['step_s'])}"
         else:
             words = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state

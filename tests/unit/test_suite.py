@@ -21,7 +21,7 @@ from zerobench.suite.record import Record
 from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
 from zerobench.theory.activations import GptShape, activation_bytes
 from zerobench.training import Bf16, Fp32
-from zerobench.verbs.gpu_suite import gpu_suite
+from zerobench.verbs.gpu_suite import _failures, gpu_suite
 
 DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
 
@@ -152,6 +152,14 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
     assert "not reached: 6" in told
+
+
+def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 60)
+    config = {"strategy": {"name": "fsdp2"}, "world_size": 2}
+    suite.done["parity"] = [Done("a", config | {"ranks_per_gpu": 2}, "crash", "no"), Done("b", config, "crash", "no")]
+    suite.done["memory"] = [Done("c", config, "oom", "no memory"), Done("d", config, "timeout", "late")]
+    assert _failures(suite) == ["parity: b: crash: no", "memory: d: timeout: late"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pandas as pd
-
 from ..estimate import estimate
 from ..precision import DTYPES
 from ..resolve import Cell
@@ -118,7 +116,7 @@ def _line(name: str, one: Done) -> list[str]:
         return [*start, one.words, NONE, NONE]
     peak, allocated = one.row["peak_bytes"], one.row["allocated_bytes"]
     how = f"fits, {peak / need.total_bytes:.0%} of the need"
-    return [*start, how, show_bytes(peak), NONE if pd.isna(allocated) else show_bytes(allocated)]
+    return [*start, how, show_bytes(peak), show_bytes(allocated)]
 
 
 LARGEST = Section(

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from ..resolve import Cell
 from ..units import show_bytes
-from .section import NONE, OURS, Done, Section, Setup, Table, padded, shorter
+from .section import OURS, Done, Section, Setup, Table, padded, shorter
 
 SAME = (
     "backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.passes=accounted",
@@ -73,11 +71,10 @@ def _has_row(one: Done) -> bool:
 
 def _show(row: Any) -> list[str]:
     psi, floor = row["psi"], row["floor_states_bytes"]
-    allocated = NONE if pd.isna(row["allocated_bytes"]) else show_bytes(row["allocated_bytes"])
     return [
         show_bytes(row["peak_bytes"]), show_bytes(row["states_bytes"]), show_bytes(row["predicted_states_bytes"]),
         show_bytes(floor), f"{row['states_bytes'] / psi:.3f}", f"{floor / psi:.3f}",
-        show_bytes(row["peak_activations_bytes"]), allocated,
+        show_bytes(row["peak_activations_bytes"]), show_bytes(row["allocated_bytes"]),
     ]  # fmt: skip
 
 

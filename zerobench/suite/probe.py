@@ -62,6 +62,8 @@ class ProbeJob:
 def try_group(job: ProbeJob, tell: Callable[[Any], None]) -> dict[str, Any]:
     """Collectives over the group, checked by value. Returns what is worth knowing of the device. Raises ValueError."""
     os.environ.update(dict(job.group.environment))
+    if job.group.ranks > 1:  # on one GPU, the first of those that we may use
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     where = (job.rank, job.group.ranks, job.device, job.group.backend, job.rendezvous, 1, LIMIT_S)
     with rank_environment(*where) as device:
         check_collectives(job.rank, job.group.ranks, device)

@@ -81,8 +81,8 @@ class Suite:
 
     def _run_tasks(self, section: Section, tasks: list[Task]) -> None:
         self.done[section.name] = [Done(task.name) for task in tasks]
-        for number, (task, one) in enumerate(zip(tasks, self.done[section.name], strict=True)):
-            earlier = self.record.earlier(section.name, task.name)
+        known = [self.record.earlier(section.name, task.name) for task in tasks]  # before it is written anew
+        for number, (task, one, earlier) in enumerate(zip(tasks, self.done[section.name], known, strict=True)):
             if earlier is not None and earlier["status"] in section.answers:
                 one.status, one.reason, one.seconds = earlier["status"], earlier["reason"], earlier["seconds"]
                 one.result, one.reused = earlier.get("result"), True

@@ -94,7 +94,8 @@ def _none(_: Setup) -> list[Any]:
 @dataclass(frozen=True)
 class Section:
     """`asks`: the question in a sentence. `seconds`: what it should take on an H200. `answers`: how a launch may end so
-    that the question is answered. `limit_s`: most that a pass of a cell may take.
+    that the question is answered. `may_fail`: whether nothing is wrong if this one does not run. `limit_s`: most that a
+    pass of a cell may take.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Section:
     cells: Callable[[Setup], list[Cell]] = _none
     tasks: Callable[[Setup], list[Task]] = _none
     answers: tuple[str, ...] = ("ok",)
+    may_fail: Callable[[Done], bool] = lambda _: False
     limit_s: float = 60.0
 
 

@@ -81,7 +81,7 @@ def _show(cell: dict[str, Any], ddp: dict[str, Any] | None) -> list[str]:
         interval = f"{1000 * cell['step_s_low']:.1f}–{1000 * cell['step_s_high']:.1f}"
     over = NONE if ddp is None else f"{cell['step_s'] / ddp['step_s']:.3f}"
     mfu = NONE if pd.isna(cell["mfu"]) else f"{100 * cell['mfu']:.1f} %"
-    memory = [NONE if pd.isna(cell[key]) else show_bytes(cell[key]) for key in ("allocated_bytes", "reserved_bytes")]
+    memory = [show_bytes(cell[key]) for key in ("allocated_bytes", "reserved_bytes")]
     step, tokens, loss = f"{1000 * cell['step_s']:.1f}", f"{cell['tokens_per_s']:.0f}", f"{cell['loss_last']:.4f}"
     return [str(cell["launches"]), step, interval, tokens, mfu, over, *memory, loss]
 

@@ -142,7 +142,7 @@ def _against(one: Row) -> list[str]:
 def _print_traffic(console: Console, row: Row, results: Results) -> None:
     traffic, steps = results.traffic, json.loads(row["config"])["measure"]["steps"]
     if traffic.empty or pd.isna(row["volume_psi"]):
-        _head(console, "Traffic: none")
+        _head(console, "Traffic: not counted" if pd.isna(row["payload_bytes"]) else "Traffic: none")
         return
     # ties go to rank 0; control traffic has no volume
     busiest = traffic.groupby("rank")["volume_elements"].sum().idxmax()
@@ -170,7 +170,8 @@ def _print_time(console: Console, row: Row) -> None:
     _head(console, "Time, the slowest rank of each step, medians")
     if pd.isna(row["step_s"]):
         simulated = "of a simulated world one rank alone is run, and its times mean nothing"
-        shared = "ranks that share a GPU take turns" if row["ranks_per_gpu"] != 1 else "no pass was timed"
+        sharing = "ranks_per_gpu" in json.loads(row["config"])
+        shared = "ranks that share a GPU take turns" if sharing else "no pass was timed"
         _say(console, f"  none: {simulated if row['backend'] == SIMULATED else shared}")
         return
     if pd.isna(row["step_s_low"]):
