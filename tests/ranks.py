@@ -5,6 +5,7 @@ The ranks come from the product's own launcher. `function` must be importable, a
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,13 @@ from typing import Any
 
 from zerobench.environment import rank_environment
 from zerobench.launch import launch
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 def run_ranks(n: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 120) -> list[Any]:

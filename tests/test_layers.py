@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration"},
+    {"records", "theory", "zero", "units", "calibration", "plain", "board"},
     {
         "baselines",
         "models",
@@ -22,10 +22,12 @@ LAYERS = [
         "precision",
         "ranges",
         "peers",
+        "job",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},
-    {"cell", "console"},
+    {"joined", "console"},
+    {"cell"},
     {"sweep"},
     {"live", "search"},
     {"runner", "suite"},

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import folders, join, optimizers, precision, provenance, tables
 from .environment import SIMULATED
-from .launch import launch
+from .joined import launch, places
 from .records import RunRow
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
@@ -93,10 +93,8 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
     for mode in passes_of(cell.config):
-        jobs = [
-            RankJob(cell.config, mode, rank, str((aside / f"rendezvous-{mode}").resolve()))
-            for rank in range(_processes(cell.config))
-        ]
+        meeting = places(_processes(cell.config), aside / f"rendezvous-{mode}")
+        jobs = [RankJob(cell.config, mode, rank, place) for rank, place in enumerate(meeting)]
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
         if outcome.status != "ok":

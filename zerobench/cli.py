@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 
+from .job import JobError, find_job
+
 HELP = """\
 zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
 
@@ -27,6 +29,8 @@ Three launches of each cell, interleaved, so that times have an interval over la
   zerobench -m strategy=ddp,zero2 measure.repeats=3
 In bf16 with fp32 master weights, clipped at norm 1, four micro-batches a step, another optimizer:
   zerobench -m strategy=ddp,zero1,zero2,zero3 precision=bf16 clip=1.0 accumulation=4 optimizer=adagrad
+In a job that was started elsewhere, on several machines too, one rank a process of it (also srun and mpirun):
+  torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero1,zero2
 Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
   zerobench experiment=memory_cap
 What a command line composes to, without running it:
@@ -74,10 +78,24 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
     try:
-        return _run(arguments)
+        return _join(arguments)
     except BrokenPipeError:  # `zerobench --help | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the interpreter flushes it when it ends
         return 0
+
+
+def _join(arguments: list[str]) -> int:
+    """As a process of a job where the environment describes one: rank 0 acts, the others run what it publishes."""
+    try:
+        job = find_job(os.environ)
+    except JobError as error:
+        print(f"zerobench: {error}", file=sys.stderr)
+        return 2
+    if job is None:
+        return _run(arguments)
+    from .joined import follow, lead
+
+    return follow(job) if job.rank else lead(job, lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import job
 from .config import Model, config_dir, store_schemas
 from .flags import split_arguments
 from .models import registered_models, schema_of
@@ -38,8 +39,9 @@ def checker(extra_dirs: list[Path]) -> Overrides:
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
     """The cells of `[-m] KEY=VALUE ...`, in Hydra's order; none where a flag of Hydra's asks for something else.
 
-    Raises RefusedError where the command line is wrong.
+    Raises RefusedError where the command line is wrong, and JobError where the processes of a job do not come together.
     """
+    job.gather()  # cells follow from it
     flags, overrides, extra_dirs = split_arguments(arguments)
     check = checker(extra_dirs)
     overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))

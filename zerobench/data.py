@@ -40,8 +40,12 @@ class Batches:
             starts = torch.randint(len(self.text) - length + 1, (rows, 1), generator=generator)
             drawn = self.text[starts + torch.arange(length)].long()
         first = (self.rank * self.accumulation + micro) * self.micro_batch
-        mine = drawn[first : first + self.micro_batch].to(self.device)
+        mine = self._place(drawn[first : first + self.micro_batch])
         return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
+
+    def _place(self, tokens: torch.Tensor) -> torch.Tensor:
+        """On the device; a GPU fetches them from pinned memory when it gets to it."""
+        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
 
 
 def default_text() -> Path:

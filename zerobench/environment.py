@@ -8,8 +8,10 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,40 +21,75 @@ from .zero.comm import FAKE
 SIMULATED = "simulated"
 """The backend of a world of which one rank alone is run."""
 
+TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
+"""What torch is given for a backend: flags that the hosts need go between the hosts, past the GPUs' queues."""
+
+
+MEETING_S = 60.0
+"""What a rank gets to reach the store of its job, which is there already."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank of a joined job meets the others of its pass: in the job's store, below a prefix of the pass's own.
+    `one_machine`: they all are on one.
+    """
+
+    address: str
+    port: int
+    prefix: str
+    local_rank: int
+    one_machine: bool
+
+
+Rendezvous = str | Place
+"""A file that the ranks of one machine meet at, or a place in a job."""
+
 
 @contextmanager
 def rank_environment(
-    rank: int, world_size: int, device: str, backend: str, rendezvous: str, threads: int, timeout_s: float
+    rank: int, world_size: int, device: str, backend: str, rendezvous: Rendezvous, threads: int, timeout_s: float
 ) -> Iterator[torch.device]:
-    """Joins the process group of `world_size` ranks that meet at the file `rendezvous`; leaves it at the end.
+    """Joins the process group of `world_size` ranks that meet at `rendezvous`; leaves it at the end.
 
-    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface. With backend=simulated
-    nobody is met: this process is one rank of a world that is not there.
+    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface, unless the ranks are on
+    several machines: then they, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, choose. With backend=simulated nobody
+    is met: this process is one rank of a world that is not there.
     """
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    place = rendezvous if isinstance(rendezvous, Place) else Place("", 0, "", rank, one_machine=True)
+    if place.one_machine:
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
     if device == "cuda":
-        here = torch.device("cuda", rank % torch.cuda.device_count())
+        here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
     if backend == SIMULATED:
         dist.init_process_group(FAKE, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(
-            backend,
-            init_method=f"file://{rendezvous}",
+            TORCH_BACKENDS.get(backend, backend),
+            **_meeting(rendezvous, rank, world_size),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
             device_id=here if backend == "nccl" else None,
         )
-    try:
-        yield here
-    finally:
-        dist.destroy_process_group()
+    yield here
+    dist.destroy_process_group()  # not after an error: NCCL would wait there for ranks that have none
+
+
+def _meeting(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, Any]:
+    """How torch is to find the others. Libraries that read the environment shall find this world there, not the job."""
+    if isinstance(rendezvous, str):
+        return {"init_method": f"file://{rendezvous}"}
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rendezvous.local_rank))
+    patience = timedelta(seconds=MEETING_S)
+    store = dist.TCPStore(rendezvous.address, rendezvous.port, timeout=patience, wait_for_workers=False)
+    return {"store": dist.PrefixStore(rendezvous.prefix, store)}
 
 
 def seed_everything(seed: int) -> None:

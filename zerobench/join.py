@@ -35,7 +35,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         _join_memory(row, memory)
         _join_traffic(row, accounted, config["measure"]["steps"])
     _join_process_memory(row, timed)
-    _join_loopback(row, timed, config["measure"]["steps"])
+    if "nodes" not in config:  # between machines bytes travel otherwise
+        _join_loopback(row, timed, config["measure"]["steps"])
     row.passes_agree = _losses(timed) == _losses(accounted) if timed and accounted else None
     if config["backend"] != SIMULATED:
         _join_losses(row, timed or accounted)

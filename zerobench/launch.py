@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,33 @@ PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "zerobench.worker"
 GRACE_S = 3.0
 """What ranks get to write their stacks or finish dying."""
 
+WATCH_S = 1.0
+"""How often a launch asks its `watch`."""
+
+STOPPED = "stopped"
+"""The status of a rank that was ended because of what happened elsewhere."""
+
+Watch = Callable[[], str | None]
+"""Asked now and then while ranks run: None, or the status ("timeout", STOPPED) with which to end the ones that do."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What became of a rank that brought no result: crash, oom, timeout or STOPPED. `text` follows "rank N"."""
+
+    rank: int
+    status: str
+    text: str
+
 
 @dataclass
 class Outcome:
-    """How a pass ended. `results`: a value a rank, in order, where status is "ok"."""
+    """How a pass ended. `results`: a value a rank, in order, where status is "ok". `failures`: elsewhere, by rank."""
 
     status: str
     reason: str
     results: list[Any]
+    failures: tuple[Failure, ...] = ()
 
 
 class Interrupted(KeyboardInterrupt):
@@ -46,6 +65,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class _Rank:
+    number: int
     process: Any
     pipe: Connection
     log: Path
@@ -60,8 +80,10 @@ def launch(
     log_dir: Path,
     timeout_s: float,
     on_progress: Callable[[Any], None] = lambda _: None,
+    first: int = 0,
+    watch: Watch = lambda: None,
 ) -> Outcome:
-    """Runs `worker(job, tell)` in a fresh process for each of `jobs` and waits for all of them.
+    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all of them.
 
     `worker` must be importable. What it returns comes back in `results`; what it tells goes to
     `on_progress` here. Raises Interrupted, with no process left, when the user stops us.
@@ -72,45 +94,73 @@ def launch(
     log_dir.mkdir(parents=True, exist_ok=True)
     ranks: list[_Rank] = []
     try:
-        for number, job in enumerate(jobs):
-            ranks.append(_start(context, worker, job, log_dir / f"rank{number}.log"))
-        problem = _supervise(ranks, time.monotonic() + timeout_s, timeout_s, on_progress)
+        for number, job in enumerate(jobs, first):
+            ranks.append(_start(context, worker, job, number, log_dir / f"rank{number}.log"))
+        failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     finally:
         _end(ranks)
-    if problem is None:
+    if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
-    status, reason = problem
-    if status == "crash" and _oom_kills() > kills_before:
-        status, reason = "oom", f"{reason}; the kernel ran out of memory and killed a process"
-    return Outcome(status, reason, [])
+    if _oom_kills() > kills_before:
+        failures = [_blame_memory(failure) for failure in failures]
+    return Outcome(*explain(failures, timeout_s), [], tuple(failures))
 
 
-def _start(context: Any, worker: Worker, job: Any, log: Path) -> _Rank:
+def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
+    """Status and reason of a pass with these failures: its first cause.
+
+    A rank that died tells more than its peers, who only lost their connection to it.
+    """
+    causes = sorted(failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", _no_oom(f)))
+    if causes[0].status != "timeout":
+        return causes[0].status, f"rank {causes[0].rank} {causes[0].text}"
+    names = ", ".join(str(failure.rank) for failure in failures if failure.status == "timeout")
+    return "timeout", f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran; the stacks are in the logs"
+
+
+def _no_oom(failure: Failure) -> bool:
+    return failure.status != "oom"
+
+
+def _lost_a_peer(failure: Failure) -> bool:
+    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo")
+    return failure.status == "crash" and any(word in failure.text for word in words)
+
+
+def _blame_memory(failure: Failure) -> Failure:
+    if failure.status != "crash" or _lost_a_peer(failure):
+        return failure
+    return replace(failure, status="oom", text=f"{failure.text}; the kernel ran out of memory and killed a process")
+
+
+def _start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> _Rank:
     here, there = context.Pipe()
     process = context.Process(target=_rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()
     there.close()
-    return _Rank(process, here, log)
+    return _Rank(number, process, here, log)
 
 
-def _supervise(
-    ranks: list[_Rank], deadline: float, timeout_s: float, on_progress: Callable[[Any], None]
-) -> tuple[str, str] | None:
-    """Waits until every rank is done or one has failed. Returns None, or a status and a reason."""
+def _supervise(ranks: list[_Rank], deadline: float, on_progress: Callable[[Any], None], watch: Watch) -> list[Failure]:
+    """Waits until every rank is done, one has failed, or `watch` ends it. Returns what failed."""
+    look = time.monotonic() + WATCH_S
     while not all(rank.finished for rank in ranks):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return "timeout", _explain_timeout(ranks, timeout_s)
+        now = time.monotonic()
+        if now >= deadline:
+            return _give_up(ranks, "timeout")
+        if now >= look:
+            look = now + WATCH_S
+            if (status := watch()) is not None:
+                return _give_up(ranks, status)
         watched: dict[Any, _Rank] = {rank.pipe: rank for rank in ranks if not rank.finished}
         watched |= {rank.process.sentinel: rank for rank in ranks if not rank.finished}
-        for ready in wait(list(watched), timeout=left):
+        for ready in wait(list(watched), timeout=max(0.0, min(deadline, look) - now)):
             _listen(watched[ready], on_progress)
-        failed = [number for number, rank in enumerate(ranks) if rank.error]
-        if failed:
-            return _explain_failure(ranks)
-    return None
+        if any(rank.error for rank in ranks):
+            return _all_failures(ranks)
+    return []
 
 
 def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
@@ -138,33 +188,24 @@ def _explain_exit(code: int | None) -> str:
     return f"exited early with code {code}"
 
 
-def _explain_failure(ranks: list[_Rank]) -> tuple[str, str]:
-    """The first cause: a rank that died tells more than its peers, who only lost their connection to it."""
-    time.sleep(0.2)  # peers' and the first cause's words may still be on their way
+def _all_failures(ranks: list[_Rank]) -> list[Failure]:
+    """Those that failed so far; peers' and the first cause's words may still be on their way."""
+    time.sleep(0.2)
     for rank in ranks:
         if not rank.finished and not rank.error:
             _listen(rank, lambda _: None)
-    failed = [(number, *rank.error) for number, rank in enumerate(ranks) if rank.error]
-    failed.sort(key=lambda f: (f[1] != "oom", _lost_a_peer(f[2])))
-    number, status, text = failed[0]
-    return status, f"rank {number} {text}"
+    return [Failure(rank.number, *rank.error) for rank in ranks if rank.error]
 
 
-def _lost_a_peer(text: str) -> bool:
-    return any(words in text for words in ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo"))
-
-
-def _explain_timeout(ranks: list[_Rank], timeout_s: float) -> str:
-    """Asks the ranks that still run for their stacks, which go to their logs."""
-    late = [number for number, rank in enumerate(ranks) if not rank.finished]
-    for number in late:
-        try:
-            os.kill(ranks[number].process.pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            continue
-    time.sleep(0.5)
-    names = ", ".join(str(number) for number in late)
-    return f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran; the stacks are in the logs"
+def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
+    """The ranks that still run have failed; in a timeout they are asked for their stacks, which go to their logs."""
+    late = [rank for rank in ranks if not rank.finished]
+    if status == "timeout":
+        for rank in late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+    return [Failure(rank.number, status, "still ran") for rank in late]
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .environment import rank_environment
+from .environment import Rendezvous, rank_environment
 from .zero.comm import Comm, connect
 
 ALIGN_BYTES = 64
@@ -25,7 +25,7 @@ class CalibrationJob:
     rank: int
     world_size: int
     device: str
-    rendezvous: str
+    rendezvous: Rendezvous
     dtype: str
     sizes: tuple[int, ...]
     repetitions: int

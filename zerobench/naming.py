@@ -15,7 +15,7 @@ DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabular
 
 def base_name(config: dict[str, Any]) -> str:
     """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are and "tuned" where a peer
-    is; a simulated world, a precision other than fp32 and an optimizer other than adamw are told, too.
+    is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
     """
     name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
     if config["accumulation"] not in (1, None):
@@ -23,6 +23,7 @@ def base_name(config: dict[str, Any]) -> str:
     name += " recomputed" * bool(config["model"].get("checkpointing"))
     name += " tuned" * bool(config["strategy"].get("tuned"))
     name += " simulated" * (config.get("backend") == SIMULATED)
+    name += f" nodes={config['nodes']}" if "nodes" in config else ""
     dtypes, optimizer = precision.words_of(config["precision"]), config["optimizer"]["name"]
     usual = (("fp32", dtypes), ("adamw", optimizer))
     return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])

@@ -9,7 +9,7 @@ from torch import nn
 
 from .theory.shapes import PrecisionShape
 from .zero import DEFAULTS
-from .zero.options import Options
+from .zero.options import TILE_BYTES
 from .zero.precision import LossScaling
 
 Section = dict[str, Any]
@@ -23,9 +23,9 @@ CASTING = ("fsdp2", "fsdp2_no_reshard")
 """Strategies over an fp32 model whose shards are the masters: parameters are cast as they are gathered."""
 
 
-def fill_in(section: Section, strategy: str) -> None:
+def fill_in(section: Section, strategy: str, device: str) -> None:
     """Makes explicit, in place, what was left open: as the strategy has it."""
-    defaults: dict[str, Any] = {"tile_bytes": Options.tile_bytes} | DEFAULTS.get(strategy, {})
+    defaults: dict[str, Any] = {"tile_bytes": TILE_BYTES[device]} | DEFAULTS.get(strategy, {})
     names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
     usual = names.get(defaults.get("gradient_dtype"), section["name"])
     section["gradient_dtype"] = section["gradient_dtype"] or usual

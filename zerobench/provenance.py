@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from . import peers
+from . import job, peers
 from .models import registered_models
 
 PACKAGE = Path(__file__).parent
@@ -64,8 +64,15 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
     return {
         "source_hash": source_hash(config["model"]["kind"]),
+        **started(config.get("nodes", 1)),
         **machine(config["device"], config["backend"]),
     }
+
+
+def started(nodes: int) -> dict[str, Any]:
+    """Who started the ranks, and on how many machines they were."""
+    mine = job.team()
+    return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
 
 
 def machine(device: str, backend: str) -> dict[str, Any]:

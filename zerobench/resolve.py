@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import optimizers, peers, precision, ranges
+from . import job, optimizers, peers, precision, ranges
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .environment import SIMULATED
@@ -23,7 +23,7 @@ from .zero.options import MODES, REDUCTIONS, Options
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
 """Keys of a resolved config that do not change what is measured."""
 
-LOCAL = ("threads", "data.path", "data.text_hash")
+LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
 
 
@@ -116,17 +116,21 @@ def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     if plain["backend"] == SIMULATED:
         _resolve_simulated(plain, gpus, problems)
         return
-    ranks = plain["world_size"]
-    if ranks is None:
+    ranks, mine = plain["world_size"], job.team()
+    if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
+    ranks = mine.job.world_size if ranks is None and mine is not None else ranks
+    local = ranks
+    if mine is not None:
+        local, gpus = _place_in_job(plain, mine.roster, ranks, problems)
     if plain["device"] == "auto":
-        plain["device"] = "cuda" if gpus >= max(1, ranks) and plain["backend"] != "gloo" else "cpu"
+        plain["device"] = "cuda" if gpus >= max(1, local) and plain["backend"] != "gloo" else "cpu"
     if plain["backend"] == "auto":
-        plain["backend"] = "nccl" if plain["device"] == "cuda" and ranks <= gpus else "gloo"
+        plain["backend"] = "nccl" if plain["device"] == "cuda" and local <= gpus else "gloo"
     if plain["device"] == "cuda" and not gpus:
         problems.append("device=cuda: this machine has no GPU that torch can use")
-    elif plain["device"] == "cuda" and ranks > gpus:
-        plain["ranks_per_gpu"] = -(-ranks // gpus)
+    elif plain["device"] == "cuda" and local > gpus:
+        plain["ranks_per_gpu"] = -(-local // gpus)
         _refuse_search(plain, "a world whose ranks share a GPU", problems)
         if plain["backend"] == "nccl":
             words = f"NCCL wants a GPU a rank, and this machine has {gpus}; with backend=gloo ranks can share one"
@@ -134,7 +138,18 @@ def _resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     if (plain["device"], plain["backend"]) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     plain["world_size"] = ranks
-    _resolve_threads(plain, ranks)
+    _resolve_threads(plain, local)
+
+
+def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problems: list[str]) -> tuple[int, int]:
+    """The first ranks of the job that was joined: the most of them on one machine, and the fewest GPUs they have there.
+    `nodes` is among the keys where they are on several machines, for that is another measurement.
+    """
+    if ranks > len(roster.seats):
+        problems.append(job.too_many(ranks, len(roster.seats)))
+    if roster.machines(ranks) > 1:
+        plain["nodes"] = roster.machines(ranks)
+    return roster.crowd(ranks), roster.gpus(ranks) if plain["device"] != "cpu" else 0
 
 
 def has_times(config: dict[str, Any]) -> bool:
@@ -276,7 +291,7 @@ def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:
     if optimizer["implementation"] == "auto":
         optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], plain["device"])
     problems += optimizers.problems_of(optimizer)
-    precision.fill_in(plain["precision"], strategy)
+    precision.fill_in(plain["precision"], strategy, "cuda" if plain["device"] == "cuda" else "cpu")
     problems += precision.problems_of(plain["precision"], strategy)
     if plain["clip"] is not None and not 0 < plain["clip"] < math.inf:
         problems.append(f"clip={plain['clip']:g}: a norm to clip at must be above 0 and finite; null clips nothing")

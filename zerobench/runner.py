@@ -15,7 +15,9 @@ from .sweep import Sweep
 
 def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed, 130 stopped by the user."""
-    terminate = signal.signal(signal.SIGTERM, _stop)
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a job's process heeds signals in its own way
+    if ours:
+        signal.signal(signal.SIGTERM, _stop)
     try:
         with Reporter() as reporter:
             sweep, search = Sweep(reporter), Sweep(reporter)
@@ -23,7 +25,8 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
             searching = [cell for cell in cells if is_search(cell)]
             found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
     finally:
-        signal.signal(signal.SIGTERM, terminate)
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sweep.rows:
         print_results(sweep.rows)
     if found:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import baselines, data, models, optimizers, precision
-from .environment import rank_environment, seed_everything
+from .environment import Rendezvous, rank_environment, seed_everything
 from .probes import PASSES, AccountedPass
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
@@ -28,12 +28,12 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: a file that all ranks meet at."""
+    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet."""
 
     config: dict[str, Any]
     mode: str
     rank: int
-    rendezvous: str
+    rendezvous: Rendezvous
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         results: list[StepResult] = []
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
+            scale = getattr(engine, "loss_scale", 1.0)
             with probe.step(measured=number >= measure["warmup"]):
                 loss = _accumulate(engine, batches, probe, model, number, config)
                 with probe.phase("update"):
-                    norm, scale = _clip(engine, config), getattr(engine, "loss_scale", 1.0)
+                    norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
             results.append(_result(loss, norm, scale, engine))
@@ -100,7 +101,7 @@ def _accumulate(
 ) -> torch.Tensor:
     """Forward and backward of a step's micro-batches; the mean of their losses."""
     micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
-    mean = torch.zeros(())
+    mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
         tokens, targets = batches.batch(number, micro)
         probe.inputs(tokens, targets)
@@ -111,8 +112,9 @@ def _accumulate(
             with probe.phase("backward"):
                 engine.backward(loss / micro_batches if micro_batches > 1 else loss)
                 probe.after_backward(model)
-        mean = loss.detach() if micro_batches == 1 else mean.to(loss) + loss.detach() / micro_batches
+        mean = loss.detach() if micro_batches == 1 else mean + loss.detach() / micro_batches
         del loss
+    assert isinstance(mean, torch.Tensor)
     return mean
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.ranks import run_ranks
 from zerobench.zero import exchange
 from zerobench.zero.comm import Comm, Handle, NcclComm, connect
-from zerobench.zero.stamp import STAMP_NUMEL, Stamp, sums_are_exact
+from zerobench.zero.stamp import STAMP_NUMEL, LateStamps, Stamp, sums_are_exact
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NUMEL = 16 * 33
@@ -202,10 +202,10 @@ def test_a_world_of_one_moves_nothing() -> None:
     assert torch.equal(full, torch.ones(16))
 
 
-def test_nccl_checks_when_it_is_told_to() -> None:
+def test_stamps_on_a_device_are_checked_at_the_end_of_a_step() -> None:
     """Without a GPU: the checks that `wait` puts aside, on buffers as NCCL would leave them."""
     comm = object.__new__(NcclComm)
-    comm.size, comm.is_last, comm._unchecked = 3, False, []
+    comm.size, comm.is_last, comm._stamps = 3, False, LateStamps()
     gathered, summed = torch.zeros(32), torch.zeros(32)
     Stamp(5, 9).write(gathered)
     Stamp(5, 9).write(summed)

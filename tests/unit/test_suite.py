@@ -181,6 +181,14 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert gpu_suite(["--out", str(tmp_path / "out"), "--small"]) == 2
+    assert "run it without torchrun" in capsys.readouterr().err
+
+
 def test_the_plan_is_within_nine_minutes() -> None:
     assert sum(section.seconds for section in SECTIONS.values()) < 9 * 60
 

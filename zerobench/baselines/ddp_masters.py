@@ -19,6 +19,7 @@ from torch import nn, optim
 
 from ..zero import labels
 from ..zero.layout import Segment
+from ..zero.options import TILE_BYTES
 from ..zero.precision import (
     HALF,
     LossScaler,
@@ -33,7 +34,6 @@ from ..zero.precision import (
 from ..zero.segments import swap_parameters
 from .ddp import DdpEngine
 
-TILE_BYTES = 4 * 2**20
 ALIGN = 16
 """Shares end at multiples of 64 bytes, so that fused kernels round as on the whole (zero/layout.py says why)."""
 
@@ -55,13 +55,14 @@ class MasterDdpEngine(DdpEngine):
     """DDP whose optimizer updates fp32 masters of the module's parameters, with loss scaling where asked for."""
 
     def __init__(
-        self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES,
+        self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES["cpu"],
         loss_scaling: LossScaling | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(module, optimizer, **options)  # DDP gives every rank rank 0's values: masters come after
-        self._scaler = LossScaler(loss_scaling)
         self._coefficient: torch.Tensor | float | None = None
+        self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._scaler = LossScaler(loss_scaling, self._parameters[0].device)
         self._masters = [_master_of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
         shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
@@ -78,16 +79,21 @@ class MasterDdpEngine(DdpEngine):
     @property
     def loss_scale(self) -> float:
         """What the next loss is multiplied by."""
-        return self._scaler.scale
+        return float(self._scaler.scale)
+
+    @property
+    def skipped(self) -> bool:  # type: ignore[override]
+        """Whether the last step was skipped because its gradients overflowed."""
+        return bool(self._scaler.skipped)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates the loss times the scale; DDP reduces the gradients, scaled as they are."""
-        super().backward(loss * self.loss_scale if self._scaler.policy else loss)
+        super().backward(self._scaler.scaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
-        norm = self._norm(norm_type) / self.loss_scale
-        self._coefficient = clip_coefficient(norm, max_norm) / self.loss_scale
+        self._largest = norm = self._norm(norm_type) * self._scaler.unscaling
+        self._coefficient = clip_coefficient(norm, max_norm) * self._scaler.unscaling
         return norm.float()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -99,23 +105,27 @@ class MasterDdpEngine(DdpEngine):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.skipped = self._scaler.policy is not None and not torch.isfinite(self._norm(torch.inf)).item()
-        if not self.skipped:
-            unscaled = 1 / self.loss_scale if self._scaler.policy else None
-            update_tiles(self.optimizer, self._tiles, unscaled if self._coefficient is None else self._coefficient)
-            self._write_back()
-        self._scaler.update(overflowed=self.skipped)
+        if self._coefficient is None and self._scaler.policy is not None:
+            self._coefficient = self._scaler.unscaling
+        with self._scaler.judging(self.optimizer, self._overflow) as skips:
+            if not skips:
+                update_tiles(self.optimizer, self._tiles, self._coefficient)
+                self._write_back()
         self.zero_grad()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""
-        self._coefficient = None
+        self._coefficient = self._largest = None
         self.module.zero_grad(set_to_none)
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         gradients = [p.grad.reshape(-1) for p in self._parameters if p.grad is not None]
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
+
+    def _overflow(self) -> torch.Tensor:
+        norm = self._norm(torch.inf) if self._largest is None else self._largest
+        return norm.isfinite().logical_not().float()
 
     @torch.no_grad()
     def _write_back(self) -> None:

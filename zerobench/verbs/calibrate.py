@@ -14,9 +14,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibration import Calibration, TransferRow, write_calibration
 from ..console import plain_table, stdout_console
-from ..launch import Interrupted, Outcome, launch
+from ..job import machines
+from ..joined import launch, places
+from ..launch import Interrupted, Outcome
 from ..microbenchmarks import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
-from ..provenance import device_class, machine
+from ..provenance import device_class, machine, started
 from ..units import parse_bytes, show_bytes
 
 FOLDER = Path("results/calibration")
@@ -43,7 +45,8 @@ def calibrate(arguments: list[str]) -> int:
         return 1
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    provenance = {"date": date, **machine(chosen.device, BACKENDS[chosen.device])}
+    where = started(machines(chosen.world_size))
+    provenance = {"date": date, **where, **machine(chosen.device, BACKENDS[chosen.device])}
     found = write_calibration(folder, slowest(outcome.results, chosen.world_size, chosen.dtype), provenance)
     show(found)
     print(f"recorded in {folder}; zerobench.load_calibration reads it")
@@ -85,10 +88,9 @@ def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
     with tempfile.TemporaryDirectory() as folder, _progress() as progress:
         jobs = [
             CalibrationJob(
-                rank, chosen.world_size, chosen.device, f"{folder}/rendezvous", chosen.dtype, sizes, chosen.repetitions,
-                chosen.timeout,
+                rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
             )
-            for rank in range(chosen.world_size)
+            for rank, place in enumerate(places(chosen.world_size, Path(folder) / "rendezvous"))
         ]  # fmt: skip
         task = progress.add_task(f"{len(sizes)} sizes, N={chosen.world_size}", total=chosen.repetitions + WARMUP)
         return launch(

@@ -38,7 +38,7 @@ CHOICES = ("model.name", "model.checkpointing")
 
 DEVICE = ("device", "device_class")
 LOSS_CONDITIONS = ("data.text_hash", "seed", "measure.steps", "measure.warmup")
-TIME_CONDITIONS = ("processor", "cores", "threads", "backend")
+TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes")
 ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
 """Columns of a run beside its config that say where its figures come from."""
 
@@ -211,7 +211,7 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         a, b, lambda row: pd.isna(row["step_s"]), "has no times"
     )
     pairs = pair_up(a.launches, b.launches)
-    known = _floors_of(a.row, b.row, floors)
+    known = [] if "nodes" in a.config else _floors_of(a.row, b.row, floors)  # a floor is of one machine
     return replace(
         found,
         loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)

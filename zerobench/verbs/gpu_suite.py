@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..console import plain_table, stdout_console
+from ..job import find_job
 from ..overrides import nearest
 from ..suite import SECTIONS
 from ..suite.record import Record
@@ -71,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(chosen: argparse.Namespace) -> tuple[Setup, list[Section]]:
     """Raises ValueError, one sentence, for what cannot be."""
+    if find_job(os.environ) is not None:
+        raise ValueError("it starts ranks of its own on one machine; run it without torchrun, srun or mpirun")
     names = list(SECTIONS) if chosen.only is None else [name.strip() for name in chosen.only.split(",") if name.strip()]
     for name in names:
         if name not in SECTIONS:

@@ -87,6 +87,8 @@ def _compose(overrides: list[str], launches: int) -> Cell:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):
         raise RefusedError([f"backend={cells[0].config['backend']}: these ranks have no times that could differ"])
+    if "nodes" in cells[0].config:
+        raise RefusedError([f"nodes={cells[0].config['nodes']}: a noise floor is of one machine; take ranks of one"])
     if cells[0].config["repeats"] < LEAST_LAUNCHES:
         raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])
     return cells[0]

@@ -23,7 +23,7 @@ from torch import nn, optim
 from . import materialise, megatron
 from .comm import connect
 from .megatron import Megatron
-from .options import MODES, Options
+from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
 from .segments import check_optimizer
 from .stage1 import Stage1
@@ -65,17 +65,26 @@ def initialize(
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
-    chosen = _choose(strategy, mode, options)
+    device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
+    _check_current(device)
+    chosen = _choose(strategy, mode, {"tile_bytes": TILE_BYTES[device.type]}, options)
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
-    device = next((p.device for p in model.parameters() if not p.is_meta), chosen.device or torch.device("cpu"))
     engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
     setattr(model, _ADOPTED, id(model))
     return engine
 
 
-def _choose(strategy: str, mode: str, options: dict[str, Any]) -> Options:
+def _check_current(device: torch.device) -> None:
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise ValueError(
+            f"model: it is on {device}, but this process works on cuda:{torch.cuda.current_device()}; call"
+            f" torch.cuda.set_device({device.index}) first"
+        )
+
+
+def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, Any]) -> Options:
     if mode not in MODES:
         raise ValueError(f"mode: {mode!r} is unknown{_nearest(str(mode), list(MODES))}")
     known = [one.name for one in fields(Options)]
@@ -83,7 +92,7 @@ def _choose(strategy: str, mode: str, options: dict[str, Any]) -> Options:
         if name not in known:
             raise ValueError(f"{name}: no such option{_nearest(name, known)}")
     preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key == "reduce_with")}
-    chosen = Options(**{**preset, **DEFAULTS.get(strategy, {}), **options})
+    chosen = Options(**{**usual, **preset, **DEFAULTS.get(strategy, {}), **options})
     chosen.check()
     return chosen
 

@@ -8,7 +8,7 @@ A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The co
     all_reduce(full)       every slice := sum over ranks of that slice
 
 With a stamp (stamp.py) a collective whose ranks are at different units or steps raises RuntimeError in `Handle.wait`.
-How slices travel on gloo: exchange.py.
+How slices travel on gloo: exchange.py. In which stream on a GPU: lanes.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from . import labels
 from .exchange import Reducer, gather_slices
-from .stamp import STAMP_NUMEL, Stamp, sums_are_exact
+from .lanes import Lane, Threads, Waitable
+from .stamp import CheckEnd, LateStamps, Stamp, sums_are_exact
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -32,17 +33,11 @@ _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 FAKE = "fake"
 """torch's name for a process group that moves nothing (torch-private, tested): a simulated world."""
 
-MOST_UNCHECKED = 4096
-"""Stamps that wait on a device until they are checked all at once."""
-
-CheckEnd = Callable[[torch.Tensor], None]
-"""Given the end of a buffer: raises where it bears another stamp."""
-
 
 class Handle:
     """A collective in flight. `wait` completes it and drops every tensor that it kept alive."""
 
-    def __init__(self, works: list[Any], finish: Callable[[], None] | None = None) -> None:
+    def __init__(self, works: list[Waitable], finish: Callable[[], None] | None = None) -> None:
         self._works = works
         self._finish = finish
 
@@ -65,6 +60,10 @@ class Comm:
 
     rank = 0
     size = 1
+    flags_device: torch.device | None = None
+    """Where flags that the host needs travel without holding up a device; None: where the model is."""
+    in_lanes = False
+    """Whether a collective runs by itself, beside what computes: lanes.py."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -81,7 +80,7 @@ class Comm:
         return Handle([])
 
     def check_stamps(self) -> None:
-        """Checks what could not be checked without holding up the device; for the end of a step."""
+        """Checks what has been found since the last call; for the end of a step, and holds up no device."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Copies rank 0's `tensor` to every rank; outside the volume (start-up, buffers)."""
@@ -101,12 +100,16 @@ class GroupComm(Comm):
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.is_last = self.rank == self.size - 1
+        self._reductions: Threads | Lane = Threads()
+        self._gathers: Threads | Lane = Threads()
+        if _backend_for("cpu", group):
+            self.flags_device = torch.device("cpu")
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         if stamp:
             stamp.write(full)
         with labels.collective("all_reduce", unit):
-            work = dist.all_reduce(full, group=self.group, async_op=True)
+            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
         return Handle([work], self._sum_to_check(full, stamp))
 
     def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
@@ -140,15 +143,18 @@ class GroupComm(Comm):
             dist.all_reduce(values, group=self.group)
 
 
-class NcclComm(GroupComm):
-    """NCCL's own collectives, in place. Stamps stay on the device until `check_stamps`, which waits for it once.
+class StagedComm(GroupComm):
+    """A backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through the host's memory.
 
-    Also gloo's for tensors on a GPU, which it cannot send piece by piece; it stages them through the host's memory.
+    Stamps are looked at a step later, when they have come to the host without it having waited.
     """
+
+    scatter_into: Callable[..., Any] = staticmethod(_scatter_into)
+    gather_into: Callable[..., Any] = staticmethod(_gather_into)
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self._unchecked: list[tuple[CheckEnd, torch.Tensor]] = []
+        self._stamps = LateStamps()
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -157,7 +163,7 @@ class NcclComm(GroupComm):
             stamp.write(full)
         place = full.chunk(self.size)[self.rank] if into is None else into
         with labels.collective("reduce_scatter", unit):
-            work = _scatter_into(place, full, group=self.group, async_op=True)
+            work = self._reductions.launch(partial(self.scatter_into, place, full, group=self.group))
         return Handle([work], self._sum_to_check(place, stamp if self.is_last else None))
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
@@ -165,20 +171,32 @@ class NcclComm(GroupComm):
             stamp.write(full)
         own = full.chunk(self.size)[self.rank]
         with labels.collective("all_gather", unit):
-            work = _gather_into(full, own, group=self.group, async_op=True)
+            work = self._gathers.launch(partial(self.gather_into, full, own, group=self.group))
         return Handle([work], self._gathered_to_check(full, stamp))
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda or self.flags_device is not None:
+            super().broadcast(tensor)
+            return
+        there = tensor.cuda()  # a generator's state, say, where the group carries nothing between hosts
+        super().broadcast(there)
+        tensor.copy_(there)
+
     def check_stamps(self) -> None:
-        unchecked, self._unchecked = self._unchecked, []
-        if unchecked:
-            ends = torch.stack([end for _, end in unchecked]).cpu()
-            for (check, _), end in zip(unchecked, ends, strict=True):
-                check(end)
+        self._stamps.check()
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
-        self._unchecked.append((check, full[-STAMP_NUMEL:].double()))
-        if len(self._unchecked) >= MOST_UNCHECKED:  # an evaluation may be long, and has no steps
-            self.check_stamps()
+        self._stamps.add(full, check)
+
+
+class NcclComm(StagedComm):
+    """NCCL's collectives, gathers and reductions in a lane each."""
+
+    in_lanes = True
+
+    def __init__(self, group: dist.ProcessGroup, cuda: Any = torch.cuda) -> None:
+        super().__init__(group)
+        self._reductions, self._gathers = Lane(cuda), Lane(cuda)
 
 
 class GlooComm(GroupComm):
@@ -209,7 +227,24 @@ class GlooComm(GroupComm):
         return Handle(works, self._gathered_to_check(full, stamp))
 
 
-_BACKENDS = {"gloo": GlooComm, "nccl": NcclComm}
+def _backend_for(device: str, group: dist.ProcessGroup) -> str:
+    """The group's backend for tensors on that kind of device; empty where it has none."""
+    per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
+    return per_device.get(device, "")
+
+
+_KINDS: dict[tuple[str, str], type[GroupComm]] = {
+    ("gloo", "cpu"): GlooComm,
+    ("gloo", "cuda"): StagedComm,
+    ("nccl", "cuda"): NcclComm,
+}
+"""By backend and device."""
+
+
+def _kinds() -> dict[tuple[str, str], type[GroupComm]]:
+    from . import simulated  # which stands on this module
+
+    return _KINDS | {(FAKE, device): kind for device, kind in simulated.KINDS.items()}
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
@@ -226,12 +261,9 @@ def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
         raise ValueError("group: this rank is not a member of the process group that it was given")
     if dist.get_world_size(group) == 1:
         return Comm()
-    per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
-    backend = per_device.get(device.type, str(dist.get_backend(group)))
-    if backend == FAKE:
-        from . import simulated  # which stands on this module
-
-        return (simulated.SimulatedNccl if device.type == "cuda" else simulated.SimulatedGloo)(group)
-    if backend not in _BACKENDS:
-        raise ValueError(f"group: backend {backend!r} is not supported; use one of {', '.join(_BACKENDS)}")
-    return NcclComm(group) if device.type == "cuda" else _BACKENDS[backend](group)
+    backend = _backend_for(device.type, group) or str(dist.get_backend(group))
+    kind = _kinds().get((backend, device.type))
+    if kind is None:
+        known = ", ".join(f"{b} on {d}" for b, d in _KINDS)
+        raise ValueError(f"group: backend {backend!r} on {device.type} is not supported; use one of {known}")
+    return kind(group)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .strategy import Strategy
 
 REDUCTIONS_IN_FLIGHT = 1
-"""Reductions that may run while the next unit fills."""
+"""Reductions that may run while the next unit fills, where what they send lives for them alone."""
 
 
 class GradientFlow:
@@ -112,7 +112,7 @@ class GradientFlow:
             return
         if not unit.filled:
             engine.open_gradients(unit)
-        while len(self._in_flight) >= REDUCTIONS_IN_FLIGHT:
+        while len(self._in_flight) >= engine.most_in_flight(unit):
             self._land()
         unit.zero_missing_gradients()
         wire = unit.cast_to_wire()

@@ -59,7 +59,9 @@ class ModuleUnit(Unit):
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
-        for parameter, place in zip(parameters, self._places(), strict=True):
+        self._places = self._make_places()
+        self._holes = [placeholder(parameter) for parameter in parameters]
+        for parameter, place in zip(parameters, self._places, strict=True):
             place.copy_(parameter.detach())
             parameter.data = place
         share(self.full_parameters)
@@ -68,8 +70,8 @@ class ModuleUnit(Unit):
             self.parameter_shard = labels.label(self.parameter_shard.clone(), labels.PARAMETERS, name)
         self.reshard()
 
-    def _places(self) -> list[torch.Tensor]:
-        """Each parameter's view of the full buffer."""
+    def _make_places(self) -> list[torch.Tensor]:
+        """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
         return [
             self.full_parameters.narrow(0, piece.offset, piece.numel).view(parameter.shape)
             for piece, parameter in zip(self.layout.pieces, self.parameters, strict=True)
@@ -104,7 +106,7 @@ class ModuleUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
-        for parameter, place in zip(self.parameters, self._places(), strict=True):
+        for parameter, place in zip(self.parameters, self._places, strict=True):
             parameter.data = place
 
     def reshard(self) -> None:
@@ -112,8 +114,8 @@ class ModuleUnit(Unit):
         if self.stays or self.held or not (self.is_whole or self.gather):
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
-        for parameter in self.parameters:
-            parameter.data = placeholder(parameter)
+        for parameter, hole in zip(self.parameters, self._holes, strict=True):
+            parameter.data = hole
         self.full_parameters.untyped_storage().resize_(0)
         self.is_whole = False
 

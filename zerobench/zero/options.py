@@ -34,6 +34,9 @@ vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 kee
          backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
 """
 
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+"""`Options.tile_bytes` by device where nobody says: each is a step of the optimizer, and a GPU soon done with it."""
+
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -52,7 +55,7 @@ class Options:
     `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
     `gradient_dtype`     what the gradients of half parameters are accumulated in; default: the parameter's dtype
     `wire_dtype`         what reductions send; default: the gradients' dtype
-    `tile_bytes`         most that the fp32 gradients made for one part of an update take
+    `tile_bytes`         most that the fp32 gradients made for one part of an update take; TILE_BYTES says the default
     `loss_scaling`       for fp16: see precision.LossScaling
     `device`             where a model that was built on the meta device gets its values; default: the CPU
     `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
@@ -71,7 +74,7 @@ class Options:
     reduce_with: str = "reduce_scatter"
     gradient_dtype: torch.dtype | None = None
     wire_dtype: torch.dtype | None = None
-    tile_bytes: int | None = 4 * 2**20
+    tile_bytes: int | None = TILE_BYTES["cpu"]
     loss_scaling: LossScaling | None = None
     device: torch.device | None = None
     initial_dtype: torch.dtype = torch.float32

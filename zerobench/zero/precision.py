@@ -17,7 +17,8 @@ whole fp32 gradient would cost 4ψ/N more. The same tiles bound the temporaries 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,11 @@ from . import labels
 HALF = (torch.bfloat16, torch.float16)
 
 NORM_CHUNK = 2**16
-"""Elements whose norm is taken at once: the fp64 copy of a chunk is small."""
+"""Elements whose norm is taken at once on a CPU, in fp64: the copy of a chunk fits its cache."""
+
+LOOKS_ITSELF = (optim.Adam, optim.AdamW)
+"""Optimizers whose fused kernels change nothing where `found_inf` is 1. So does torch's SGD, but it makes momentum in
+a first step that is left out, and never fills it."""
 
 
 @dataclass(frozen=True)
@@ -74,31 +79,65 @@ class LossScaling:
 
 
 class LossScaler:
-    """The scale now. Without a policy it is 1 and stays so."""
+    """The scale now. Without a policy it is 1 and stays so.
 
-    def __init__(self, policy: LossScaling | None) -> None:
+    `scale`    0-dim fp32 on the device
+    `skipped`  whether the last step was skipped, 0-dim fp32 on the device, 0 or 1
+    """
+
+    scale: torch.Tensor | float = 1.0
+    skipped: torch.Tensor | float = 0.0
+
+    def __init__(self, policy: LossScaling | None, device: torch.device) -> None:
         self.policy = policy
-        self.scale = policy.initial if policy else 1.0
-        self._since = 0
+        if policy is not None:
+            self.scale = torch.full((), policy.initial, device=device)
+            self._since = torch.zeros((), dtype=torch.int32, device=device)
 
-    def update(self, overflowed: bool) -> None:
-        """After a step was taken or skipped."""
+    @property
+    def unscaling(self) -> torch.Tensor | float:
+        """What takes the scale out of a gradient."""
+        return 1.0 if self.policy is None else 1 / self.scale
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What is to be backpropagated in place of `loss`."""
+        return loss if self.policy is None else loss * self.scale
+
+    @contextmanager
+    def judging(self, optimizer: optim.Optimizer, overflow: Callable[[], torch.Tensor]) -> Iterator[bool]:
+        """Around an optimizer's step; afterwards the scale is the next step's.
+
+        Gives True where the step is to be left out. An optimizer that looks at `found_inf` on the device itself is
+        always let run: it changes nothing where gradients overflowed, and nobody has waited for the device.
+        """
         if self.policy is None:
+            yield False
             return
-        if overflowed:
-            self.scale, self._since = max(self.policy.minimum, self.scale * self.policy.backoff), 0
-        elif (since := self._since + 1) >= self.policy.interval:
-            self.scale, self._since = self.scale * self.policy.growth, 0
-        else:
-            self._since = since
+        self.skipped = found = overflow()
+        judges_itself = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer)
+        if judges_itself:
+            optimizer.found_inf = found  # type: ignore[attr-defined]
+        try:
+            yield not judges_itself and bool(found)
+        finally:
+            if judges_itself:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        self._follow(found, self.policy)
+
+    def _follow(self, found: torch.Tensor, policy: LossScaling) -> None:
+        assert isinstance(self.scale, torch.Tensor)
+        torch._amp_update_scale_(self.scale, self._since, found, policy.growth, policy.backoff, policy.interval)
+        self.scale.clamp_(min=policy.minimum)
 
     def state(self) -> dict[str, float]:
         """What must be kept to go on."""
-        return {"scale": self.scale, "since": self._since}
+        return {"scale": float(self.scale), "since": int(self._since)}
 
     def load(self, state: dict[str, float]) -> None:
         """Takes back what `state` gave."""
-        self.scale, self._since = float(state["scale"]), int(state["since"])
+        assert isinstance(self.scale, torch.Tensor)
+        self.scale.fill_(float(state["scale"]))
+        self._since.fill_(int(state["since"]))
 
 
 class Share:
@@ -167,15 +206,21 @@ def _tile_buffer(tiles: Sequence[Sequence[Share]], like: torch.Tensor) -> torch.
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. fp32 sums err by 4e-4 on ten million elements."""
-    norms = [
-        torch.linalg.vector_norm(chunk.double(), norm_type)
-        for gradient in gradients
-        for chunk in gradient.split(NORM_CHUNK)
-    ]
+    norms = (_norms_at_once if device.type == "cuda" else _norms_by_chunk)(list(gradients), norm_type)
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)
     return stacked.max() if norm_type == math.inf else stacked.pow(norm_type).sum()
+
+
+def _norms_by_chunk(gradients: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    chunks = (chunk for gradient in gradients for chunk in gradient.split(NORM_CHUNK))
+    return [torch.linalg.vector_norm(chunk.double(), norm_type) for chunk in chunks]
+
+
+def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    """On a GPU, where every kernel takes its time to start: one for many tensors, no fp64 copy of any."""
+    return list(torch._foreach_norm(gradients, norm_type, dtype=torch.float64)) if gradients else []
 
 
 def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .comm import Comm, GlooComm, Handle, NcclComm
+from .comm import Comm, GlooComm, GroupComm, Handle, NcclComm
 from .stamp import Stamp
 
 
@@ -58,20 +58,26 @@ class SimulatedGloo(Unstamped, GlooComm):
         super().__init__(group, wires=SilentGroup(group))
 
 
+def _scatter_alone(place: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.scatter_into(place, full, group=group, async_op=async_op)
+    place.copy_(full.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+    return work
+
+
+def _gather_alone(full: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.gather_into(full, own, group=group, async_op=async_op)
+    for rank, part in enumerate(full.chunk(dist.get_world_size(group))):
+        if rank != dist.get_rank(group):
+            part.zero_()
+    return work
+
+
 class SimulatedNccl(Unstamped, NcclComm):
-    """NCCL's collectives. What the fake group leaves in their outputs differs between versions of torch."""
+    """NCCL's collectives, in lanes. What the fake group leaves in their outputs differs between versions of torch."""
 
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        handle = super().reduce_scatter(full, unit, None, into)
-        if into is not None:
-            into.copy_(full.chunk(self.size)[self.rank])
-        return handle
+    scatter_into = staticmethod(_scatter_alone)
+    gather_into = staticmethod(_gather_alone)
 
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        handle = super().all_gather(full, unit, None)
-        for rank, part in enumerate(full.chunk(self.size)):
-            if rank != self.rank:
-                part.zero_()
-        return handle
+
+KINDS: dict[str, type[GroupComm]] = {"cpu": SimulatedGloo, "cuda": SimulatedNccl}
+"""By device."""

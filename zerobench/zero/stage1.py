@@ -103,6 +103,11 @@ class Stage1(Strategy):
         if unit.reduced:  # a further micro-batch: the sum so far steps aside
             self._carried[unit] = labels.label(unit.gradient_shard.clone(), labels.GRADIENTS, unit.name)
 
+    def most_in_flight(self, unit: Unit) -> int:
+        """Buckets stay: in lanes of their own reductions need not wait for one another, nor what computes for them."""
+        stays = self.comm.in_lanes and unit.dtypes.wire == unit.dtypes.gradients
+        return len(self.units) if stays else super().most_in_flight(unit)
+
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
         if unit.dtypes.wire != unit.dtypes.gradients:
             unit.gradient_shard.copy_(mean)

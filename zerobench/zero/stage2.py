@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from . import labels
+from .gradients import REDUCTIONS_IN_FLIGHT
 from .stage1 import Stage1
 from .unit import Unit
 
@@ -37,6 +38,10 @@ class Stage2(Stage1):
             kept = (unit.dtypes.gradients, labels.GRADIENTS)  # under no_sync: a sum, to be cast when it is sent
             sent = (unit.dtypes.wire, labels.COMMUNICATION)
             unit.full_gradients = unit.new_full_gradients(*(sent if self.gradients.synchronising else kept))
+
+    def most_in_flight(self, unit: Unit) -> int:
+        """A bucket has memory until its reduction is done."""
+        return REDUCTIONS_IN_FLIGHT
 
     def send_gradients(self, unit: Unit) -> None:
         unit.full_gradients = None

@@ -76,6 +76,7 @@ class Stage3(Stage2):
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
+        self._numbers = {unit.name: number for number, unit in enumerate(self._all_units)}
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
 
     def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[ModuleUnit]:
@@ -118,8 +119,7 @@ class Stage3(Stage2):
         module.register_forward_hook(Hook(after))
 
     def stamp(self, unit: Unit) -> Stamp:
-        names = [one.name for one in self._all_units]
-        return Stamp(names.index(unit.name), self.steps, names.__getitem__)
+        return Stamp(self._numbers[unit.name], self.steps, lambda number: self._all_units[number].name)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         if parameter.numel():

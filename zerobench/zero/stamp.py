@@ -10,6 +10,7 @@ The step is taken modulo 65536. The digits 0..15 are exact in every floating dty
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,12 @@ import torch
 
 STAMP_NUMEL = 8
 """Elements at the end of a full buffer that must be padding where its collectives are stamped."""
+
+CheckEnd = Callable[[torch.Tensor], None]
+"""Given the end of a buffer: raises where it bears another stamp."""
+
+MOST_UNSENT = 4096
+"""Stamps that wait on a device for the end of a step; an evaluation may be long, and has none."""
 
 _BASE, _DIGITS = 16, STAMP_NUMEL // 2
 _MODULUS = _BASE**_DIGITS
@@ -32,7 +39,8 @@ class Stamp:
 
     def write(self, full: torch.Tensor) -> None:
         """Puts the digits into the last elements of `full`, (numel,) of a floating dtype."""
-        full[-STAMP_NUMEL:].copy_(torch.tensor(self.digits(), dtype=full.dtype), non_blocking=True)
+        digits = torch.tensor(self.digits(), dtype=full.dtype, pin_memory=full.is_cuda)
+        full[-STAMP_NUMEL:].copy_(digits, non_blocking=True)
 
     def digits(self) -> list[int]:
         """STAMP_NUMEL digits of base 16."""
@@ -65,3 +73,38 @@ class Stamp:
 def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
     """Whether sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
     return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
+
+
+class LateStamps:
+    """Stamps on a device, that are checked without anyone waiting for it: they go to the host, and are looked at there
+    when they have come, a step later as a rule.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: list[tuple[CheckEnd, torch.Tensor]] = []
+        self._sent: deque[tuple[list[CheckEnd], torch.Tensor, torch.cuda.Event | None]] = deque()
+
+    def add(self, full: torch.Tensor, check: CheckEnd) -> None:
+        """Keeps the end of `full` for `check`."""
+        self._unsent.append((check, full[-STAMP_NUMEL:].double()))
+        if len(self._unsent) >= MOST_UNSENT:
+            self.check()
+
+    def check(self) -> None:
+        """Raises RuntimeError where one that has come to the host is another rank's; sends the newest there."""
+        self._send()
+        while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
+            checks, ends, _ = self._sent.popleft()
+            for check, end in zip(checks, ends, strict=True):
+                check(end)
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not unsent:
+            return
+        ends, event = torch.stack([end for _, end in unsent]), None
+        if ends.is_cuda:
+            ends = torch.empty_like(ends, device="cpu", pin_memory=True).copy_(ends, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._sent.append(([check for check, _ in unsent], ends, event))

@@ -25,7 +25,7 @@ from torch import nn, optim
 
 from . import materialise
 from .comm import Comm
-from .gradients import GradientFlow
+from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .modules import watching_parameters
 from .options import Options
 from .segments import OptimizerSegment
@@ -33,9 +33,6 @@ from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
 from .update import Update
-
-STEPS_BETWEEN_CHECKS = 100
-"""Stamps that lie on a device are looked at this often, for looking waits for it."""
 
 
 class Strategy(StateFace):
@@ -87,6 +84,10 @@ class Strategy(StateFace):
     def open_gradients(self, unit: Unit) -> None:
         """Makes `unit.full_gradients` writable; called before the first write since the last reduction."""
         raise NotImplementedError
+
+    def most_in_flight(self, unit: Unit) -> int:
+        """How many reductions may be in flight once that of `unit` is."""
+        return REDUCTIONS_IN_FLIGHT
 
     def send_gradients(self, unit: Unit) -> None:
         """`unit.wire_gradients` holds what will be sent; `unit.full_gradients` is needed no more."""
@@ -159,7 +160,7 @@ class Strategy(StateFace):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are."""
-        self.gradients.backward(loss if self.loss_scale == 1 else loss * self.loss_scale)
+        self.gradients.backward(self.update.scaler.scaled(loss))
         self.after_backward()
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -174,6 +175,7 @@ class Strategy(StateFace):
                 loss = closure()
         self.gradients.check_reduced("step")
         self._check_frozen()
+        self.settle()  # a unit that nobody here has used since the last update may still be on its way
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
             if self.update.run():
@@ -187,8 +189,7 @@ class Strategy(StateFace):
         # 4 consume
         self.zero_grad()
         self.steps += 1
-        if self.steps % STEPS_BETWEEN_CHECKS == 0:
-            self.comm.check_stamps()
+        self.comm.check_stamps()
         return loss
 
     def clip_grad_norm_(
@@ -222,13 +223,13 @@ class Strategy(StateFace):
 
     @property
     def loss_scale(self) -> float:
-        """What `backward` multiplies the loss by; 1.0 without loss scaling."""
-        return self.update.scaler.scale
+        """What `backward` multiplies the loss by; 1.0 without loss scaling. To read it waits for the device."""
+        return float(self.update.scaler.scale)
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was skipped because gradients overflowed."""
-        return self.update.skipped
+        """Whether the last step was skipped because gradients overflowed. To read it waits for the device."""
+        return bool(self.update.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""

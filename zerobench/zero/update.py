@@ -5,6 +5,10 @@
     clip      if asked: the norm over all shards                   one small all-reduce
     update    torch's optimizer, over the segments of the shards
 
+On a GPU none of them waits for it: flags travel between the hosts where the process group can (backend
+"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once a step), norms stay on the device, and so does the answer
+whether gradients overflowed where the optimizer takes it there (precision.LossScaler).
+
 The optimizer holds segments (segments.py), a view of parameter ∩ shard each, in tiles (precision.py).
 """
 
@@ -43,17 +47,17 @@ class Update:
         self.comm = comm
         self.trainable = trainable
         self.names = names
-        self.scaler = LossScaler(scaling)
-        self.skipped = False
+        device = trainable[0].device if trainable else torch.device("cpu")
+        self.scaler = LossScaler(scaling, device)
         self.used: set[int] = set()
         self._agreed = False
         self._coefficient: torch.Tensor | float | None = None
         self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._running = False
         self._stepped = False
+        self._device = device
         # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
-        device = trainable[0].device if trainable else torch.device("cpu")
-        self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=device)
+        self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
         self.segments = [OptimizerSegment(u, s) for u in units for s in u.layout.segments(comm.rank, most)]
         self.tiles = tiles_of(self.segments, most) if most else [self.segments]
@@ -83,7 +87,7 @@ class Update:
             mine[list(self.used)] = 1
             self._used_flags.copy_(mine)
             self.comm.maximum(self._used_flags)
-            self.used = set(self._used_flags.nonzero().flatten().tolist())
+            self.used = {i for i, flag in enumerate(self._used_flags.tolist()) if flag}
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used
 
@@ -102,28 +106,29 @@ class Update:
         A further call clips what the ones before have left, as in torch.
         """
         self.agree()
-        pending = 1 / self.scaler.scale if self._coefficient is None else self._coefficient
+        pending = self.scaler.unscaling if self._coefficient is None else self._coefficient
         norm = self._norm(norm_type) * pending
         self._coefficient = clip_coefficient(norm, max_norm) * pending
         self._largest = norm
         return norm.float()
 
     def run(self) -> bool:
-        """Updates the masters; returns False where the gradients overflowed and every rank skips."""
+        """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
         self.agree()
         self._check_held()
-        overflowed = self.scaler.policy is not None and self._overflowed()
-        if self._coefficient is None and self.scaler.scale != 1:
-            self._coefficient = 1 / self.scaler.scale
-        self.scaler.update(overflowed)
-        self.skipped = overflowed
-        if not overflowed:
-            self._running = self._stepped = True
-            try:
-                update_tiles(self.optimizer, self.tiles, self._coefficient)
-            finally:
-                self._running = False
-        return not overflowed
+        if self._coefficient is None and self.scaler.policy is not None:
+            self._coefficient = self.scaler.unscaling
+        with self.scaler.judging(self.optimizer, self._overflow) as skips:
+            if not skips:
+                self._step()
+        return not skips
+
+    def _step(self) -> None:
+        self._running = self._stepped = True
+        try:
+            update_tiles(self.optimizer, self.tiles, self._coefficient)
+        finally:
+            self._running = False
 
     def forget(self) -> None:
         """The gradients are gone."""
@@ -137,14 +142,15 @@ class Update:
     def _norm(self, norm_type: float) -> torch.Tensor:
         """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
         gradients = [g for segment in self.segments if (g := segment.gradient()) is not None]
-        total = sum_of_powers(gradients, norm_type, self._used_flags.device)
+        total = sum_of_powers(gradients, norm_type, self._device)
         total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
         (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
         return norm_of(total, norm_type)
 
-    def _overflowed(self) -> bool:
+    def _overflow(self) -> torch.Tensor:
+        """Whether a gradient overflowed anywhere, 0-dim fp32, 0 or 1."""
         norm = self._norm(math.inf) if self._largest is None else self._largest
-        return not bool(norm.isfinite())
+        return norm.isfinite().logical_not().float()
 
     def _check_held(self) -> None:
         missing = [self.names[i] for i in sorted(self._unheld & self.used)]

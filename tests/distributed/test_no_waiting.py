@@ -1,0 +1,85 @@
+"""A step never makes the host wait for the GPU: nothing in it asks for a value. Without a GPU, on a modelled one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests import zoo
+from tests.distributed.test_lanes import cuda  # noqa: F401  # a fixture
+from zerobench.baselines import wrap
+from zerobench.zero import initialize
+from zerobench.zero.precision import LossScaling
+
+ASKING = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten.equal",
+    "aten.is_nonzero",
+    "aten.unique",
+)
+"""Operators whose result is a value or a shape that depends on values: on a GPU the host waits for it."""
+
+VARIANTS: list[tuple[str, dict[str, Any], torch.dtype]] = [
+    ("zero1", {}, torch.float32),
+    ("zero2", {}, torch.bfloat16),
+    ("zero3", {"prefetch": 2}, torch.bfloat16),
+    ("megatron", {}, torch.bfloat16),
+    *((f"zero{stage}", {"loss_scaling": LossScaling(initial=1024.0)}, torch.float16) for stage in (1, 2, 3)),
+]
+
+
+class Questions(TorchDispatchMode):
+    """The operators that ask, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if str(function).startswith(ASKING):
+            self.asked.append(str(function))
+        return function(*arguments, **(named or {}))
+
+
+def step(engine: Any, number: int) -> torch.Tensor:
+    loss: torch.Tensor = engine(*zoo.tokens(1, 2, number))
+    engine.backward(loss)
+    engine.clip_grad_norm_(1.0)
+    engine.step()
+    return loss.detach()
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("strategy", "options", "dtype"), VARIANTS)
+def test_a_step_asks_for_nothing(strategy: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    module = zoo.build("tied").to(dtype)
+    engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
+    step(engine, 0)
+    with Questions() as questions:
+        for number in range(1, 3):
+            step(engine, number)
+    assert questions.asked == []
+
+
+@pytest.mark.usefixtures("cuda")
+def test_the_baseline_asks_for_nothing_either() -> None:
+    module = zoo.build("tied").to(torch.float16)
+    section = {"name": "ddp", "bucket_bytes": 2**20, "broadcast_buffers": True}
+    scaling = {"tile_bytes": 2**20, "loss_scaling": LossScaling(initial=1024.0)}
+    engine = wrap(section, module, zoo.OPTIMIZERS["adamw"](module.parameters()), **scaling)
+    step(engine, 0)
+    with Questions() as questions:
+        step(engine, 1)
+    assert questions.asked == []
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_question_is_seen() -> None:
+    with Questions() as questions:
+        float(torch.ones(1) * 2)
+    assert questions.asked

@@ -1,0 +1,220 @@
+"""The engine on a GPU: no step waits for it, memory does not grow, and late streams change nothing.
+
+One process is rank 1 of a simulated world (real streams and tensors), so that one GPU is enough.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests import zoo
+from tests.distributed.test_no_waiting import VARIANTS
+from tests.distributed.test_races import RUNS
+from zerobench.zero import initialize, lanes
+from zerobench.zero.comm import FAKE, NcclComm
+from zerobench.zero.simulated import SimulatedNccl
+from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+LATE_CYCLES = 2_000_000
+"""About a millisecond: longer than what computes beside it in these models."""
+
+
+@pytest.fixture(params=[2, 4], autouse=True)
+def world(request: pytest.FixtureRequest) -> Iterator[None]:
+    dist.init_process_group(FAKE, rank=1, world_size=request.param)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def engine_for(strategy: str, options: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(0)
+    module = zoo.build("tied").to("cuda", dtype)
+    engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
+    assert isinstance(engine.comm, SimulatedNccl)
+    return engine
+
+
+def batch(number: int) -> list[torch.Tensor]:
+    return [tensor.pin_memory().to("cuda", non_blocking=True) for tensor in zoo.tokens(1, 2, number)]
+
+
+def step(engine: Any, number: int) -> torch.Tensor:
+    loss: torch.Tensor = engine(*batch(number))
+    engine.backward(loss)
+    engine.clip_grad_norm_(1.0)
+    engine.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(("strategy", "options", "dtype"), VARIANTS)
+def test_no_step_waits_for_the_gpu(strategy: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    engine = engine_for(strategy, options, dtype)
+    for number in range(3):
+        step(engine, number)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        for number in range(3, 6):
+            step(engine, number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Wide(nn.Module):
+    """Units larger than what the allocator hands out in one piece for small tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(1024, 1024) for _ in range(6))
+
+    def forward(self, x):
+        return functools.reduce(lambda h, block: torch.relu(block(h)), self.blocks, x).sum()
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    module = Wide().cuda()
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    engine = initialize(module, optimizer, strategy, bucket_bytes=4 * 2**20)
+    inputs = torch.ones(8, 1024, device="cuda")
+    peaks = []
+    with late():
+        for number in range(40):
+            if number in (5, 20):
+                torch.cuda.reset_peak_memory_stats()
+            engine.backward(engine(inputs))
+            engine.step()
+            if number in (19, 39):
+                peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+    assert peaks[0] == peaks[1]
+
+
+@contextmanager
+def late() -> Iterator[None]:
+    """Every collective takes its time to start."""
+    launch = lanes.Lane.launch
+
+    def launch_late(lane: lanes.Lane, collective: Any) -> Any:
+        def collective_late(async_op: bool) -> Any:
+            torch.cuda._sleep(LATE_CYCLES)
+            return collective(async_op=async_op)
+
+        return launch(lane, collective_late)
+
+    with mock.patch.object(lanes.Lane, "launch", launch_late):
+        yield
+
+
+@contextmanager
+def in_series() -> Iterator[None]:
+    """The device is idle whenever a collective is launched or waited for."""
+    launch, wait = lanes.Lane.launch, lanes.InLane.wait
+
+    def launch_alone(lane: lanes.Lane, collective: Any) -> Any:
+        torch.cuda.synchronize()
+        ticket = launch(lane, collective)
+        torch.cuda.synchronize()
+        return ticket
+
+    with mock.patch.object(lanes.Lane, "launch", launch_alone), mock.patch.object(lanes.InLane, "wait", wait):
+        yield
+
+
+def trained(strategy: str, options: dict[str, Any]) -> list[torch.Tensor]:
+    engine = engine_for(strategy, options)
+    losses = [step(engine, number) for number in range(4)]
+    state = copy.copy(engine.state_dict()["tensors"])
+    return [torch.stack(losses).cpu(), *(tensor.cpu() for tensor in state.values())]
+
+
+@pytest.mark.parametrize(("strategy", "options"), RUNS)
+def test_late_collectives_change_nothing(strategy: str, options: dict[str, Any]) -> None:
+    with in_series():
+        expected = trained(strategy, options)
+    with late():
+        got = trained(strategy, options)
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@contextmanager
+def unawaited() -> Iterator[None]:
+    """A mistake: nobody waits for a collective. No storage is given back, so that what comes late hits nobody else."""
+    resize, forgotten = torch.UntypedStorage.resize_, []
+
+    def keep(storage: torch.UntypedStorage, size: int) -> Any:
+        return storage if size in (0, storage.nbytes()) else resize(storage, size)
+
+    with (
+        mock.patch.object(lanes.InLane, "wait", forgotten.append),
+        mock.patch.object(torch.UntypedStorage, "resize_", keep),
+    ):
+        yield
+        torch.cuda.synchronize()
+    for ticket in forgotten:
+        ticket.wait()
+
+
+def test_a_planted_race_is_seen() -> None:
+    """A gather brings zeros for the other ranks' parts; who does not wait finds what was there before."""
+    with in_series():
+        expected = trained("zero3", {"prefetch": 2})
+    with late(), unawaited():
+        got = trained("zero3", {"prefetch": 2})
+    assert any(not torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_collectives_over_nccl_itself() -> None:
+    """A world of one, but NCCL's: in place, into another place, stamped, in lanes, and nobody waits for the GPU."""
+    dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        here = torch.device("cuda", torch.cuda.current_device())
+        where = f"file://{folder}/rendezvous"
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=where, rank=0, world_size=1, device_id=here)
+        comm = NcclComm(dist.group.WORLD)
+        full = torch.arange(64.0, device="cuda")
+        full[-STAMP_NUMEL:] = 0
+        into, expected = torch.empty_like(full), full.clone()
+        Stamp(3, 5).write(expected)
+        torch.cuda.synchronize()
+        for launch in (comm.reduce_scatter, comm.all_gather, comm.all_reduce):
+            launch(full, "unit", Stamp(3, 5)).wait()
+        comm.reduce_scatter(full, "unit", Stamp(3, 5), into).wait()
+        total = torch.ones((), dtype=torch.float64, device="cuda")
+        comm.sum(total)
+        comm.maximum(total)
+        flags = torch.ones(3, dtype=torch.int32, device=comm.flags_device)
+        comm.maximum(flags)
+        comm.check_stamps()
+        torch.cuda.synchronize()
+        comm.check_stamps()
+        assert flags.device.type == "cpu"
+        assert torch.equal(full, expected)
+        assert torch.equal(into, expected)
+        comm.reduce_scatter(full, "unit", Stamp(3, 5)).wait()
+        full[-1] += 1
+        comm._stamps.add(full, partial(Stamp(3, 5).check_sum, 1))
+        comm.check_stamps()
+        torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match="another rank is elsewhere"):
+            comm.check_stamps()

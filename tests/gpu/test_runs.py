@@ -1,0 +1,36 @@
+"""Whole runs on a GPU: every strategy trains as DDP does, alone over NCCL and with two ranks that share the GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cells import cell
+from zerobench import cell as cells
+from zerobench import tables
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def run(folder: Path, strategy: str, n: int, backend: str) -> tuple[Any, list[float]]:
+    one = cell(strategy, n, "words", results_dir=str(folder), device="cuda", backend=backend)
+    assert not one.problems, one.problems
+    row = cells.run_cell(one, lambda _: None)
+    assert row.status == "ok", row.reason
+    return row, list(tables.load(folder / row.run_id).steps["loss"])
+
+
+@pytest.mark.parametrize(("n", "backend"), [(1, "nccl"), (2, "gloo")])
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "megatron"])
+def test_trains_as_ddp_does(tmp_path: Path, strategy: str, n: int, backend: str) -> None:
+    expected, losses = run(tmp_path, "ddp", n, backend)
+    row, mine = run(tmp_path, strategy, n, backend)
+    assert mine == pytest.approx(losses, rel=1e-5)
+    assert row.allocated_bytes is not None
+    assert row.reserved_bytes >= row.allocated_bytes
+    assert (row.ranks_per_gpu, row.step_s is None) == (n, n > 1)
+    assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
+    assert expected.psi == row.psi

@@ -1,0 +1,156 @@
+"""A job's environment, who runs where in it, and what its processes tell one another."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed import TCPStore
+
+from tests.cells import cell
+from tests.ranks import free_port
+from zerobench import board, job
+from zerobench.board import Board, Listener, LostError, Pulse
+from zerobench.job import JobError, Roster, Seat, find_job
+from zerobench.plain import plain, rebuild
+from zerobench.records import StepRow
+from zerobench.theory.shapes import ParameterShape, Schedule
+from zerobench.worker import RankRecord
+
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def seat(rank: int, machine: str, gpus: tuple[str, ...] = (), local_rank: int = 0, world_size: int = 4) -> Seat:
+    return Seat(rank, world_size, local_rank, machine, gpus, "code", "2.13")
+
+
+TWO_MACHINES = Roster(
+    (seat(0, "a", ("x", "y")), seat(1, "a", ("x", "y"), 1), seat(2, "b", ("z",)), seat(3, "b", ("z",), 1))
+)
+
+
+def test_no_job_where_nothing_says_so() -> None:
+    assert find_job({}) is None
+    assert find_job({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) is None  # many shells have these
+
+
+def test_a_job_by_hand_and_torchruns() -> None:
+    found = find_job(BY_HAND)
+    assert found is not None
+    assert (found.rank, found.world_size, found.local_rank, found.address, found.port) == (1, 2, 1, "10.0.0.1", 29500)
+    assert (found.agent, found.launched_by) == (False, "the environment")
+    more = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1"}
+    by_torchrun = find_job(BY_HAND | more | {"GROUP_RANK": "1"})
+    assert by_torchrun is not None
+    assert (by_torchrun.agent, by_torchrun.launched_by, by_torchrun.attempt) == (True, "torchrun", "7/1")
+    assert by_torchrun.machine == found.machine + "/1"
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_half_a_job_is_refused_by_the_missing_name(name: str) -> None:
+    with pytest.raises(JobError, match=f"^{name} is not set and (RANK|WORLD_SIZE) is"):
+        find_job({key: value for key, value in BY_HAND.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("RANK", "2", "RANK=2: must be below WORLD_SIZE=2"),
+        ("LOCAL_RANK", "5", "LOCAL_RANK=5: must be below WORLD_SIZE=2"),
+        ("MASTER_PORT", "http", "MASTER_PORT=http: must be a whole number"),
+        ("RANK", "-1", "RANK=-1: must be a whole number from 0"),
+    ],
+)
+def test_a_wrong_job_is_refused(name: str, value: str, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        find_job(BY_HAND | {name: value})
+
+
+def test_who_runs_where() -> None:
+    assert [TWO_MACHINES.machines(n) for n in (0, 1, 2, 3, 4)] == [1, 1, 1, 2, 2]
+    assert [TWO_MACHINES.crowd(n) for n in (1, 2, 3, 4)] == [1, 2, 2, 2]
+    assert [TWO_MACHINES.gpus(n) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
+    own = Roster((seat(0, "a", ("x",)), seat(1, "a", ("y",), 1)))  # each process sees only its own
+    assert own.gpus(2) == 2
+
+
+def test_seats_that_contradict_one_another_are_refused() -> None:
+    TWO_MACHINES.check()
+    first, second = TWO_MACHINES.seats[:2]
+    for wrong, words in (
+        (replace(second, code="other"), "rank 1 of the job has code other and rank 0 has code"),
+        (replace(second, world_size=3), "rank 1 of the job has world_size 3 and rank 0 has 4"),
+        (replace(second, local_rank=0), "ranks 0 and 1 on a both have LOCAL_RANK=0"),
+    ):
+        with pytest.raises(JobError, match=words):
+            Roster((first, wrong)).check()
+
+
+def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = cell("zero2", 2)
+    team = SimpleNamespace(job=SimpleNamespace(world_size=4), roster=TWO_MACHINES)
+    monkeypatch.setattr(job, "team", lambda: team)
+    whole = cell("zero2", None).config  # type: ignore[arg-type]
+    assert (whole["world_size"], whole["nodes"]) == (4, 2)
+    assert cell("zero2", 2).cell_id == alone.cell_id  # the same measurement as without a job
+    gpus = cell("zero2", 4, device="cuda").config
+    assert (gpus["backend"], gpus["ranks_per_gpu"]) == ("gloo", 2)  # machine b has one for two ranks
+    assert cell("zero2", 2, device="auto").config["backend"] == "nccl"
+    assert "world_size=8: the job that was joined has 4 ranks" in "; ".join(cell("zero2", 8).problems)
+    assert not cell("zero2", 8, backend="simulated").problems
+
+
+def test_records_survive_json_to_the_bit() -> None:
+    shapes = (ParameterShape(10, 4, True, "", 1, None), ParameterShape(10, 2, False, "block", 2, 0))
+    losses = [0.1 + 0.2, 5e-324, math.inf]
+    steps = [StepRow(1, "timed", n, False, loss, None, 1.0, 2.0, 3.0) for n, loss in enumerate(losses)]
+    schedule = Schedule(shapes, (1, 0), ("block",), 2, (True,))
+    record = RankRecord(1, "timed", steps, {"resident_bytes": 3, "loopback_bytes": None}, schedule, [], [], [], [])
+    assert rebuild(RankRecord, json.loads(json.dumps(plain(record)))) == record
+    nothing = json.loads(json.dumps(plain(replace(record, steps=[replace(steps[0], loss=math.nan)]))))
+    assert math.isnan(rebuild(RankRecord, nothing).steps[0].loss)
+    for wrong in (nothing | {"rank": "1"}, nothing | {"more": 1}, nothing | {"steps": [3]}):
+        with pytest.raises(ValueError):
+            rebuild(RankRecord, wrong)
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = (Board("127.0.0.1", store.port, "test") for _ in range(2))
+    monkeypatch.setattr(board, "PIECE_CHARS", 7)
+    value = {"text": "ψ" * 100, "numbers": list(range(50)), "nothing": None}
+    assert theirs.read("key") is None
+    mine.post("key", value)
+    assert theirs.read("key") == value
+    assert store.num_keys() > 10
+    mine.post("none", None)
+    assert theirs.has("none")
+    assert Board("127.0.0.1", store.port, "other run").read("key") is None
+
+
+def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "BEAT_S", 0.05)
+    pulse = Pulse(Board("127.0.0.1", store.port, "test"), 3)
+    listener = Listener(Board("127.0.0.1", store.port, "test"), silence_s=0.6)
+    for _ in range(10):
+        assert not listener.silent(3)
+        time.sleep(0.1)
+    pulse.stop()
+    assert not listener.silent(3)
+    time.sleep(0.8)
+    assert listener.silent(3)
+
+
+def test_a_store_that_is_not_there_is_a_sentence(store: TCPStore) -> None:
+    with pytest.raises(LostError, match=r"MASTER_PORT=\d+: rank 0 cannot keep the job's store there"):
+        Board("127.0.0.1", store.port, "test", host=True)
+    with pytest.raises(LostError, match="nobody keeps a store at 127"):
+        Board("127.0.0.1", free_port(), "test", patience_s=1)

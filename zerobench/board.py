@@ -1,0 +1,136 @@
+"""What the processes of a job tell one another: JSON values under keys in the job's store, and that they live.
+
+board    a connection to the store, torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
+value    JSON, compressed, in pieces that the store takes
+pulse    a number in the store that a thread of each process raises; one that stands still is of a lost process
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+PIECE_CHARS = 4 * 2**20
+"""The store refuses values of more than 8 MiB."""
+
+JOIN_S = 300.0
+"""What the processes of a job get to come together."""
+
+BEAT_S = 2.0
+SILENCE_S = 30.0
+"""A pulse that stands still for so long belongs to a process that is gone, or might as well be."""
+
+_TRY_S = 10.0
+
+
+class LostError(RuntimeError):
+    """The job, or a part of it, cannot be reached; the message is the sentence."""
+
+
+class Board:
+    """A connection of its own. `host`: this process keeps the store. Raises LostError, as everything here does."""
+
+    def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
+        from torch.distributed import PrefixStore
+
+        self.address = f"{address}:{port}"
+        self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
+
+    def post(self, key: str, value: Any) -> None:
+        """Puts a value under `key`, which can be read as soon as it is whole."""
+        data = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
+        pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
+        with self._asking():
+            for number, piece in enumerate(pieces):
+                self._store.set(f"{key}/{number}", piece)
+            self._store.set(key, str(len(pieces)))
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value under `key`."""
+        with self._asking():
+            return bool(self._store.check([key]))
+
+    def read(self, key: str) -> Any:
+        """The value under `key`, or None where there is none."""
+        if not self.has(key):
+            return None
+        with self._asking():
+            pieces = [self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key)))]
+        return json.loads(zlib.decompress(b64decode(b"".join(pieces))))
+
+    def raise_by(self, key: str, more: int) -> int:
+        """Adds to the number under `key`, 0 at first; the sum."""
+        with self._asking():
+            return int(self._store.add(key, more))
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        from torch.distributed import DistError
+
+        try:
+            yield
+        except DistError as error:
+            raise LostError(f"the job's store at {self.address} does not answer") from error
+
+
+def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
+    """Tries again and again, so that a signal is heeded meanwhile: torch does not return before its time is over."""
+    from torch.distributed import DistError, TCPStore
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            patience = timedelta(seconds=min(_TRY_S, patience_s))
+            return TCPStore(address, port, is_master=host, timeout=patience, wait_for_workers=False)
+        except DistError as error:
+            first = str(error).strip().splitlines()[0]
+            if host:
+                raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
+            if time.monotonic() > deadline:
+                words = (
+                    f"nobody keeps a store at {address}:{port}; do all processes have rank 0's MASTER_ADDR and port?"
+                )
+                raise LostError(words) from error
+
+
+class Pulse:
+    """Beats for one rank in a thread, on a connection of its own, until it is stopped."""
+
+    def __init__(self, board: Board, rank: int) -> None:
+        self._board, self._key, self._over = board, f"pulse/{rank}", threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, which is not to be in the midst of torch's code when the interpreter ends."""
+        self._over.set()
+        self._thread.join(2 * BEAT_S)
+
+    def _beat(self) -> None:
+        try:
+            while not self._over.wait(BEAT_S):
+                self._board.raise_by(self._key, 1)
+        except LostError:
+            return  # who waits for the store hears of it there
+
+
+class Listener:
+    """Tells whose pulse stands still."""
+
+    def __init__(self, board: Board, silence_s: float = SILENCE_S) -> None:
+        self._board, self._silence_s = board, silence_s
+        self._heard: dict[int, tuple[int, float]] = {}
+
+    def silent(self, rank: int) -> bool:
+        """Whether a rank's pulse has stood still for too long, as far as it was looked at."""
+        beats, now = self._board.raise_by(f"pulse/{rank}", 0), time.monotonic()
+        if rank not in self._heard or self._heard[rank][0] != beats:
+            self._heard[rank] = beats, now
+        return now - self._heard[rank][1] > self._silence_s

@@ -1,0 +1,66 @@
+"""Dataclasses as plain values, for JSON, and back by their types.
+
+Nothing is unpickled: what comes from another machine can become the types asked for and no others. Floats keep every
+bit, for JSON writes the shortest text that reads back as the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses become dicts, also within lists, tuples and dicts; everything else stays."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return {key: plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def rebuild(kind: Any, value: Any) -> Any:
+    """The value of type `kind` that was made plain. Raises ValueError where it is none."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if is_dataclass(kind):
+        return _rebuild_dataclass(kind, value)
+    if origin in (Union, UnionType):
+        return _rebuild_one_of(parts, value)
+    if origin is list and isinstance(value, list):
+        return [rebuild(parts[0], one) for one in value]
+    if origin is tuple and isinstance(value, list):
+        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return tuple(rebuild(one, part) for one, part in zip(kinds, value, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {key: rebuild(parts[1], one) for key, one in value.items()}
+    if type(value) is kind or (kind is type(None) and value is None):
+        return value
+    if kind is float and type(value) is int:  # a column may hold a whole number where its type says float
+        return value
+    raise ValueError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
+
+
+@cache
+def _types_of(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _rebuild_dataclass(kind: Any, value: Any) -> Any:
+    types = _types_of(kind)
+    if not isinstance(value, dict) or set(value) != set(types):
+        raise ValueError(f"{value!r:.60} is no {kind.__name__}")
+    return kind(**{name: rebuild(types[name], one) for name, one in value.items()})
+
+
+def _rebuild_one_of(kinds: tuple[Any, ...], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return rebuild(kind, value)
+        except ValueError:
+            continue
+    raise ValueError(f"{value!r:.60} is none of {', '.join(str(kind) for kind in kinds)}")
