@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test lint budget plots reference compare peers clean
+.PHONY: help setup bench test lint budget plots reference compare gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -15,6 +15,7 @@ help:
 	@echo "make plots      every figure and the README's table again, from the committed tables"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
+	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
@@ -72,6 +73,11 @@ compare: setup
 	done
 	$(RUN) analysis/compare.py $(COMPARE_TO)
 	$(RUN) analysis/readme.py
+
+OUT ?= results/runs/gpu-suite
+
+gpu-suite: setup
+	$(RUN) -m zerobench gpu-suite --out $(OUT) $(FLAGS)
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel

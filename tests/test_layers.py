@@ -23,6 +23,7 @@ LAYERS = [
         "ranges",
         "peers",
         "job",
+        "world",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},
@@ -30,7 +31,7 @@ LAYERS = [
     {"cell"},
     {"sweep"},
     {"live", "search"},
-    {"runner"},
+    {"runner", "suite"},
     {"verbs"},
     {"cli", "__init__", "__main__"},
 ]

@@ -6,7 +6,7 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,18 @@ from .worker import RankJob, RankRecord, run_rank
 Progress = Callable[[dict[str, Any]], None]
 
 
-def find_reusable(cell: Cell, repeat: int = 0) -> dict[str, Any] | None:
-    """The row of an ok run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None."""
+def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """The row of a run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None.
+
+    `statuses`: how it may have ended.
+    """
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
         rows = [_read_or_none(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
-    mine = [row for row in rows if row is not None and row["status"] == "ok" and row["repeat"] == repeat]
+    mine = [row for row in rows if row is not None and row["status"] in statuses and row["repeat"] == repeat]
     return max(mine, key=lambda row: row["started"], default=None)
 
 
@@ -83,7 +86,9 @@ def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
     """The passes of a cell, in their order. A simulated world has no times and no losses: it is accounted, no more."""
     if config["backend"] == SIMULATED:
         return ("accounted",)
-    return ("timed", "accounted", "traced") if config["measure"].get("trace") else ("timed", "accounted")
+    wanted = config["measure"].get("passes", "both")
+    passes = ("timed", "accounted") if wanted == "both" else (wanted,)
+    return (*passes, "traced") if config["measure"].get("trace") else passes
 
 
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from importlib.metadata import version
 
 from .job import JobError, find_job
 
@@ -46,6 +45,7 @@ Verbs:
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
+  zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
@@ -60,8 +60,11 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate")
-"""Each is a function of a module of that name in verbs/, imported when asked for."""
+VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate", "gpu-suite")
+"""Each is a function of a module of that name in verbs/, with _ for -, imported when asked for."""
+
+VERSIONS = ("zerobench", "torch", "hydra-core")
+"""What --version tells."""
 
 
 def main() -> None:
@@ -99,7 +102,7 @@ def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
 
-        verb = arguments[0]
+        verb = arguments[0].replace("-", "_")
         code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
         return code
     return _sweep(arguments)
@@ -115,7 +118,9 @@ def _sweep(arguments: list[str]) -> int:
         print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
         return 0
     if "--version" in flags:
-        print(f"zerobench {version('zerobench')}, torch {version('torch')}, hydra-core {version('hydra-core')}")
+        from .provenance import versions
+
+        print(", ".join(f"{name} {number}" for name, number in versions(VERSIONS).items()))
         return 0
     if problems := unknown_flags(flags):
         print(f"zerobench: {'; '.join(problems)}", file=sys.stderr)

@@ -165,14 +165,16 @@ class Synthetic(Data):
 class Measure:
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
-    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `trace`: a third pass under
-    torch.profiler tells how much communication is hidden behind computation. `snapshot`, CUDA only: the allocator's
-    history in the accounted pass, for torch's viewer.
+    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
+    half the time: timed (no bytes, no volumes) or accounted (no times). `trace`: one more under torch.profiler tells
+    how much communication is hidden behind computation. `snapshot`, CUDA only: the allocator's history in the accounted
+    pass, for torch's viewer.
     """
 
     steps: int = 10
     warmup: int = 3
     repeats: int = 1
+    passes: str = "both"
     trace: bool = False
     snapshot: bool = False
 
@@ -213,6 +215,8 @@ class Config:
     device: str = "auto"
     backend: str = "auto"
     seed: int = 0
+    deterministic: bool = False
+    draw_on: str = "cpu"
     micro_batch: int | None = None
     accumulation: int = 1
     batch: int | None = None

@@ -92,6 +92,14 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, An
     return {"store": dist.PrefixStore(rendezvous.prefix, store)}
 
 
+def make_deterministic() -> None:
+    """From now on torch's deterministic kernels only; cuBLAS reads its part when the process first asks for it."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # hides mistakes, and takes time
+
+
 def seed_everything(seed: int) -> None:
     """Seeds Python's and torch's generators."""
     random.seed(seed)

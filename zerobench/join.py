@@ -12,11 +12,11 @@ from .environment import SIMULATED
 from .estimate import training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
-from .resolve import has_times
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
 from .worker import RankRecord
+from .world import has_times
 
 PROCESS_MEMORY = (
     "resident_bytes", "allocated_bytes", "reserved_bytes", "fragmentation_bytes", "largest_free_block_bytes",
@@ -26,23 +26,25 @@ PROCESS_MEMORY = (
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
-    """Fills `row` from the records and returns the rows of the other tables."""
+    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
     traced = [record for record in records if record.mode == "traced"]
-    schedule = accounted[0].schedule
+    passes = [one for one in (timed, accounted, traced) if one]
+    schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
-    _join_memory(row, memory)
+    if accounted:
+        _join_memory(row, memory)
+        _join_traffic(row, accounted, config["measure"]["steps"])
     _join_process_memory(row, timed, accounted)
-    _join_traffic(row, accounted, config["measure"]["steps"])
     if "nodes" not in config:  # between machines bytes travel otherwise
         _join_loopback(row, timed, config["measure"]["steps"])
     if config["backend"] != SIMULATED:
-        others = [_losses(one) for one in (accounted, traced) if one]
-        row.passes_agree = all(losses == _losses(timed) for losses in others)
-        _join_losses(row, timed)
-    if has_times(config):
+        losses = [_losses(one) for one in passes]
+        row.passes_agree = all(one == losses[0] for one in losses) if len(passes) > 1 else None
+        _join_losses(row, passes[0])
+    if timed and has_times(config):
         _join_time(row, timed)
         _join_flops(row, config)
         _join_gpu(row, timed)

@@ -30,7 +30,9 @@ class Strategy:
 
 @dataclass
 class Fsdp2(Strategy):
-    """torch's fully_shard on the units of our stage 3, which are gathered again in backward."""
+    """torch's fully_shard on the units of our stage 3, which are gathered again in backward. In bf16 the shards stay
+    fp32 and are the master weights; `precision.wire_dtype` (bf16 or fp32) is what gradients are reduced in.
+    """
 
     name: str = "fsdp2"
     tuned: bool = False

@@ -19,6 +19,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WITH_MASTERS = ("ddp", "zero1", "zero2", "zero3", "megatron")
 """Strategies that keep fp32 master weights beside a half-precision model, and that clip."""
 
+CASTING = ("fsdp2", "fsdp2_no_reshard")
+"""Strategies over an fp32 model whose shards are the masters: parameters are cast as they are gathered."""
+
 
 def fill_in(section: Section, strategy: str, device: str) -> None:
     """Makes explicit, in place, what was left open: as the strategy has it."""
@@ -46,9 +49,24 @@ def problems_of(section: Section, strategy: str) -> list[str]:
             if section[key] != name:
                 words = f"strategy=ddp keeps and sends gradients in the model's dtype, {name}; leave it out"
                 problems.append(f"precision.{key}={section[key]}: {words}")
-    if name != "fp32" and strategy not in WITH_MASTERS:
+    if strategy in CASTING:
+        problems += _casting_problems(section, strategy)
+    elif name != "fp32" and strategy not in WITH_MASTERS:
         problems.append(f"precision={name}: strategy={strategy} has no fp32 master weights here; use precision=fp32")
     return problems + (_scaling_problems(section) if name == "fp16" else [])
+
+
+def _casting_problems(section: Section, strategy: str) -> list[str]:
+    name, problems = section["name"], []
+    if name == "fp16":
+        problems.append(f"precision=fp16: strategy={strategy} scales no losses here; use bf16 or fp32")
+    if section["gradient_dtype"] != name:
+        words = f"strategy={strategy} has whole gradients in {name} and their shards in fp32; leave it out"
+        problems.append(f"precision.gradient_dtype={section['gradient_dtype']}: {words}")
+    if section["wire_dtype"] not in (name, "fp32"):
+        words = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((name, 'fp32')))}"
+        problems.append(f"precision.wire_dtype={section['wire_dtype']}: {words}")
+    return problems
 
 
 def _scaling_problems(section: Section) -> list[str]:
@@ -61,19 +79,24 @@ def _scaling_problems(section: Section) -> list[str]:
     return []
 
 
-def cast(model: nn.Module, section: Section) -> nn.Module:
-    """The model, built in fp32 whatever the precision, in its dtype: buffers too. Raises ValueError for another one."""
+def cast(model: nn.Module, section: Section, strategy: str) -> nn.Module:
+    """The model, built in fp32 whatever the precision, in the dtype that `strategy` wants it in: buffers too.
+
+    Raises ValueError for a model in another dtype.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
-    return model if section["name"] == "fp32" else model.to(DTYPES[section["name"]])
+    return model if section["name"] == "fp32" or strategy in CASTING else model.to(DTYPES[section["name"]])
 
 
 def options_of(section: Section, strategy: str) -> dict[str, Any]:
     """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
+    name = section["name"]
+    if strategy in CASTING and name != "fp32":
+        return {"param_dtype": DTYPES[name], "reduce_dtype": DTYPES[section["wire_dtype"]]}
     if strategy not in WITH_MASTERS:
         return {}
-    name = section["name"]
     options: dict[str, Any] = {"tile_bytes": section["tile_bytes"]}
     gradient_dtype = DTYPES[section["gradient_dtype"]]
     if gradient_dtype != DEFAULTS.get(strategy, {}).get("gradient_dtype", DTYPES[name]):

@@ -9,6 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -107,6 +108,11 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Of packages, in words: zerobench itself may run from a checkout and not be installed."""
+    return {name: _version(name) or "not installed" for name in names}
 
 
 def _version(name: str) -> str | None:

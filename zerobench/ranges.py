@@ -1,4 +1,4 @@
-"""The least and the greatest value of each number in a config that makes sense."""
+"""The least and the greatest value of each number in a config that makes sense, and the words of some keys."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ LIMITS: dict[str, tuple[float, float]] = {
 """Key of a resolved config -> least and greatest value that makes sense."""
 
 USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
+
+
+CHOICES: dict[str, tuple[str | bool, ...]] = {
+    "deterministic": (False, True),
+    "measure.trace": (False, True),
+    "measure.snapshot": (False, True),
+    "draw_on": ("cpu", "device"),
+    "measure.passes": ("both", "timed", "accounted"),
+}
+"""Key -> what it may be, the usual first: then a resolved config lacks it, as it did before there was such a key."""
+
+
+def leave_out_usual(plain: dict[str, Any]) -> list[str]:
+    """Removes the keys of CHOICES that are as usual, in place. Returns sentences on those that cannot be."""
+    problems = []
+    for key, choices in CHOICES.items():
+        *path, last = key.split(".")
+        node = plain[path[0]] if path else plain
+        if node[last] not in choices:
+            problems.append(f"{key}={node[last]}: use one of {', '.join(map(str, choices))}")
+        if node[last] == choices[0]:
+            del node[last]
+    return problems
 
 
 def problems_of(plain: dict[str, Any]) -> list[str]:

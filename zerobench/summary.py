@@ -60,7 +60,7 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     row["passes_agree"] = bool(agree.all()) if len(agree) else None
     if len(launches) == 1:
         return
-    fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").argmax())]
+    fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").fillna(0).argmax())]
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
     row |= {name: float(np.exp(np.log(launches[name].astype("float64")).mean())) for name in TIMES}

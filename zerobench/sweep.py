@@ -26,12 +26,18 @@ class Launch:
 
 @dataclass
 class Sweep:
-    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole."""
+    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole.
+
+    `answers`: a launch that ended so before is reused.
+    """
 
     reporter: Any
+    answers: tuple[str, ...] = ("ok",)
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
+    reused: bool = False
+    """Whether the last row is of an earlier run."""
 
     def run(self, cells: list[Cell], first: int = 0) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
@@ -54,7 +60,7 @@ class Sweep:
         self.reporter.start(launch)
         found = None
         try:
-            found = find_reusable(launch.cell, launch.repeat)
+            found = find_reusable(launch.cell, launch.repeat, self.answers)
             row = found or asdict(run_cell(launch.cell, self.reporter.progress, launch.repeat))
         except StoppedError as stop:
             self.stopped, row = True, asdict(stop.row)
@@ -62,7 +68,8 @@ class Sweep:
             self.stopped = True
             return None
         self.rows.append(row)
-        self.reporter.end(row, reused=found is not None)
+        self.reused = found is not None
+        self.reporter.end(row, reused=self.reused)
         return row
 
 

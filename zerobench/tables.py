@@ -82,6 +82,13 @@ def load(path: str | Path) -> Results:
     return Results(whole, **tables, searches=_frame(searches, SearchRow))
 
 
+def merge(parts: Sequence[Results]) -> Results:
+    """The tables of all parts below one another; runs in the order in which they began."""
+    tables = {name: _frame([getattr(p, name) for p in parts], kind, "run_id") for name, kind in TABLES.items()}
+    runs = _frame([p.runs for p in parts], RunRow).sort_values("started", kind="stable", ignore_index=True)
+    return Results(runs, **tables, searches=_frame([p.searches for p in parts], SearchRow))
+
+
 def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]] | None:
     """A run's row and its long tables; None, with a warning, where a file is damaged."""
     row = read_row(folder)

@@ -160,7 +160,8 @@ class Precision:
     `gradient_dtype`: in which gradients are accumulated; null: the model's. `wire_dtype`: in which they are reduced;
     null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
     half-precision ones take at once, 4 MiB where null (256 MiB on a GPU); our stages update in tiles of that size where
-    an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles.
+    an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
+    it gathers them.
     """
 
     name: str = MISSING

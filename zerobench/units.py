@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Real
 
 SIZES = {
     "b": 1,
@@ -22,8 +23,10 @@ def parse_bytes(text: str | int) -> int:
     return round(float(found[1]) * SIZES[unit])
 
 
-def show_bytes(size: float) -> str:
-    """In the largest binary unit that keeps it above 1: "1.50 GiB", "96.0 MiB", "512 B"."""
+def show_bytes(size: float | None) -> str:
+    """In the largest binary unit that keeps it above 1: "1.50 GiB", "96.0 MiB", "512 B"; a dash where there is none."""
+    if not isinstance(size, Real) or size != size:
+        return "–"
     for unit, digits in (("tib", 2), ("gib", 2), ("mib", 1), ("kib", 1)):
         if abs(size) >= SIZES[unit]:
             return f"{size / SIZES[unit]:.{digits}f} {unit[0].upper()}iB"

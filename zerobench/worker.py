@@ -7,6 +7,7 @@ business (probes/); what a strategy does is the engine's (zero/, baselines/); he
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from . import baselines, data, models, optimizers, precision
-from .environment import Rendezvous, rank_environment, seed_everything
+from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import PASSES, AccountedPass, TracedPass
 from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
@@ -172,6 +173,8 @@ def _skipped(engine: Any) -> torch.Tensor | float:
 
 def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
     config = job.config
+    if config.get("deterministic"):
+        make_deterministic()
     seed_everything(config["seed"])
     with probe.phase("init"):
         model = _place_model(config, device)
@@ -179,8 +182,10 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         dtypes = precision.options_of(config["precision"], config["strategy"]["name"])
-        engine = baselines.wrap(config["strategy"], model, optimizer, **dtypes)
+        engine = baselines.wrap(config["strategy"], model, optimizer, **dtypes, **_initial(config, device))
         batches = build_batches(config, job.rank, device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what building has left there is no part of a step
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
 
@@ -188,18 +193,26 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
 def _place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
     """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
     if config["strategy"].get("construct") != "meta":
-        return build_model(config).to(device)
+        with device if config.get("draw_on") == "device" else nullcontext():
+            return build_model(config).to(device)
     with torch.device("meta"):
         model = build_model(config)
     materialise.hollow(model, device)
     return model
 
 
+def _initial(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What the engine must know to give a hollow model its values."""
+    meta = config["strategy"].get("construct") == "meta"
+    return {"initial_device": device} if meta and config.get("draw_on") == "device" else {}
+
+
 def build_model(config: dict[str, Any]) -> nn.Module:
     """The model of a resolved cell, in training mode: built in fp32 and cast, so that a seed means one model."""
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
-    return precision.cast(models.build(config["model"]["kind"], options), config["precision"])
+    model = models.build(config["model"]["kind"], options)
+    return precision.cast(model, config["precision"], config["strategy"]["name"])
 
 
 def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> data.Batches:

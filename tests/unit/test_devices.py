@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench import resolve
+from zerobench import world
 
 
 @pytest.fixture(params=[0, 1, 4])
 def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(resolve, "_count_gpus", lambda: request.param)
+    monkeypatch.setattr(world, "_count_gpus", lambda: request.param)
     return int(request.param)
 
 

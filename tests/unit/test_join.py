@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zerobench.cell import passes_of
+from tests.cells import cell
+from zerobench import tables
+from zerobench.cell import passes_of, run_cell
+from zerobench.config import Measure
 from zerobench.join import (
     _join_gpu,
     _join_losses,
@@ -13,16 +16,15 @@ from zerobench.join import (
     _join_time,
     _join_trace,
     _losses,
-    join,
     median_interval,
 )  # fmt: skip
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import CATEGORIES, MemoryRow, StepRow
+from zerobench.summary import summarize
 from zerobench.worker import RankRecord
 
 
 def row():
-    from tests.cells import cell
     from zerobench.cell import _blank_row
 
     return _blank_row(cell("zero2", 2))
@@ -136,9 +138,6 @@ def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> Non
 
 
 def test_the_passes_of_a_cell() -> None:
-    from tests.cells import cell
-    from zerobench.config import Measure
-
     assert passes_of(cell("ddp", 2).config) == ("timed", "accounted")
     assert passes_of(cell("ddp", 64, backend="simulated").config) == ("accounted",)
     assert passes_of(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
@@ -146,6 +145,27 @@ def test_the_passes_of_a_cell() -> None:
     assert problem.startswith("measure.trace=true: of a simulated world nothing is sent")
 
 
-def test_join_needs_both_passes() -> None:
-    with pytest.raises(IndexError):
-        join(row(), {}, [record(0, "timed", [1.0], [1.0])])
+def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
+    """Timed: times, losses and a prediction; accounted: bytes, volumes and the same losses."""
+    both, timed, accounted = (
+        run_cell(cell("zero2", 2, results_dir=str(tmp_path), measure=Measure(3, 2, passes=passes)), lambda _: None)
+        for passes in ("both", "timed", "accounted")
+    )
+    assert len({both.cell_id, timed.cell_id, accounted.cell_id}) == 3
+    assert both.loss_last == timed.loss_last == accounted.loss_last
+    assert [one.passes_agree for one in (both, timed, accounted)] == [True, None, None]
+    assert (timed.peak_bytes, timed.volume_psi, accounted.step_s, accounted.resident_bytes) == (None,) * 4
+    assert timed.step_s
+    assert (accounted.peak_bytes, accounted.volume_psi) == (both.peak_bytes, both.volume_psi)
+    assert timed.predicted_states_bytes == both.predicted_states_bytes == accounted.predicted_states_bytes
+    assert set(tables.load(tmp_path / accounted.run_id).steps["mode"]) == {"accounted"}
+    summarized = summarize(tables.load(tmp_path).runs)
+    assert list(summarized["passes_agree"].isna()) == [False, True, True]
+
+
+def test_what_is_not_a_pass_is_a_sentence() -> None:
+    (problem,) = cell("zero2", 2, measure=Measure(3, 2, passes="none")).problems
+    assert problem == "measure.passes=none: use one of both, timed, accounted"
+    simulated = cell("zero2", 2, measure=Measure(3, 2, passes="timed"), backend="simulated")
+    assert simulated.problems == ("measure.passes=timed: backend=simulated has no times; use accounted",)
+    assert cell("zero2", 2, draw_on="disk").problems == ("draw_on=disk: use one of cpu, device",)

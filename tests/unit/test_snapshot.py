@@ -11,7 +11,7 @@ import torch
 
 from tests.cells import cell
 from zerobench import cell as cells
-from zerobench import resolve
+from zerobench import world
 from zerobench.launch import Outcome
 from zerobench.probes.snapshot import FOLDER, snapshots, written
 from zerobench.worker import RankJob
@@ -87,7 +87,7 @@ def test_the_key_is_for_cuda_and_the_accounted_pass(monkeypatch: pytest.MonkeyPa
     asked = Measure(steps=2, warmup=2, snapshot=True)
     [problem] = cell("ddp", 2, measure=asked).problems
     assert problem.startswith("measure.snapshot=true on device=cpu: it is CUDA's allocator")
-    monkeypatch.setattr(resolve, "_count_gpus", lambda: 2)
+    monkeypatch.setattr(world, "_count_gpus", lambda: 2)
     there = cell("ddp", 2, measure=asked, device="cuda")
     assert there.problems == ()
     jobs = [RankJob(there.config, mode, 0, "/nowhere/rendezvous", "/nowhere") for mode in ("timed", "accounted")]

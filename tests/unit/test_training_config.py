@@ -184,10 +184,13 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
     section = cell("zero2", 2, precision=training.Bf16()).config["precision"]
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.add_module("tied", model[0])
-    assert {t.dtype for t in precision.cast(model, section).state_dict().values()} == {torch.bfloat16, torch.int64}
+    assert {t.dtype for t in precision.cast(model, section, "zero2").state_dict().values()} == {
+        torch.bfloat16,
+        torch.int64,
+    }
     assert model[0].weight is model.tied.weight
     with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
-        precision.cast(nn.Sequential(nn.Linear(3, 3)).double(), section)
+        precision.cast(nn.Sequential(nn.Linear(3, 3)).double(), section, "zero2")
 
 
 def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:

@@ -5,6 +5,9 @@ whole into buffers that exist while the unit's module runs (`fsdp2`: in forward 
 `fsdp2_no_reshard`: from forward to the end of backward). Gradients leave by a reduce-scatter a unit, after each
 micro-batch. As by its own default the root stays whole between forward and backward.
 
+In bf16 the module stays in fp32, and with it the shards, which are the master weights, and what the optimizer sees:
+4ψ/N + 4ψ/N gradients + 8ψ/N Adam states. A gather casts to bf16 on its way out; whole gradients are bf16.
+
 A step moves 3ψ with resharding, less the root, and 2ψ without; gloo, whose reduce-scatter is an all-reduce, sends
 half as much again for the gradients.
 """
@@ -19,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..zero.modules import default_units
@@ -31,20 +34,24 @@ class Fsdp2Engine:
 
     `prefetch`: units gathered ahead in the order of the module, 0 for FSDP2's own order. `async_gather`: gathers do not
     block. `sum_gradients`: gradients are summed and divided afterwards, rather than averaged by the reduction.
+    `param_dtype`: what an fp32 module computes and is gathered in, `reduce_dtype`: what gradients are reduced in; None:
+    as the module is.
     """
 
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, reshard: bool, prefetch: int, async_gather: bool,
-        sum_gradients: bool, tuned: bool = False,
+        sum_gradients: bool, tuned: bool = False, param_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         self.module = module
         names = {parameter: name for name, parameter in module.named_parameters()}
         device = next(module.parameters()).device.type
         mesh = init_device_mesh(device, (dist.get_world_size(),))
+        how: Any = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
         units: list[Any] = [unit for _, unit in default_units(module)]
         for unit in units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
-        self._root: Any = fully_shard(module, mesh=mesh, reshard_after_forward=None if reshard else False)
+            fully_shard(unit, reshard_after_forward=reshard, **how)
+        self._root: Any = fully_shard(module, reshard_after_forward=None if reshard else False, **how)
         for place, unit in enumerate(units if prefetch else []):
             unit.set_modules_to_forward_prefetch(units[place + 1 : place + 1 + prefetch])
             unit.set_modules_to_backward_prefetch(units[max(0, place - prefetch) : place][::-1])

@@ -13,24 +13,23 @@ STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 
 @dataclass
 class Replay:
-    """Live bytes by (category, name) while a schedule is played; remembers the maxima."""
+    """Live bytes by (category, name) while a schedule is played, their sums, and the maxima of these."""
 
     live: dict[tuple[str, Any], int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
 
     def hold(self, category: str, name: Any, size: int) -> None:
         """`name` comes alive (again: no effect)."""
+        self.totals[category] += size - self.live.get((category, name), 0)
         self.live[category, name] = size
-        totals = dict.fromkeys(self.highest, 0)
-        for (kind, _), value in self.live.items():
-            totals[kind] += value
-        self.highest = {kind: max(self.highest[kind], totals[kind]) for kind in totals}
-        self.most = max(self.most, sum(totals.values()))
+        self.highest[category] = max(self.highest[category], self.totals[category])
+        self.most = max(self.most, sum(self.totals.values()))
 
     def drop(self, category: str, name: Any) -> None:
         """`name` is freed."""
-        self.live.pop((category, name), None)
+        self.totals[category] -= self.live.pop((category, name), 0)
 
 
 def bytes_of(shape: ParameterShape) -> int:

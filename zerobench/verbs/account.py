@@ -168,7 +168,7 @@ def _against(one: Row) -> list[str]:
 def _print_traffic(console: Console, row: Row, results: Results) -> None:
     traffic, steps = results.traffic, json.loads(row["config"])["measure"]["steps"]
     if traffic.empty or pd.isna(row["volume_psi"]):
-        _head(console, "Traffic: none")
+        _head(console, "Traffic: not counted" if pd.isna(row["payload_bytes"]) else "Traffic: none")
         return
     # ties go to rank 0; control traffic has no volume
     busiest = traffic.groupby("rank")["volume_elements"].sum().idxmax()
@@ -196,7 +196,8 @@ def _print_time(console: Console, row: Row) -> None:
     _head(console, "Time, the slowest rank of each step, medians")
     if pd.isna(row["step_s"]):
         simulated = "of a simulated world one rank alone is run, and its times mean nothing"
-        shared = "ranks that share a GPU take turns"
+        sharing = "ranks_per_gpu" in json.loads(row["config"])
+        shared = "ranks that share a GPU take turns" if sharing else "no pass was timed"
         _say(console, f"  none: {simulated if row['backend'] == SIMULATED else shared}")
         return
     if pd.isna(row["step_s_low"]):
@@ -238,11 +239,12 @@ def _loss(value: float) -> str:
 def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
     first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
-    if pd.isna(row["passes_agree"]):
+    if pd.isna(row["loss_last"]):
         _say(console, "  none: in a simulated world nobody sends what is received")
         return
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
-    _say(console, f"  {first} at the first step, {last} at the last; the losses of all passes {agree}")
+    both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of all passes {agree}"
+    _say(console, f"  {first} at the first step, {last} at the last{both}")
     if not pd.isna(row["grad_norm_last"]):
         _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")
     if row["precision"].startswith("fp16") and not pd.isna(row["skipped_steps"]):

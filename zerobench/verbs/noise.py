@@ -14,10 +14,11 @@ from typing import Any
 from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
 from ..live import Reporter
-from ..resolve import Cell, has_times
+from ..resolve import Cell
 from ..summary import LEAST_LAUNCHES
 from ..sweep import Sweep
 from ..tables import latest
+from ..world import has_times
 from . import noise_floor
 from .compare import NOISE_FOLDER, load_runs
 from .noise_floor import NoiseFloor, floor_from

@@ -8,7 +8,8 @@
 Building on meta draws no random numbers. The replay draws them in the order of a plain construction: first
 what each module's constructor draws (`reset_parameters`, children before parents), then what the model does
 on top, which it must tell: `model.initialisers()` yields (module, function of the module) in order. All
-ranks draw with rank 0's generator, on the CPU, so that the values are those of a plain construction there.
+ranks draw with rank 0's generator, of the CPU unless told otherwise, so that the values are those of a plain
+construction there.
 
 Of a tied parameter the first place counts; what is drawn for the others is thrown away.
 """
@@ -76,21 +77,27 @@ def hollow(model: nn.Module, device: torch.device) -> None:
     setattr(model, _HOLLOW, True)
 
 
-def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype) -> None:
-    """adopted -> filled. `store(parameter, values)` keeps this rank's part of `values`, of `dtype`, on the CPU."""
+def fill(
+    model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None
+) -> None:  # fmt: skip
+    """adopted -> filled. `store(parameter, values)` keeps this rank's part of `values`, of `dtype`, on `device`, by
+    default the CPU.
+    """
+    device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
-    mine = torch.get_rng_state()
-    state = mine.clone()
+    mine = _generator_state(device)
+    state = mine.to(next(model.parameters()).device, copy=True)  # where the ranks can send it
     comm.broadcast(state)
-    torch.set_rng_state(state)
+    state = state.cpu()
+    _set_generator_state(state, device)
     stored: set[nn.Parameter] = set()
     places = _first_places(model)
     for module, initialise in _steps(model):
-        for parameter, values in _run(module, initialise, dtype, places):
+        for parameter, values in _run(module, initialise, places, dtype=dtype, device=device):
             store(parameter, values)
             stored.add(parameter)
     if not torch.equal(mine, state):  # this rank draws numbers of its own: it goes on with them
-        torch.set_rng_state(mine)
+        _set_generator_state(mine, device)
     lost = [name for name, parameter in model.named_parameters() if parameter not in stored and parameter.numel()]
     lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
     delattr(model, _HOLLOW)
@@ -130,12 +137,24 @@ def _children_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Modu
         yield module
 
 
+def _generator_state(device: torch.device) -> torch.Tensor:
+    """(bytes,) uint8, on the CPU."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
 def _run(
-    module: nn.Module, initialise: Initialiser, dtype: torch.dtype, places: dict[nn.Parameter, tuple[nn.Module, str]]
+    module: nn.Module, initialise: Initialiser, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
 ) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
     """The values that one initialiser gives to the module's own parameters, those it leaves alone apart."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
-    scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), dtype=dtype)) for name, p in own.items()}
+    scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), **like)) for name, p in own.items()}
     versions = {name: p._version for name, p in scratch.items()}
     module._parameters.update(scratch)
     try:

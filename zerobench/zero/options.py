@@ -59,6 +59,7 @@ class Options:
     `loss_scaling`       for fp16: see precision.LossScaling
     `device`             where a model that was built on the meta device gets its values; default: the CPU
     `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
+    `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
     """
@@ -77,6 +78,7 @@ class Options:
     loss_scaling: LossScaling | None = None
     device: torch.device | None = None
     initial_dtype: torch.dtype = torch.float32
+    initial_device: torch.device | None = None
     broadcast_buffers: bool = True
     elementwise: bool = False
 

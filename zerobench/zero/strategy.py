@@ -61,7 +61,7 @@ class Strategy(StateFace):
         with torch.no_grad():
             self.adopt()
             if hollow:
-                materialise.fill(module, self.store, comm, options.initial_dtype)
+                materialise.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:

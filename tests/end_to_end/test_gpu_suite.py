@@ -1,0 +1,138 @@
+"""`zerobench gpu-suite` end to end on a CPU, from a plain checkout: every section, a cut run, and what is reused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import zerobench as package
+from tests.end_to_end.command import ROOT, heed_ctrl_c
+from zerobench.suite import SECTIONS
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the dependencies are installed and zerobench is not: it is found by its path alone."""
+    site = tmp_path_factory.mktemp("site")
+    for entry in Path(torch.__file__).parents[1].iterdir():
+        if "zerobench" not in entry.name:
+            (site / entry.name).symlink_to(entry)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
+
+
+def command(out: Path, *more: str) -> list[str]:
+    """`-S`: without the packages that this Python has by itself."""
+    return [
+        sys.executable,
+        "-S",
+        "-m",
+        "zerobench",
+        "gpu-suite",
+        "--small",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def told(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "suite.json").read_text())["sections"])
+
+
+@pytest.fixture(scope="module")
+def whole(checkout: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("suite") / "the suite"
+    done = subprocess.run(command(out), env=checkout, capture_output=True, text=True, timeout=500, cwd=out.parent)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return out, done.stdout
+
+
+def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: Path) -> None:
+    version = [sys.executable, "-S", "-m", "zerobench", "--version"]
+    done = subprocess.run(version, env=checkout, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("zerobench not installed, torch 2."), done.stderr
+
+
+def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
+    out, printed = whole
+    sections = told(out)
+    assert list(sections) == list(SECTIONS)
+    for name, section in sections.items():
+        assert {cell["status"] for cell in section["cells"]} == {"ok"}, name
+        assert section["title"] in printed
+        assert section["table"]["rows"]
+        assert not section["differs"]
+    assert "zerobench not installed" in printed
+    assert "not reached: 0" in printed
+    summary = (out / "summary.md").read_text()
+    assert [line[3:] for line in summary.splitlines() if line.startswith("## ")] == [s.title for s in SECTIONS.values()]
+
+
+def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
+    """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
+    out, _ = whole
+    tables = {name: section["table"]["rows"] for name, section in told(out).items()}
+    equal = {row[0]: row[2] for row in tables["parity"]}
+    assert all("equal to the bit" in words for name, words in equal.items() if name[:4] in ("zero", "mega"))
+    assert "differ" in equal["fsdp2 N=2 b=4 bf16"]
+    runs = package.load(out).runs
+    memory = runs[runs.backend == "simulated"]
+    assert set(memory.world_size) == {8, 64}
+    assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
+    assert memory.step_s.isna().all()
+    timed = runs[runs.precision.eq("bf16") & runs.world_size.eq(1)]
+    assert set(timed.strategy) == {"ddp", "zero3", "fsdp2"}
+    assert timed.groupby("strategy").size().eq(2).all(), "two launches each, in turns"
+    assert list(timed.sort_values("started").strategy) == ["ddp", "zero3", "fsdp2"] * 2
+    largest = [int(row[2].replace(",", "")) for row in tables["largest"]]
+    assert largest[0] < largest[1] <= largest[2] < largest[3]
+    assert all("fits" in row[6] for row in tables["largest"])
+
+
+def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str, str]) -> None:
+    out, _ = whole
+    before = len(package.load(out).runs)
+    again = command(out, "--only", "bus,parity")
+    done = subprocess.run(again, env=checkout, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert all(cell["reused"] for name in ("parity", "bus") for cell in told(out)[name]["cells"])
+    assert list(told(out)) == list(SECTIONS), "the other sections stay"
+    assert len(package.load(out).runs) == before
+
+
+def test_a_cut_run_keeps_what_it_has(checkout: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = subprocess.Popen(
+        command(out, "--only", "memory"), env=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and sum(path.is_dir() for path in out.glob("runs/memory/ddp-*")) < 1:
+        time.sleep(0.05)
+    while time.monotonic() < deadline and not (out / "runs.parquet").exists():
+        time.sleep(0.05)
+    below = psutil.Process(run.pid).children(recursive=True)
+    os.kill(run.pid, signal.SIGTERM)
+    printed, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    statuses = [cell["status"] for cell in told(out)["memory"]["cells"]]
+    assert statuses[0] == "ok"
+    assert statuses[-1] == "waiting"
+    runs = package.load(out).runs
+    assert runs.status.iloc[0] == "ok"
+    assert "Still to come" in (out / "summary.md").read_text()
+    assert "Memory of one rank of N" in printed
+    psutil.wait_procs(below, timeout=10)
+    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]

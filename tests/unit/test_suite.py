@@ -1,0 +1,209 @@
+"""The parts of the GPU suite that no GPU is needed for: comparisons, the card, the search for a size, the clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zerobench.suite.largest as largest_module
+from tests.cells import MODELS, cell
+from zerobench import config as schemas
+from zerobench.cell import run_cell
+from zerobench.config import Measure
+from zerobench.suite import SECTIONS, bus, card, parity, probe, run
+from zerobench.suite.record import Record
+from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
+from zerobench.theory.activations import GptShape, activation_bytes
+from zerobench.training import Bf16, Fp32
+from zerobench.verbs.gpu_suite import _failures, gpu_suite
+
+DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision", "words", "worst", "sentence"),
+    [
+        ({}, "fp32", "equal to the bit, 4 of 4", "0", ""),
+        ({(1, 1): 4.5 * (1 + 2e-7)}, "fp32", "1 of 4 differ", "2.0e-07", ""),
+        ({(1, 0): 5.6, (0, 1): 4.01}, "bf16", "2 of 4 differ", "1.8e-02", ""),
+        ({(1, 0): 5.6}, "fp32", "1 of 4 differ", "1.8e-02", "losses differ by up to 1.8e-02 (rank 1, step 0)"),
+        ({(1, 1): math.nan}, "bf16", "1 of 4 differ", "nan", "losses differ by up to nan (rank 1, step 1)"),
+    ],
+)
+def test_losses_are_compared_with_ddps(
+    changes: dict[tuple[int, int], float], precision: str, words: str, worst: str, sentence: str
+) -> None:
+    found = parity.compare(DDP, DDP | changes, precision)
+    assert found[:2] == (words, worst)
+    assert found[2].startswith(sentence)
+    assert bool(found[2]) == bool(sentence)
+
+
+def test_losses_of_other_steps_are_not_parity() -> None:
+    assert parity.compare(DDP, {(0, 0): 5.0}, "fp32")[2] == "it has 1 losses and DDP 4"
+
+
+def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) -> None:
+    facts = card.parse("NVIDIA H200, 570.1, 143771, 345, 1980, 3201, [N/A], 31, 5, 16\n")
+    assert facts["name"] == "NVIDIA H200"
+    assert "power_w" not in facts
+    assert card.link_bytes_per_s(facts) == pytest.approx(63.0e9, rel=0.001)
+    assert card.link_bytes_per_s({}) is card.link_bytes_per_s({"pcie_gen": "9", "pcie_width": "16"}) is None
+    assert card.parse("No devices were found\n") == {}
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert card.card() == {}
+
+
+def test_a_collective_with_a_wrong_value_is_not_working() -> None:
+    with pytest.raises(ValueError, match="all_reduce: 1 of 3 values are wrong"):
+        probe._check("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(5, 1), (1000, 10), (1001, 10), (1330, 10), (1331, 11), (10**7, 215)])
+def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) -> None:
+    def need(config: dict[str, Any]) -> largest_module.Need:
+        tried.append(config["model"]["layers"])
+        return largest_module.Need(0, config["model"]["layers"] ** 3, 0)
+
+    tried: list[int] = []
+    monkeypatch.setattr(largest_module, "need_of", need)
+    found = largest_module.largest(cell("zero2", 2), limit, 4).config["model"]
+    assert (found["layers"], found["heads"], found["hidden"]) == (expected, expected, 4 * expected)
+    assert len(tried) < 12
+
+
+SHAPES = {
+    "kept": schemas.Gpt(layers=6, hidden=96, heads=4, vocabulary=500),
+    "layers": schemas.Gpt(layers=6, hidden=96, heads=4, checkpointing=True),
+    "logits": schemas.Gpt(layers=3, hidden=96, heads=4, vocabulary=5000, checkpointing=True),
+}
+
+
+@pytest.mark.parametrize(("name", "precision"), [("kept", Bf16()), ("layers", Fp32()), ("logits", Fp32())])
+def test_activations_are_as_the_formula_says(name: str, precision: Any, tmp_path: Path, monkeypatch) -> None:
+    """Of a rank of 64 under zero3, whose states are small: what is not states at the peak, within 4 %."""
+    monkeypatch.setitem(MODELS, name, SHAPES[name])
+    how: dict[str, Any] = {"precision": precision, "measure": Measure(1, 2, passes="accounted")}
+    one = cell("zero3", 64, name, backend="simulated", sequence=128, results_dir=str(tmp_path), **how)
+    row = run_cell(one, lambda _: None)
+    assert row.status == "ok", row.reason
+    assert row.peak_bytes is not None
+    assert row.peak_activations_bytes is not None
+    model = one.config["model"]
+    shape = GptShape(
+        model["layers"], model["hidden"], model["heads"], model["vocabulary"], 128, one.config["micro_batch"],
+        4 if precision.name == "fp32" else 2, model["checkpointing"],
+    )  # fmt: skip
+    measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
+    assert activation_bytes(shape) == pytest.approx(measured, rel=0.04)
+
+
+def test_names_lose_the_words_that_all_of_them_have() -> None:
+    names, notes = shorter([Done("ddp gpt N=8 bf16"), Done("zero1 gpt N=8 bf16")])
+    assert list(names.values()) == ["ddp", "zero1"]
+    assert notes == ["all: gpt N=8 bf16"]
+    assert shorter([Done("ddp gpt")]) == ({"ddp gpt": "ddp gpt"}, [])
+
+
+def crash(job: Any, tell: Any) -> None:
+    raise ValueError(f"job {job} broke")
+
+
+def suite_of(tmp_path: Path, seconds: float) -> run.Suite:
+    setup = Setup(tmp_path, "cpu", True, 0)
+    return run.Suite(setup, Record(setup, SECTIONS), run.Deadline(time.monotonic() + seconds))
+
+
+def table_of(setup: Setup, done: list[Done]) -> Table:
+    return Table(["name", "how"], [[one.name, one.words] for one in done])
+
+
+def test_a_task_that_crashes_is_an_outcome_and_no_time_left_is_said(tmp_path: Path) -> None:
+    tasks = [Task("broken", crash, lambda rendezvous: [1], 30.0)]
+    section = Section("probe", "T", "A?", 1, table_of, tasks=lambda _: tasks)
+    suite = suite_of(tmp_path, 60)
+    suite.run(section)
+    (one,) = suite.done["probe"]
+    assert (one.status, one.reason) == ("crash", "rank 0 raised ValueError: job 1 broke")
+    assert "| broken | crash: rank 0 raised" in (tmp_path / "summary.md").read_text()
+    late = suite_of(tmp_path, 1)
+    late.run(section)
+    assert late.done["probe"][0].status == NOT_RUN
+    kept = json.loads((tmp_path / "suite.json").read_text())["sections"]["probe"]["cells"]
+    assert [cell["status"] for cell in kept] == ["crash"], "what an earlier suite knew stays"
+    late.run(Section("bus", "B", "A?", 1, table_of, tasks=lambda _: tasks))
+    assert "not run: the time was over" in (tmp_path / "summary.md").read_text()
+
+
+def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, capsys) -> None:
+    def differs(setup: Setup, done: list[Done]) -> Table:
+        return Table(["cell"], [["one"]], differs=["zero2: losses differ"])
+
+    monkeypatch.setitem(SECTIONS, "bus", Section("bus", "B", "A?", 1, differs, tasks=bus._tasks))
+    assert gpu_suite(["--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "bus"]) == 1
+    assert "bus: zero2: losses differ" in capsys.readouterr().out
+    assert gpu_suite(["--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
+    told = capsys.readouterr().out
+    assert "parity: all of it: not run: the time was over" in told
+    assert "not reached: 6" in told
+
+
+def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 60)
+    config = {"strategy": {"name": "fsdp2"}, "world_size": 2}
+    suite.done["parity"] = [Done("a", config | {"ranks_per_gpu": 2}, "crash", "no"), Done("b", config, "crash", "no")]
+    suite.done["memory"] = [Done("c", config, "oom", "no memory"), Done("d", config, "timeout", "late")]
+    assert _failures(suite) == ["parity: b: crash: no", "memory: d: timeout: late"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "speeed"], "--only speeed: no such section; did you mean speed? (valid: probe, parity, speed,"),
+        (["--only", ","], "--only: name at least one section"),
+        (["--minutes", "0"], "--minutes 0: must be above 0"),
+        (["--device", "cpu"], "--device cpu: its models are of a GPU's size; add --small"),
+        (["--device", "cuda"], "--device cuda: this machine has no GPU"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert gpu_suite(["--out", str(tmp_path / "out"), *arguments]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"zerobench gpu-suite: {words}")
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    assert gpu_suite(["--out", str(tmp_path / "out"), "--small"]) == 2
+    assert "run it without torchrun" in capsys.readouterr().err
+
+
+def test_the_plan_is_within_nine_minutes() -> None:
+    assert sum(section.seconds for section in SECTIONS.values()) < 9 * 60
+
+
+def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, monkeypatch) -> None:
+    """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
+    from zerobench import provenance, world
+
+    monkeypatch.setattr(world, "_count_gpus", lambda: 1)
+    monkeypatch.setattr(provenance, "device_class", lambda device: "NVIDIA H200")
+    setup = Setup(tmp_path, "cuda", False, 140 * 2**30)
+    counts = {}
+    for name in ("parity", "speed", "memory"):
+        cells = SECTIONS[name].cells(setup)
+        assert not [cell.problems for cell in cells if cell.problems]
+        assert {cell.config["device"] for cell in cells} == {"cuda"}
+        counts[name] = sum(cell.config["repeats"] for cell in cells)
+    assert counts == {"parity": 17, "speed": 20, "memory": 28}

@@ -1,0 +1,18 @@
+"""The GPU suite: what `zerobench gpu-suite` asks of a machine, in the order in which a cut run should have answers.
+
+section.py   what a section is        run.py      through the sections, against the clock
+probe.py parity.py speed.py memory.py bus.py largest.py: a section each
+card.py      what nvidia-smi says     record.py   what is kept as it goes
+"""
+
+from __future__ import annotations
+
+from .bus import BUS
+from .largest import LARGEST
+from .memory import MEMORY
+from .parity import PARITY
+from .probe import PROBE
+from .section import Section
+from .speed import SPEED
+
+SECTIONS: dict[str, Section] = {one.name: one for one in (PROBE, PARITY, SPEED, MEMORY, BUS, LARGEST)}

@@ -1,0 +1,145 @@
+"""Section 1: which process groups work here? Each is tried in processes of its own: a hang or a crash is an answer.
+
+A rank sends tensors through all_reduce, reduce_scatter and all_gather, and checks every value that it gets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..environment import rank_environment
+from ..provenance import versions
+from ..units import show_bytes
+from .card import card
+from .section import Done, Section, Setup, Table, Task, padded
+
+NUMEL = 4096
+LIMIT_S = 25.0
+
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+"""Lets NCCL from 2.30 on put two ranks on one GPU."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group to try. `environment`: variables that NCCL reads as it starts."""
+
+    name: str
+    backend: str
+    ranks: int
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+GROUPS = {
+    "cuda": (
+        Group("NCCL, 1 rank", "nccl", 1),
+        Group("NCCL, 2 ranks on one GPU", "nccl", 2, tuple(SHARED.items())),
+        Group("gloo with CUDA tensors, 2 ranks", "gloo", 2),
+    ),
+    "cpu": (Group("gloo, 1 rank", "gloo", 1), Group("gloo, 2 ranks", "gloo", 2)),
+}
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """What one rank is to try."""
+
+    group: Group
+    rank: int
+    device: str
+    rendezvous: str
+
+
+def try_group(job: ProbeJob, tell: Callable[[Any], None]) -> dict[str, Any]:
+    """Collectives over the group, checked by value. Returns what is worth knowing of the device. Raises ValueError."""
+    os.environ.update(dict(job.group.environment))
+    if job.group.ranks > 1:  # on one GPU, the first of those that we may use
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    where = (job.rank, job.group.ranks, job.device, job.group.backend, job.rendezvous, 1, LIMIT_S)
+    with rank_environment(*where) as device:
+        check_collectives(job.rank, job.group.ranks, device)
+        return _facts(device)
+
+
+def check_collectives(rank: int, n: int, device: torch.device) -> None:
+    """Raises ValueError where a value is not what it must be. Rank r sends r + 1 everywhere."""
+    expected = n * (n + 1) / 2
+    full = torch.full((n * NUMEL,), rank + 1.0, device=device)
+    dist.all_reduce(full)
+    _check("all_reduce", full, torch.full_like(full, expected))
+    full, part = torch.full((n * NUMEL,), rank + 1.0, device=device), torch.zeros(NUMEL, device=device)
+    _scatter(part, full)
+    _check("reduce_scatter", part, torch.full_like(part, expected))
+    _gather(full, torch.full((NUMEL,), rank + 1.0, device=device))
+    _check("all_gather", full, torch.arange(1.0, n + 1, device=device).repeat_interleave(NUMEL))
+
+
+def _check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+    if not torch.equal(found, expected):
+        wrong = int((found != expected).sum())
+        raise ValueError(f"{name}: {wrong} of {found.numel()} values are wrong")
+
+
+# torch 2.13 renames these two; 2.11 knows the old names only.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {"gpu": torch.cuda.get_device_name(device), "free_bytes": free, "total_bytes": total, "nccl": _nccl()}
+
+
+def _nccl() -> str | None:
+    """The version of the library that is loaded; torch tells that it was built with. "2.28.9", or None."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    major, rest = divmod(number.value, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _tasks(setup: Setup) -> list[Task]:
+    return [Task(g.name, try_group, partial(_jobs, g, setup.device), LIMIT_S) for g in GROUPS[setup.device]]
+
+
+def _jobs(group: Group, device: str, rendezvous: str) -> list[ProbeJob]:
+    return [ProbeJob(group, rank, device, rendezvous) for rank in range(group.ranks)]
+
+
+def _table(setup: Setup, done: list[Done]) -> Table:
+    header = ["process group", "works", "s"]
+    rows = [[one.name, "yes", f"{one.seconds:.1f}"] if one.is_ok else padded([one.name], one.words, 3) for one in done]
+    known = versions(("torch", "zerobench", "hydra-core", "transformers"))
+    notes = [", ".join([f"Python {platform.python_version()}", *(f"{name} {of}" for name, of in known.items())])]
+    facts: dict[str, Any] = next((one.result for one in done if one.result), {})
+    if facts:
+        memory = f"{show_bytes(facts['total_bytes'])}, {show_bytes(facts['free_bytes'])} of it free"
+        notes.append(f"{facts['gpu']}, {memory}; CUDA {torch.version.cuda}, NCCL {facts['nccl'] or 'unknown'}")
+    told = card() if setup.device == "cuda" else {}
+    notes += ["nvidia-smi: " + ", ".join(f"{key} {value}" for key, value in told.items())] if told else []
+    return Table(header, rows, notes)
+
+
+PROBE = Section(
+    name="probe",
+    title="Environment",
+    asks="Which of NCCL with one rank, NCCL with two on one GPU and gloo with CUDA tensors work here?",
+    seconds=25,
+    tasks=_tasks,
+    table=_table,
+    answers=("ok", "crash", "timeout", "oom"),
+)
