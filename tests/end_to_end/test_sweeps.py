@@ -178,7 +178,7 @@ def test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left(tmp_path
     capsys.readouterr()
     assert cli.run(["show", "ddp"]) == 0
     shown = capsys.readouterr().out
-    for words in ("Memory in a step, rank 0", "Largest tensors", "Traffic", "the losses of both passes agree"):
+    for words in ("Memory in a step, rank 0", "Largest tensors", "Traffic", "the losses of all passes agree"):
         assert words in shown
 
 

@@ -17,7 +17,8 @@ from zerobench import board, job
 from zerobench.board import Board, Listener, LostError, Pulse
 from zerobench.job import JobError, Roster, Seat, find_job
 from zerobench.plain import plain, rebuild
-from zerobench.records import StepRow
+from zerobench.probes.nvidia_smi import GpuState
+from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
 from zerobench.worker import RankRecord
 
@@ -109,7 +110,10 @@ def test_records_survive_json_to_the_bit() -> None:
     losses = [0.1 + 0.2, 5e-324, math.inf]
     steps = [StepRow(1, "timed", n, False, loss, None, 1.0, 2.0, 3.0) for n, loss in enumerate(losses)]
     schedule = Schedule(shapes, (1, 0), ("block",), 2, (True,))
-    record = RankRecord(1, "timed", steps, {"resident_bytes": 3, "loopback_bytes": None}, schedule, [], [], [], [])
+    memory = {"resident_bytes": 3, "loopback_bytes": None}
+    states = [GpuState(1755, 1980, 61, 688.5, ("power cap",)), GpuState(None, None, None, None, None)]
+    beside = [MemoryRow(1, "step", "outside_ledger", None, None, -512)]
+    record = RankRecord(1, "timed", steps, memory, schedule, beside, [], [], [], states)
     assert rebuild(RankRecord, json.loads(json.dumps(plain(record)))) == record
     nothing = json.loads(json.dumps(plain(replace(record, steps=[replace(steps[0], loss=math.nan)]))))
     assert math.isnan(rebuild(RankRecord, nothing).steps[0].loss)

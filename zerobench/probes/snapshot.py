@@ -22,9 +22,10 @@ ENTRIES = 200_000
 @contextmanager
 def snapshots(folder: Path, rank: int, device: torch.device, history: bool) -> Iterator[None]:
     """Writes a snapshot when what is within ends, if a `history` is asked for, and when it runs out of CUDA's memory in
-    any case. The error goes on; a snapshot that could not be written is noted on it.
+    any case. The error goes on; a snapshot that could not be written is noted on it. A rank on a machine that does not
+    see the run's `folder` writes none.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not folder.is_dir():
         yield
         return
     if history:
@@ -47,7 +48,7 @@ def snapshots(folder: Path, rank: int, device: torch.device, history: bool) -> I
 def write(folder: Path, rank: int) -> None:
     """The allocator of this process as it is now; the file has its name once it is whole."""
     target = folder / FOLDER / f"rank{rank}.pickle"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(exist_ok=True)
     aside = target.with_name(f".{target.name}")
     torch.cuda.memory._dump_snapshot(str(aside))
     aside.replace(target)

@@ -46,7 +46,7 @@ EXACT = (
     "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES),
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "control_bytes",
 )  # fmt: skip
-ROUGH = ("resident_bytes", "allocated_bytes", "reserved_bytes")
+ROUGH = ("resident_bytes", "allocated_bytes", "reserved_bytes", "outside_ledger_bytes", "pinned_bytes")
 ROUGH_NOISE = 0.05
 """A rough metric that moved by less says nothing."""
 

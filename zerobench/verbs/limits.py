@@ -27,7 +27,10 @@ PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
 RECORDED = ("peak_bytes", "states_bytes", *MAXIMA, "volume_psi", *PARTS, "wire_bytes", "control_bytes")
 """Metrics that repeat exactly; what `record` writes unless told otherwise."""
 
-BY_HAND = ("step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "payload_bytes")
+BY_HAND = (
+    "step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "outside_ledger_bytes",
+    "pinned_bytes", "payload_bytes",
+)  # fmt: skip
 METRICS = (*RECORDED, *BY_HAND)
 MORE_IS_BETTER = ("tokens_per_s",)
 DEFAULT_TOLERANCE = {"step_s": 0.25, "tokens_per_s": 0.25, "resident_bytes": 0.1, "reserved_bytes": 0.02}
