@@ -6,6 +6,9 @@ The dot is the step of the slowest rank: the median over the steps of one launch
 of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
 says which. Bars are the phases' own medians, so they need not end at the dot. Where there are too few steps for an
 interval there is none. A cell that failed, or that nobody ran, is drawn as such.
+
+A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler slows
+down: where nothing communicates, where computation hides communication, and where communication is exposed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, with_times
-from analysis.style import PHASES, patches, rule, stack
+from analysis.style import OVERLAP, PHASES, patches, rule, stack
 from zerobench.tables import Results
 
 MS = 1000
@@ -38,8 +41,14 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_ylabel("step on the slowest rank (ms)")
         axes.set_title(title(cells, settings))
     step = rule("step, 95 % interval", marker="o", ms=4, lw=1.2)
-    figure.legend(handles=[*patches(PHASES), step], loc="outside lower center", ncols=4)
+    traced = patches(OVERLAP) if any(is_traced(cells).any() for cells in settings) else []
+    figure.legend(handles=[*patches(PHASES), step, *traced], loc="outside lower center", ncols=4)
     return figure
+
+
+def is_traced(cells: Any) -> Any:
+    """Whether a cell, or each of some, has a traced pass to draw."""
+    return pd.notna(cells.traced_step_s) & (cells.status == "ok")
 
 
 def caption(settings: Sequence[pd.DataFrame]) -> str:
@@ -54,16 +63,27 @@ def caption(settings: Sequence[pd.DataFrame]) -> str:
     if len(single):
         words.append(f"over the steps of one launch{' elsewhere' if words else ''}")
     none = " Without whiskers: too few steps for an interval." * bool(cells["step_s_low"].isna().any())
-    return f"Intervals: {'; '.join(words)}.{none}" if words else "No cell is ok."
+    traced = "\nRight bar: the traced pass, slowed down by the profiler." * bool(is_traced(cells).any())
+    return f"Intervals: {'; '.join(words)}.{none}{traced}" if words else "No cell is ok."
 
 
 def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
-    stack(axes, place, {name: getattr(cell, f"{name}_s") * MS for name in PHASES}, PHASES, 0.6)
+    traced = is_traced(cell)
+    middle, width = (place - 0.2, 0.36) if traced else (place, 0.6)
+    stack(axes, middle, {name: getattr(cell, f"{name}_s") * MS for name in PHASES}, PHASES, width)
+    if traced:
+        stack(axes, place + 0.2, {name: size * MS for name, size in overlap_of(cell).items()}, OVERLAP, width)
     low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
     reach = None if pd.isna(low) else [[step - low], [high - step]]
-    axes.errorbar([place], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
+    axes.errorbar([middle], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
     top = step if reach is None else high
-    axes.annotate(show(step), (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+    axes.annotate(show(step), (middle, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+
+
+def overlap_of(cell: Any) -> dict[str, float]:
+    """The parts of a traced step, in seconds; they add up to it."""
+    parts = (cell.traced_step_s - cell.communication_s, cell.communication_s - cell.exposed_s, cell.exposed_s)
+    return dict(zip(OVERLAP, parts, strict=True))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,6 +35,11 @@ COLLECTIVES: Fills = {
     "all_gather": (GREEN, "\\\\"),
     "other": (GREY, "--"),
 }
+OVERLAP: Fills = {
+    "traced: no communication": (GREY, ""),
+    "traced: communication hidden": (GREEN, ".."),
+    "traced: communication exposed": (VERMILION, "xx"),
+}
 PHASES: Fills = {"forward": (SKY, ""), "backward": (BLUE, "//"), "update": (ORANGE, "\\\\")}
 
 

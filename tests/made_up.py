@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from analysis.common import FIGURES
 from tests.cells import cell
 from zerobench.cell import _blank_row
-from zerobench.records import CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
+from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
 from zerobench.tables import ALL_TABLES, Results, frame_of
 
 MIB = 2**20
@@ -72,6 +72,7 @@ def _memory(rank: int) -> list[MemoryRow]:
             *own,
             MemoryRow(rank, phase, "states", 0, 0, states * scale),
             MemoryRow(rank, phase, "total", 0, 0, total * scale),
+            *(MemoryRow(rank, phase, name, None, None, 99 * MIB) for name in ALLOCATOR),  # no part of anything
         ]
 
     return [*rows("forward", 7), *rows("step", rank + 1)]

@@ -1,4 +1,4 @@
-"""The life of a run: a cell is checked, perhaps found measured already, else run in two passes and written down."""
+"""The life of a run: a cell is checked, perhaps found measured already, else run in its passes and written down."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from typing import Any
 from . import folders, join, optimizers, precision, provenance, tables
 from .environment import SIMULATED
 from .joined import launch, places
+from .probes import snapshot
 from .records import RunRow
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
-
-PASS_ORDER = ("timed", "accounted")
-
-
-def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
-    """The passes of a resolved cell, in their order."""
-    wanted = config["measure"].get("passes", "both")
-    return PASS_ORDER if wanted == "both" else (wanted,)
-
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -90,15 +82,24 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
     return row
 
 
+def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """The passes of a cell, in their order. A simulated world has no times and no losses: it is accounted, no more."""
+    wanted = "accounted" if config["backend"] == SIMULATED else config["measure"].get("passes", "both")
+    passes = ("timed", "accounted") if wanted == "both" else (wanted,)
+    return (*passes, "traced") if config["measure"].get("trace") else passes
+
+
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
     for mode in passes_of(cell.config):
         meeting = places(_processes(cell.config), aside / f"rendezvous-{mode}")
-        jobs = [RankJob(cell.config, mode, rank, place) for rank, place in enumerate(meeting)]
+        folder = str(aside.resolve())
+        jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in enumerate(meeting)]
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
         if outcome.status != "ok":
-            return outcome.status, f"{mode} pass: {outcome.reason}", []
+            shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
+            return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []
         records += outcome.results
     return "ok", "", records
 

@@ -166,13 +166,17 @@ class Measure:
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
     `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
-    half the time: timed (no bytes, no volumes) or accounted (no times).
+    half the time: timed (no bytes, no volumes) or accounted (no times). `trace`: one more pass, under torch.profiler,
+    tells how much communication is hidden behind computation. `snapshot`, CUDA only: the allocator's history in the
+    accounted pass, for torch's viewer.
     """
 
     steps: int = 10
     warmup: int = 3
     repeats: int = 1
     passes: str = "both"
+    trace: bool = False
+    snapshot: bool = False
 
 
 @dataclass

@@ -19,30 +19,35 @@ from .theory.traffic import predict_volume
 from .worker import RankRecord
 
 PROCESS_MEMORY = (
-    "resident_bytes", "allocated_bytes", "reserved_bytes", "split_bytes", "alloc_retries", "device_used_bytes",
+    "resident_bytes", "allocated_bytes", "reserved_bytes", "fragmentation_bytes", "largest_free_block_bytes",
+    "split_bytes", "alloc_retries", "device_used_bytes", "pinned_requested_bytes", "pinned_bytes",
 )  # fmt: skip
-"""What the timed pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
+"""What a pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
     """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
+    traced = [record for record in records if record.mode == "traced"]
     schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
     if accounted:
         _join_memory(row, memory)
         _join_traffic(row, accounted, config["measure"]["steps"])
-    _join_process_memory(row, timed)
+    _join_process_memory(row, timed, accounted)
     if "nodes" not in config:  # between machines bytes travel otherwise
         _join_loopback(row, timed, config["measure"]["steps"])
-    row.passes_agree = _losses(timed) == _losses(accounted) if timed and accounted else None
     if config["backend"] != SIMULATED:
+        losses = [_losses(one) for one in (timed, accounted, traced) if one]
+        row.passes_agree = all(other == losses[0] for other in losses) if len(losses) > 1 else None
         _join_losses(row, timed or accounted)
     if timed and has_times(config):
         _join_time(row, timed)
         _join_flops(row, config)
+        _join_gpu(row, timed)
+        _join_trace(row, traced)
 
     if predicts(config["strategy"]):
         _join_theory(row, config, schedule, memory)
@@ -75,11 +80,13 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         mine = [m for m in whole if m.category == category]
         setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
+    row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
 
 
-def _join_process_memory(row: RunRow, timed: list[RankRecord]) -> None:
+def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
+    """Of the timed pass, which carries no instrument, where there is one."""
     for name in PROCESS_MEMORY:
-        values = [record.process_memory.get(name) for record in timed]
+        values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
         setattr(row, name, max(known) if known else None)
 
@@ -127,6 +134,32 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
     row.step_s_low, row.step_s_high = median_interval(seconds)
     row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
     row.tokens_per_s = row.batch * row.sequence / row.step_s
+
+
+def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
+    """The worst of all readings, of whatever GPU."""
+    states = [state for record in timed for state in record.gpu_states]
+
+    def known(name: str) -> list[Any]:
+        return [value for state in states if (value := getattr(state, name)) is not None]
+
+    row.sm_clock_mhz = min(known("sm_clock_mhz"), default=None)
+    row.sm_clock_max_mhz = min(known("sm_clock_max_mhz"), default=None)
+    row.gpu_temperature_c = max(known("temperature_c"), default=None)
+    row.gpu_power_w = max(known("power_w"), default=None)
+    reasons = known("throttle")
+    row.throttle = ", ".join(dict.fromkeys(word for one in reasons for word in one)) if reasons else None
+
+
+def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
+    """Medians over the measured steps, of the rank where the step's is longest."""
+    names = ("seconds", "communication_s", "exposed_s")
+    measured = [[step for step in record.steps if not step.warmup] for record in traced]
+    medians = [tuple(median(getattr(step, name) for step in steps) for name in names) for steps in measured]
+    if medians:
+        row.traced_step_s, row.communication_s, row.exposed_s = max(medians)
+    if row.communication_s and row.exposed_s is not None:
+        row.overlap = 1 - row.exposed_s / row.communication_s
 
 
 def _join_flops(row: RunRow, config: dict[str, Any]) -> None:

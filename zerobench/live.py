@@ -90,7 +90,8 @@ class Reporter:
         entry.seconds = now - self._begun
         if self._live is None and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
-            self._line(f"{entry.mode} pass, step {entry.step}, loss {entry.loss:.4f}, {self._left()}")
+            loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
+            self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
     def end(self, row: dict[str, Any], reused: bool) -> None:
         """The launch has its row."""
@@ -111,7 +112,7 @@ class Reporter:
         elif row["status"] != "ok":
             self._line(words)
         if row["status"] == "ok" and row["passes_agree"] is False:
-            self._line("the losses of the two passes differ; the model or device is not deterministic")
+            self._line("the losses of the passes differ; the model or device is not deterministic")
 
     @property
     def entry(self) -> Entry:

@@ -74,6 +74,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_model(plain, problems)
     _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
+    _check_measure(plain, problems)
     problems += peers.problems_of(plain) + ranges.problems_of(plain)
     return Cell(plain, tuple(problems))
 
@@ -155,6 +156,20 @@ def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problem
 def has_times(config: dict[str, Any]) -> bool:
     """Whether a step's time means something: not in a simulated world, nor where ranks share a GPU and take turns."""
     return config["backend"] != SIMULATED and "ranks_per_gpu" not in config
+
+
+def _check_measure(plain: dict[str, Any], problems: list[str]) -> None:
+    measure = plain["measure"]
+    if measure.get("trace") and not has_times(plain):
+        what = (
+            "of a simulated world nothing is sent"
+            if plain["backend"] == SIMULATED
+            else "ranks that share a GPU take turns"
+        )
+        problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
+    if measure.get("snapshot") and plain["device"] != "cuda":
+        words = "it is CUDA's allocator that keeps a history, and there is none on a CPU; leave it out"
+        problems.append(f"measure.snapshot=true on device={plain['device']}: {words}")
 
 
 def _resolve_threads(plain: dict[str, Any], ranks: int) -> None:

@@ -18,6 +18,9 @@ from .tables import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
+MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
+"""Columns that may be 0 or missing, and the shares: plain means over the launches."""
+
 LEAST_LAUNCHES = 3
 """Two have an interval too, but one that says nothing: its t is 12.7."""
 
@@ -53,14 +56,16 @@ def _shape(config: dict[str, Any]) -> str:
 
 def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     row["seconds"] = float(launches["seconds"].sum())
-    row["passes_agree"] = pd.NA if launches["passes_agree"].isna().all() else bool(launches["passes_agree"].all())
+    agree = launches["passes_agree"].dropna()
+    row["passes_agree"] = bool(agree.all()) if len(agree) else None
     if len(launches) == 1:
         return
     fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").fillna(0).argmax())]
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
     row |= {name: float(np.exp(np.log(launches[name].astype("float64")).mean())) for name in TIMES}
-    row |= {name: launches[name].astype("float64").mean() for name in ("mfu", "hfu")}
+    row |= {name: launches[name].astype("float64").mean() for name in MEANS}
+    row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
     few = len(launches) < LEAST_LAUNCHES
     row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(list(launches["step_s"]))
     row["tokens_per_s"] = row["batch"] * row["sequence"] / row["step_s"]

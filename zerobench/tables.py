@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -44,7 +44,7 @@ _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 @dataclass(frozen=True)
 class Results:
-    """Tables of one or many runs. `runs`: a row a run. The others carry `run_id`; their columns: records.py."""
+    """Tables of one or many runs. `runs`: a row a run. The others carry `run_id`; their columns: records/."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -131,7 +131,7 @@ def _read_searches(where: Path) -> list[dict[str, Any]]:
 def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     try:
         row: dict[str, Any] = dict(json.loads(path.read_text()))
-        missing = [f.name for f in fields(kind) if f.name not in row]
+        missing = [f.name for f in fields(kind) if f.name not in row and (f.default is MISSING or not _is_older(row))]
     except (OSError, ValueError, TypeError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
@@ -142,7 +142,12 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
         words = f"lacks {', '.join(missing[:3])} and is left out; an older zerobench wrote it"
         warnings.warn(f"{path} {words}", stacklevel=3)
         return None
-    return row
+    return {f.name: None for f in fields(kind) if f.default is not MISSING} | row
+
+
+def _is_older(row: dict[str, Any]) -> bool:
+    """Of an earlier version, which may lack a column that has come since; it has None there."""
+    return 0 < row.get("schema_version", 0) < SCHEMA_VERSION
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import nn
 
 from . import baselines, data, models, optimizers, precision
 from .environment import Rendezvous, rank_environment, seed_everything
-from .probes import PASSES, AccountedPass
+from .probes import PASSES, AccountedPass, TracedPass
+from .probes.nvidia_smi import GpuState
+from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
@@ -28,12 +31,20 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet."""
+    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
+    run's, as long as it is written, where this rank leaves what is no table.
+    """
 
     config: dict[str, Any]
     mode: str
     rank: int
     rendezvous: Rendezvous
+    folder: str
+
+    @property
+    def records_history(self) -> bool:
+        """Whether the allocator's history is to be recorded; the timed pass is to carry nothing."""
+        return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,21 @@ class StepResult:
     grad_norm: float | None
     loss_scale: float
     skipped: bool
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """The same on the device, until somebody reads it."""
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None
+    loss_scale: torch.Tensor | float
+    skipped: torch.Tensor | float
+
+    def read(self) -> StepResult:
+        """Waits for the device."""
+        norm = None if self.grad_norm is None else self.grad_norm.item()
+        return StepResult(self.loss.item(), norm, float(self.loss_scale), bool(self.skipped))
 
 
 @dataclass
@@ -59,6 +85,7 @@ class RankRecord:
     tensors: list[TensorRow]
     traffic: list[TrafficRow]
     timeline: list[TimelineRow]
+    gpu_states: list[GpuState] = field(default_factory=list)
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -69,6 +96,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             job.rank, config["world_size"], config["device"], config["backend"], job.rendezvous,
             config["threads"], config["timeout_s"],
         ) as device,
+        snapshots(Path(job.folder), job.rank, device, job.records_history),
         PASSES[job.mode](device) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
@@ -76,21 +104,27 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
+        unread: list[StepValues] = []
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
-            scale = getattr(engine, "loss_scale", 1.0)
+            scale = _scale(engine)
             with probe.step(measured=number >= measure["warmup"]):
                 loss = _accumulate(engine, batches, probe, model, number, config)
                 with probe.phase("update"):
                     norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
-            results.append(_result(loss, norm, scale, engine))
+            unread.append(StepValues(loss, norm, scale, _skipped(engine)))
+            del loss, norm, scale
+            if probe.may_wait:
+                results.append(unread.pop().read())
             if job.rank == 0:
-                news = {"mode": job.mode, "step": number + 1, "steps": total, "loss": results[-1].loss}
-                tell(news | {"peak_bytes": probe.peak_bytes})
+                news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
+                tell(news | {"loss": results[-1].loss if results else None})
 
         baselines.settle(engine)
+        probe.end_steps()
+        results += [values.read() for values in unread]
 
     # 3 bring home
     return _record(job, probe, results, shapes)
@@ -126,9 +160,15 @@ def _clip(engine: Any, config: dict[str, Any]) -> torch.Tensor | None:
     return norm
 
 
-def _result(loss: torch.Tensor, norm: torch.Tensor | None, scale: float, engine: Any) -> StepResult:
-    """A step's tensors become numbers outside its time. Peers' engines need not know of loss scales."""
-    return StepResult(loss.item(), None if norm is None else norm.item(), scale, getattr(engine, "skipped", False))
+def _scale(engine: Any) -> torch.Tensor | float:
+    """What the next loss is multiplied by; a copy, for it changes. Peers' engines know of no such thing."""
+    scale = engine.scaler.scale if hasattr(engine, "scaler") else 1.0
+    return scale.clone() if isinstance(scale, torch.Tensor) else scale
+
+
+def _skipped(engine: Any) -> torch.Tensor | float:
+    """Whether the last step was skipped."""
+    return engine.scaler.skipped if hasattr(engine, "scaler") else 0.0
 
 
 def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
@@ -211,12 +251,14 @@ def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> S
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:
+    if isinstance(probe, TracedPass):
+        probe.finish(Path(job.folder), job.rank)
     times = probe.times or [{}] * len(results)
     steps = [
         StepRow(
             job.rank, job.mode, number, number < job.config["measure"]["warmup"], result.loss,
             t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
-            result.grad_norm, result.loss_scale, result.skipped,
+            result.grad_norm, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
         )
         for number, (result, t) in enumerate(zip(results, times, strict=True))
     ]  # fmt: skip
@@ -231,4 +273,5 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         tensors=probe.tensor_rows(job.rank) if accounted else [],
         traffic=probe.traffic_rows(job.rank) if accounted else [],
         timeline=probe.timeline_rows(job.rank) if accounted else [],
+        gpu_states=[] if accounted else probe.gpu_states,
     )

@@ -48,11 +48,12 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
     simulated, here = measured(tmp_path, strategy, n, backend="simulated", **more)
     pd.testing.assert_frame_equal(of_rank_0(here.memory), of_rank_0(there.memory))
     pd.testing.assert_frame_equal(of_rank_0(here.traffic), of_rank_0(there.traffic))
-    assert simulated.passes_agree
+    assert simulated.passes_agree is None  # it is accounted, no more
+    assert set(here.steps["mode"]) == {"accounted"}
     assert simulated.volume_psi == real.volume_psi
     assert simulated.volume_psi == pytest.approx(simulated.predicted_volume_psi, rel=1e-12)
     assert simulated.predicted_states_bytes == real.predicted_states_bytes
-    for name in ("step_s", "tokens_per_s", "loss_first", "loss_last", "loopback_bytes"):
+    for name in ("step_s", "tokens_per_s", "loss_first", "loss_last", "loopback_bytes", "resident_bytes"):
         assert getattr(simulated, name) is None
 
 

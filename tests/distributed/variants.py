@@ -115,6 +115,6 @@ def account(configs: list[dict[str, Any]], folder: Path) -> list[list[RankRecord
 def _run_all(job: tuple[list[dict[str, Any]], int, str], tell: Any) -> list[RankRecord]:
     configs, rank, folder = job
     return [
-        run_rank(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}"), tell)
+        run_rank(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder), tell)
         for number, config in enumerate(configs)
     ]

@@ -44,7 +44,7 @@ def loopback_bytes() -> int:
 def main(case: str, n: int, steps: int, folder: str) -> None:
     raise_loopback()
     config = cell_of(case, n, measure=Measure(steps=steps, warmup=2)).config
-    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{steps}") for rank in range(n)]
+    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{steps}", folder) for rank in range(n)]
     outcome = launch(run_rank, jobs, Path(folder) / "logs", 120)
     assert outcome.status == "ok", outcome.reason
     print(loopback_bytes())

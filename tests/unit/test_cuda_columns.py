@@ -1,34 +1,194 @@
-"""What CUDA's allocator says, as the timed pass keeps it; torch.cuda is played, for there need be no GPU."""
+"""What CUDA's allocators say, from torch's own names to the tables; torch.cuda is played, for there need be no GPU."""
 
 from __future__ import annotations
 
-from unittest import mock
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 
 from zerobench.join import PROCESS_MEMORY
-from zerobench.probes.clock import _allocator_memory
-from zerobench.records import RunRow
+from zerobench.probes import AccountedPass, TimedPass, clock, cuda, memory
+from zerobench.probes.nvidia_smi import GpuState
+from zerobench.records import ALLOCATOR, RunRow
 
-STATS = {
-    "allocated_bytes.all.peak": 100,
-    "reserved_bytes.all.peak": 160,
-    "inactive_split_bytes.all.peak": 40,
-    "num_alloc_retries": 2,
-}
+GPU = torch.device("cuda", 0)
 
 
-def test_the_allocators_own_figures_are_kept() -> None:
-    with (
-        mock.patch.object(torch.cuda, "memory_stats", return_value=STATS),
-        mock.patch.object(torch.cuda, "mem_get_info", return_value=(700, 1000)),
-    ):
-        memory = _allocator_memory()
-    assert memory == {
+class Played:
+    """torch.cuda with an allocator that counts what the test allocates, under the keys of real statistics."""
+
+    def __init__(self) -> None:
+        self.now = {"allocated": 0, "reserved": 0, "split": 0}
+        self.most = dict(self.now)
+        self.started = False
+
+    def use(self, allocated: int, reserved: int = 0) -> None:
+        """`allocated` more bytes in blocks (fewer, if below 0), and `reserved` in segments."""
+        self.now["allocated"] += allocated
+        self.now["reserved"] += reserved
+        self.most = {name: max(most, self.now[name]) for name, most in self.most.items()}
+
+    def init(self) -> None:
+        self.started = True
+
+    def memory_stats(self) -> dict[str, int]:
+        assert self.started
+        return {key: self.most[name] for name, key in cuda.PEAKS.items()} | {"num_alloc_retries": 2, "num_ooms": 0}
+
+    def reset_peak_memory_stats(self) -> None:
+        self.most = dict(self.now)
+
+    def max_memory_allocated(self) -> int:
+        return self.most["allocated"]
+
+    def host_memory_stats(self) -> dict[str, int]:
+        return {"active_bytes.current": 0, "active_bytes.peak": 4096, "allocated_bytes.peak": 8192, "num_host_alloc": 2}
+
+    def reset_peak_host_memory_stats(self) -> None:
+        """The host's statistics stand still."""
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 700, 1000
+
+    def current_device(self) -> int:
+        return 0
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        return [
+            segment(0, [(512, "active_allocated"), (1536, "inactive")]),
+            segment(0, [(3072, "inactive"), (1024, "active_pending_free")]),
+            segment(1, [(9999, "inactive")]),  # of a GPU that is another rank's
+        ]
+
+
+NAMES = [name for name, value in vars(Played).items() if callable(value) and not name.startswith("_") and name != "use"]
+"""What the probes ask of torch.cuda."""
+
+
+def segment(device: int, blocks: list[tuple[int, str]]) -> dict[str, Any]:
+    parts = [{"address": 0, "size": size, "requested_size": size, "state": state} for size, state in blocks]
+    total = sum(size for size, _ in blocks)
+    used = {"allocated_size": 512, "active_size": 512, "requested_size": 512}
+    return {"device": device, "address": 0, "total_size": total, **used, "stream": 0, "segment_type": "small",
+            "segment_pool_id": (0, 0), "is_expandable": False, "frames": [], "blocks": parts}  # fmt: skip
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    one = Played()
+    for name in NAMES:
+        monkeypatch.setattr(torch.cuda, name, getattr(one, name))
+    return one
+
+
+def test_the_names_are_torchs() -> None:
+    """Of functions, in the installed torch; of keys, in what it says of them (a GPU would say more)."""
+    for name in NAMES:
+        assert callable(getattr(torch.cuda, name)), name
+    said = torch.cuda.memory_stats.__doc__ or ""
+    for key in cuda.PEAKS.values():
+        assert f'"{key.split(".")[0]}.{{all,large_pool,small_pool}}.{{current,peak,allocated,freed}}"' in said, key
+    assert '"num_alloc_retries"' in said
+    host = torch.cuda.host_memory_stats.__doc__ or ""
+    for key in ("active_bytes", "allocated_bytes"):
+        assert f'"{key}.{{current,peak,allocated,freed}}"' in host
+
+
+def test_the_allocators_figures_become_columns(played: Played) -> None:
+    played.use(100, reserved=160)
+    columns = cuda.process_memory(cuda.take_peaks())
+    assert columns == {
         "allocated_bytes": 100,
         "reserved_bytes": 160,
-        "split_bytes": 40,
+        "fragmentation_bytes": 60,
+        "largest_free_block_bytes": 3072,
+        "split_bytes": 0,
         "alloc_retries": 2,
         "device_used_bytes": 300,
+        "pinned_requested_bytes": 4096,
+        "pinned_bytes": 8192,
     }
-    assert set(memory) < set(PROCESS_MEMORY) <= set(RunRow.__dataclass_fields__)
+    assert set(columns) < set(PROCESS_MEMORY) <= set(RunRow.__dataclass_fields__)
+
+
+def test_a_torch_without_host_statistics_says_nothing_of_pinned_memory(played: Played, monkeypatch) -> None:
+    monkeypatch.delattr(torch.cuda, "host_memory_stats")
+    monkeypatch.delattr(torch.cuda, "reset_peak_host_memory_stats")
+    cuda.reset_peaks()
+    columns = cuda.process_memory(cuda.take_peaks())
+    assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, None)
+
+
+def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, monkeypatch) -> None:
+    """The ledger's bytes are those of real tensors, taken for CUDA's; the allocator's what is played around them."""
+    monkeypatch.setattr(memory, "is_on_gpu", lambda storage: storage.nbytes() >= 400)  # the rest is the host's
+    with AccountedPass(GPU) as probe:
+        with probe.phase("init"):
+            played.use(2048, reserved=4096)
+            kept = torch.zeros(250)
+        for measured in (False, True, True):
+            with probe.step(measured):
+                with probe.phase("forward"):
+                    played.use(1024)
+                    made = [torch.zeros(100), torch.zeros(5)]
+                with probe.phase("backward"):
+                    played.use(+8192 if not measured else +3072, reserved=8192 * measured)
+                    played.use(-8192 if not measured else -3072)
+                with probe.phase("update"):
+                    del made
+                    played.use(-1024)
+    rows = {(row.phase, row.category): row for row in probe.memory_rows(0)}
+    most = {key: row.max_bytes for key, row in rows.items()}
+    phases = ("init", "forward", "backward", "update", "step")
+    assert [most[phase, "allocated"] for phase in phases] == [2048, 3072, 6144, 3072, 6144]
+    assert [most[phase, "reserved"] for phase in phases] == [4096, 12288, 20480, 20480, 20480]
+    assert [most[phase, "outside_ledger"] for phase in phases] == [1048, 1672, 4744, 1672, 4744]
+    assert all(rows["step", name].at_peak_bytes is None for name in ALLOCATOR)
+    assert most["step", "total"] == 1000 + 400 + 20  # the ledger's own total has neither more nor less
+    assert probe.memory["allocated_bytes"] == 6144  # of the measured steps, warm-up apart
+    assert probe.memory["fragmentation_bytes"] == 20480 - 6144
+    assert kept.numel() == 250
+
+
+def test_a_cpu_has_no_such_rows() -> None:
+    with AccountedPass(torch.device("cpu")) as probe, probe.step(True), probe.phase("forward"):
+        made = torch.zeros(3)
+    assert {row.category for row in probe.memory_rows(0)}.isdisjoint(ALLOCATOR)
+    assert probe.memory == {}
+    assert made.numel() == 3
+
+
+def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypatch) -> None:
+    told: list[str] = []
+
+    def state(device: torch.device) -> GpuState:
+        told.append("read")
+        played.use(50)  # what is taken before the measured steps is not theirs
+        played.use(-50)
+        return GpuState(1900 - told.count("read"), 1980, 40, 300.0, ())
+
+    class Event(SimpleNamespace):
+        def record(self) -> None:
+            told.append("mark")
+
+        def elapsed_time(self, _: Event) -> float:
+            return 5.0
+
+    monkeypatch.setattr(clock, "read_state", state)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(clock.dist, "barrier", lambda: told.append("meet"))
+    with TimedPass(GPU) as probe:
+        for measured in (False, True, True):
+            with probe.step(measured), probe.phase("forward"):
+                played.use(30)
+                played.use(-30)
+        assert not probe.may_wait
+        probe.end_steps()
+    step = ["mark", "mark", "mark", "mark"]
+    assert told == [*step, "read", "meet", *step, *step, "mark", "wait", "read"]
+    assert [one.sm_clock_mhz for one in probe.gpu_states] == [1899, 1898]
+    assert probe.memory["allocated_bytes"] == 30
+    assert probe.times[0] == {"forward": 0.005, "step": 0.005}

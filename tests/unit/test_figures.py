@@ -70,6 +70,19 @@ def test_what_has_no_prediction_is_drawn_without_one(name: str) -> None:
     assert len(figure.axes[0].patches) > 0 or len(figure.axes[0].lines) > 0
 
 
+def test_a_traced_cell_has_a_second_bar() -> None:
+    traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
+    [axes] = figure_of("step_time", results_of([run("ddp", 2), run("zero2", 2, **traced)])).axes
+    heights = tops(axes)
+    assert sorted(heights) == [0.0, 0.8, 1.2]
+    assert heights[1.2] == pytest.approx(500)
+    parts = [bar.get_height() for bar in axes.patches if bar.get_x() + bar.get_width() / 2 == pytest.approx(1.2)]
+    assert parts == pytest.approx([300, 150, 50])
+    plain, both = ([run("ddp", 2)], [run("ddp", 2), run("zero2", 2, **traced)])
+    captions = [figure_of("step_time", results_of(rows)).get_suptitle() for rows in (plain, both)]
+    assert ["profiler" in caption for caption in captions] == [False, True]
+
+
 def test_step_times_whiskers_are_the_summarys_interval() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.11, 0.13))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None)]

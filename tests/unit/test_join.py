@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cells import cell
 from zerobench import tables
-from zerobench.cell import run_cell
+from zerobench.cell import passes_of, run_cell
 from zerobench.config import Measure
-from zerobench.join import _join_losses, _join_memory, _join_time, _losses, median_interval
+from zerobench.join import (
+    _join_gpu,
+    _join_losses,
+    _join_memory,
+    _join_process_memory,
+    _join_time,
+    _join_trace,
+    _losses,
+    median_interval,
+)  # fmt: skip
+from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import CATEGORIES, MemoryRow, StepRow
 from zerobench.summary import summarize
 from zerobench.worker import RankRecord
@@ -89,3 +101,72 @@ def test_what_is_not_a_pass_is_a_sentence() -> None:
     simulated = cell("zero2", 2, measure=Measure(3, 2, passes="timed"), backend="simulated")
     assert simulated.problems == ("measure.passes=timed: backend=simulated has no times; use accounted",)
     assert cell("zero2", 2, draw_on="disk").problems == ("draw_on=disk: use one of cpu, device",)
+
+
+def with_states(record: RankRecord, *states: GpuState) -> RankRecord:
+    record.gpu_states += states
+    return record
+
+
+def test_clocks_are_the_worst_of_all_readings() -> None:
+    one = row()
+    _join_gpu(one, [record(0, "timed", [], [])])
+    assert (one.sm_clock_mhz, one.throttle) == (None, None)  # nobody knows
+    fast = with_states(
+        record(0, "timed", [], []), GpuState(1980, 1980, 40, 500.0, ()), GpuState(1950, 1980, 50, 690.0, ())
+    )
+    _join_gpu(one, [fast])
+    assert (one.sm_clock_mhz, one.sm_clock_max_mhz, one.gpu_temperature_c, one.gpu_power_w) == (1950, 1980, 50, 690.0)
+    assert one.throttle == ""  # somebody knows that nothing did
+    slow = with_states(record(1, "timed", [], []), GpuState(1200, 1980, 60, None, ("power cap", "thermal slowdown")))
+    _join_gpu(one, [fast, slow, slow])
+    assert (one.sm_clock_mhz, one.gpu_power_w, one.throttle) == (1200, 690.0, "power cap, thermal slowdown")
+
+
+def test_overlap_is_that_of_the_rank_with_the_longest_step() -> None:
+    def traced(rank: int, *steps: tuple[float, float, float]) -> RankRecord:
+        made = record(rank, "traced", [1.0] * (2 + len(steps)), [9.0, 9.0, *(s for s, _, _ in steps)])
+        for step, (_, communication, exposed) in zip(made.steps[2:], steps, strict=True):
+            step.communication_s, step.exposed_s = communication, exposed
+        return made
+
+    one = row()
+    _join_trace(one, [])
+    assert (one.traced_step_s, one.communication_s, one.overlap) == (None, None, None)
+    _join_trace(one, [traced(0, (5, 2, 1), (7, 4, 1), (6, 3, 2)), traced(1, (5, 5, 5), (5, 5, 5), (5, 5, 5))])
+    assert (one.traced_step_s, one.communication_s, one.exposed_s) == (6, 3, 1)
+    assert one.overlap == pytest.approx(2 / 3)
+    alone = row()
+    _join_trace(alone, [traced(0, (5, 0, 0))])
+    assert (alone.communication_s, alone.overlap) == (0, None)
+
+
+def test_allocators_columns_come_from_the_pass_that_there_is() -> None:
+    one, records = row(), [record(0, "accounted", [], []), record(1, "accounted", [], [])]
+    for made, size in zip(records, (10, 30), strict=True):
+        made.process_memory = {"allocated_bytes": size, "pinned_bytes": None}
+    _join_process_memory(one, [], records)
+    assert (one.allocated_bytes, one.pinned_bytes, one.resident_bytes) == (30, None, None)
+    timed = record(0, "timed", [], [])
+    timed.process_memory = {"allocated_bytes": 20}
+    _join_process_memory(one, [timed], records)
+    assert one.allocated_bytes == 20
+
+
+def test_what_is_outside_the_ledger_is_a_column_and_no_part_of_the_peak() -> None:
+    one = row()
+    rows = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
+    beside = [MemoryRow(0, phase, "outside_ledger", None, None, size) for phase, size in (("forward", 9), ("step", 7))]
+    _join_memory(one, [*rows, *beside])
+    assert (one.outside_ledger_bytes, one.peak_bytes) == (7, 1)
+    _join_memory(one, rows)
+    assert one.outside_ledger_bytes is None
+
+
+def test_the_passes_of_a_cell() -> None:
+    assert passes_of(cell("ddp", 2).config) == ("timed", "accounted")
+    assert passes_of(cell("ddp", 64, backend="simulated").config) == ("accounted",)
+    assert passes_of(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
+    assert passes_of(cell("ddp", 2, measure=Measure(passes="timed", trace=True)).config) == ("timed", "traced")
+    [problem] = cell("ddp", 64, backend="simulated", measure=Measure(trace=True)).problems
+    assert problem.startswith("measure.trace=true: of a simulated world nothing is sent")

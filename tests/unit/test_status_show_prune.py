@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import zerobench
 from tests.cells import cell
 from zerobench import cli
 from zerobench.cell import _blank_row
 from zerobench.folders import claim_folder, write_run
-from zerobench.records import CATEGORIES, MemoryRow, RunRow, TensorRow, TrafficRow
+from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.tables import collect, load
 from zerobench.verbs.holdings import look
 
@@ -38,11 +41,11 @@ def make(where: Path, strategy: str = "zero2", logs: dict[str, str] | None = Non
     for name, text in (logs or {}).items():
         (aside.path / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
         (aside.path / "logs" / name).write_text(text)
-    tables = _tables() if row.status == "ok" else {}
+    tables = _tables(row.device) if row.status == "ok" else {}
     return write_run(aside, f"{strategy}-tiny-n2-{row.cell_id}-code", row, one.config, {}, tables)
 
 
-def _tables() -> dict[str, list[Any]]:
+def _tables(device: str) -> dict[str, list[Any]]:
     """Rank 1 is the fullest, by 1 MiB, of which theory knows nothing."""
     memory = []
     for rank in (0, 1):
@@ -52,6 +55,9 @@ def _tables() -> dict[str, list[Any]]:
             memory.append(MemoryRow(rank, phase, "activations", 2 * 2**20, 0, 2 * 2**20))
             memory.append(MemoryRow(rank, phase, "states", 2 * 2**20, 0, (2 + rank) * 2**20, 2 * 2**20))
             memory.append(MemoryRow(rank, phase, "total", size * 2**20, 0, size * 2**20))
+            if device == "cuda":
+                sizes = zip(ALLOCATOR, (7 + rank, 9, 2), strict=True)
+                memory += [MemoryRow(rank, phase, name, None, None, one * 2**20) for name, one in sizes]
     sums = {"calls": 3, "elements": 500, "payload_bytes": 2000, "wire_bytes": 1000.0, "volume_elements": 1000.0}
     names = {"operator": "send", "collective": "reduce_scatter", "kind": "reduce_scatter", "unit": "u"}
     more = {"phase": "backward", "dtype": "float32", "group_size": 2, "control": False, "known": True}
@@ -132,9 +138,42 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
     assert "backward reduce_scatter 3 2.0 KiB 1000 B 1.000" in lines, "per step: there are two"
     assert any("volume 2.000 ψ, predicted 2.000 ψ, residual 0 ψ" in line for line in lines)
     assert any("step 250.0 ms, too few steps for an interval; 1024 tokens/s" in line for line in lines)
-    assert any(
-        "5.5000 at the first step, 2.2500 at the last; the losses of both passes agree" in line for line in lines
-    )
+    assert any("5.5000 at the first step, 2.2500 at the last; the losses of all passes agree" in line for line in lines)
+
+
+def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> None:
+    """Also of a run in a collection, where what is missing comes as pandas has it."""
+    sizes = {"allocated_bytes": 8 * 2**20, "fragmentation_bytes": 2**20, "outside_ledger_bytes": 3 * 2**20}
+    clocks = {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "throttle": "power cap"}
+    traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
+    make(tmp_path / "runs", device="cuda", **sizes, **clocks, **traced)
+    collect(load(tmp_path / "runs"), tmp_path / "collection")
+    for where in ("runs", "collection"):
+        assert cli.run(["show", "zero2", "--results", str(tmp_path / where)]) == 0
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert "phase peak states at most allocated reserved outside the ledger" in lines
+        assert "forward 5.0 MiB 3.0 MiB 8.0 MiB 9.0 MiB 2.0 MiB" in lines
+        words = "allocated on the GPU 8.0 MiB; reserved beyond allocated 1.0 MiB; outside the ledger 3.0 MiB"
+        assert words in lines
+        assert "SM clock 1755 of 1980 MHz before or after the steps; held down by: power cap" in lines
+        words = "communication in 200.0 ms of 500.0, exposed 50.0 ms, 75% hidden"
+        assert f"traced, which slows a step down: {words}" in lines
+
+
+def test_a_run_of_an_older_version_lacks_columns_and_is_there(tmp_path: Path, capsys) -> None:
+    """What has come since is None; of the same version a run that lacks a column is damaged."""
+    later = ("throttle", "overlap", "communication_s", "outside_ledger_bytes", "pinned_bytes", "sm_clock_mhz")
+    for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
+        path = make(tmp_path / str(version)) / "run.json"
+        row = {k: v for k, v in json.loads(path.read_text()).items() if k not in later}
+        path.write_text(json.dumps(row | {"schema_version": version}))
+    older = load(tmp_path / str(SCHEMA_VERSION - 1)).runs
+    assert older["states_bytes"].tolist() == [3 * 2**20]
+    assert older[list(later)].isna().all(axis=None)
+    assert cli.run(["show", "zero2", "--results", str(tmp_path / str(SCHEMA_VERSION - 1))]) == 0
+    assert "SM clock" not in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="lacks outside_ledger_bytes|lacks pinned_bytes"):
+        assert load(tmp_path / str(SCHEMA_VERSION)).runs.empty
 
 
 def test_show_of_a_failed_run_ends_with_its_logs(tmp_path: Path, capsys) -> None:

@@ -62,7 +62,7 @@ class MasterDdpEngine(DdpEngine):
         self._coefficient: torch.Tensor | float | None = None
         self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._scaler = LossScaler(loss_scaling, self._parameters[0].device)
+        self.scaler = LossScaler(loss_scaling, self._parameters[0].device)
         self._masters = [_master_of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
         shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
@@ -79,21 +79,21 @@ class MasterDdpEngine(DdpEngine):
     @property
     def loss_scale(self) -> float:
         """What the next loss is multiplied by."""
-        return float(self._scaler.scale)
+        return float(self.scaler.scale)
 
     @property
     def skipped(self) -> bool:  # type: ignore[override]
         """Whether the last step was skipped because its gradients overflowed."""
-        return bool(self._scaler.skipped)
+        return bool(self.scaler.skipped)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates the loss times the scale; DDP reduces the gradients, scaled as they are."""
-        super().backward(self._scaler.scaled(loss))
+        super().backward(self.scaler.scaled(loss))
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
-        self._largest = norm = self._norm(norm_type) * self._scaler.unscaling
-        self._coefficient = clip_coefficient(norm, max_norm) * self._scaler.unscaling
+        self._largest = norm = self._norm(norm_type) * self.scaler.unscaling
+        self._coefficient = clip_coefficient(norm, max_norm) * self.scaler.unscaling
         return norm.float()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,9 +105,9 @@ class MasterDdpEngine(DdpEngine):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._coefficient is None and self._scaler.policy is not None:
-            self._coefficient = self._scaler.unscaling
-        with self._scaler.judging(self.optimizer, self._overflow) as skips:
+        if self._coefficient is None and self.scaler.policy is not None:
+            self._coefficient = self.scaler.unscaling
+        with self.scaler.judging(self.optimizer, self._overflow) as skips:
             if not skips:
                 update_tiles(self.optimizer, self._tiles, self._coefficient)
                 self._write_back()

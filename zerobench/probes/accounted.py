@@ -1,4 +1,8 @@
-"""The accounted pass: the ledger and the traffic meter over one rank, entered before the model is built."""
+"""The accounted pass: the ledger and the traffic meter over one rank, entered before the model is built.
+
+On CUDA the allocator's own peaks are taken beside the ledger, phase by phase. All of it is the host's: nothing is taken
+on the device, and nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules import tensors_that_require_grad
+from . import cuda
+from .allocator import PhasePeaks, nothing
 from .memory import Extremes, Ledger
 from .traffic import Operation, TrafficMeter
 from .wrapped import parts_of
@@ -25,6 +31,8 @@ class AccountedPass:
     """Same face as the timed pass. Read `memory_rows`, `tensor_rows` and `traffic` when it is over."""
 
     def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.allocator = PhasePeaks(cuda.take_peaks if self._cuda else nothing)
         self.ledger = Ledger()
         self.meter = TrafficMeter()
         self.times: list[dict[str, float]] = []
@@ -54,10 +62,13 @@ class AccountedPass:
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ):
             self._stack.callback(hook.remove)
+        self.allocator.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        if self._cuda and error[0] is None and "step" in self.allocator.of:
+            self.memory = cuda.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
@@ -87,21 +98,32 @@ class AccountedPass:
         yield
         if name == "init":
             self.ledger.end("init")
+            self.allocator.end("init")
         self._enter_phase("data")
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
         """One whole step; what is not measured leaves no trace."""
+        if measured and not self._measured and self._cuda:
+            cuda.reset_peaks()
         self.ledger.begin()
+        self.allocator.begin()
         self.meter.operations.clear()
         self._enter_phase("data")
         yield
         if measured:
             self.ledger.end("step")
+            self.allocator.end("step")
             counts = Counter(self.meter.operations)
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
             self._measured += 1
         self.meter.operations.clear()
+
+    may_wait = True
+    """It has no times."""
+
+    def end_steps(self) -> None:
+        """The last step is over; a ledger does not care."""
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """The step's inputs."""
@@ -143,8 +165,11 @@ class AccountedPass:
                     _label_parts(value, labels.OPTIMIZER, name)
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Each phase's extremes, a row a category."""
-        return [row for phase, extremes in self.ledger.extremes.items() for row in _memory_rows(rank, phase, extremes)]
+        """Each phase's extremes, a row a category; on CUDA the allocator's beside them."""
+        rows: list[MemoryRow] = []
+        for phase, extremes in self.ledger.extremes.items():
+            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, extremes.gpu_peak)]
+        return rows
 
     def tensor_rows(self, rank: int) -> list[TensorRow]:
         """The largest storages at the peak instant."""
@@ -184,6 +209,7 @@ class AccountedPass:
 
     def _enter_phase(self, name: str) -> None:
         self.ledger.enter_phase(name)
+        self.allocator.enter_phase(name)
         self.meter.phase = name
 
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:

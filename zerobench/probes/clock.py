@@ -1,30 +1,46 @@
-"""The timed pass: when each phase of a step began and ended, and nothing else."""
+"""The timed pass: when each phase of a step began and ended, and nothing else.
+
+On CUDA nothing in a step, nor between steps, waits for the device: marks are events, and are read when all is over. A
+step lasts until the next begins there, and the last one until what it has left on its way has come: gathers that
+overlap the next forward are part of somebody's step.
+
+What else is worth knowing of the machine is read before the first measured step and after the last: memory as the
+system and CUDA's allocator see it, and the GPU's clocks. On CUDA the ranks meet again before they start, so that none
+waits in a step for another's reading.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
+from . import cuda
+from .nvidia_smi import GpuState, read_state
 
 
 class TimedPass:
-    """Marks at the edges of phases: perf_counter on CPU, events on CUDA (read once the step is over)."""
+    """Marks at the edges of phases: perf_counter on CPU, events on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
+        self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
         self._measuring = False
         self._carried: int | None = None
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
+        self.gpu_states: list[GpuState] = []
+        """Before the first measured step and after the last, where the GPU's state can be read."""
 
-    def __enter__(self) -> TimedPass:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -32,7 +48,8 @@ class TimedPass:
         before, after = self._carried, loopback_bytes()
         self.memory["loopback_bytes"] = None if before is None or after is None else after - before
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
-            self.memory |= _allocator_memory()
+            self.memory |= cuda.process_memory(cuda.take_peaks())
+            self._read_gpu()
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built; a clock does not care."""
@@ -49,22 +66,32 @@ class TimedPass:
         """One whole step."""
         if measured and not self._measuring:
             self._measuring = True
-            reset_resident_peak()
-            self._carried = loopback_bytes()
-            if self._cuda:
-                torch.cuda.reset_peak_memory_stats()
+            self._begin_measuring()
         self._marks = {}
+        self._steps.append(self._marks)
         with self.phase("step"):
             yield
-        if self._cuda:
+
+    def end_steps(self) -> None:
+        """The last step is over, and what it had on its way has come: marks become times."""
+        if self._cuda and self._steps:
+            begins = [marks["step"][0][0] for marks in self._steps]
+            for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
+                marks["step"] = [(begin, end)]
             torch.cuda.synchronize()
-        times = {name: sum(self._between(*one) for one in marks) for name, marks in self._marks.items()}
-        self.times.append(times)
+        self.times = [
+            {name: sum(self._between(*one) for one in marks) for name, marks in step.items()} for step in self._steps
+        ]
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the device may be asked for a value between steps."""
+        return not self._cuda
 
     @property
     def peak_bytes(self) -> int | None:
         """The allocator's peak so far, where it keeps one without being asked: on CUDA."""
-        return torch.cuda.max_memory_allocated() if self._cuda else None
+        return cuda.max_allocated() if self._cuda else None
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The loss is there; a clock does not care."""
@@ -78,6 +105,19 @@ class TimedPass:
     def inputs(self, *tensors: torch.Tensor) -> None:
         """The step's inputs; a clock does not care."""
 
+    def _begin_measuring(self) -> None:
+        if self._cuda:
+            self._read_gpu()
+            dist.barrier()
+            cuda.reset_peaks()
+        reset_resident_peak()
+        self._carried = loopback_bytes()
+
+    def _read_gpu(self) -> None:
+        state = read_state(self._device)
+        if state is not None:
+            self.gpu_states.append(state)
+
     def _mark(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
@@ -87,16 +127,3 @@ class TimedPass:
 
     def _between(self, begin: Any, end: Any) -> float:
         return begin.elapsed_time(end) / 1000 if self._cuda else end - begin
-
-
-def _allocator_memory() -> dict[str, int | None]:
-    """CUDA's allocator since the peaks were reset, and what the whole device has in use now; see RunRow."""
-    stats = torch.cuda.memory_stats()
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "allocated_bytes": stats["allocated_bytes.all.peak"],
-        "reserved_bytes": stats["reserved_bytes.all.peak"],
-        "split_bytes": stats["inactive_split_bytes.all.peak"],
-        "alloc_retries": stats["num_alloc_retries"],
-        "device_used_bytes": total - free,
-    }

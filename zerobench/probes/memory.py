@@ -31,7 +31,7 @@ from .wrapped import holds_others, parts_of
 
 @dataclass(eq=False)
 class Stored:
-    """One storage: what it is and how large. `labelled`: somebody said so, it is not inferred."""
+    """One storage: what it is, how large, and whether on a GPU. `labelled`: somebody said so, it is not inferred."""
 
     bytes: int
     category: str
@@ -39,6 +39,7 @@ class Stored:
     module: str
     phase: str
     labelled: bool = False
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,12 @@ class Extremes:
     states: int = -1
     at_states: Counter[str] = field(default_factory=Counter)
     largest: list[tuple[int, Stored, str]] = field(default_factory=list)
+    gpu_peak: int = 0
+    """Of what is on a GPU alone; on CUDA a little (flags, counters of steps) is in host memory all the same."""
 
-    def see(self, totals: Counter[str]) -> bool:
-        """Takes in the totals of one instant; True if they are a new peak."""
+    def see(self, totals: Counter[str], on_gpu: int) -> bool:
+        """Takes in the totals of one instant, and how much of them is on a GPU; True if they are a new peak."""
+        self.gpu_peak = max(self.gpu_peak, on_gpu)
         for category, value in totals.items():
             if value > self.highest[category]:
                 self.highest[category] = value
@@ -163,7 +167,7 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, 0 if storage.device.type == "meta" else storage.nbytes()
         stored = self._live.get(key)
         if stored is None:
-            stored = Stored(0, self._infer(), "", self.module, self.phase)
+            stored = Stored(0, self._infer(), "", self.module, self.phase, on_gpu=is_on_gpu(storage))
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
@@ -201,12 +205,14 @@ class Ledger(TorchDispatchMode):
         totals: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
         for stored, size in sizes.items():
             totals[categories.get(stored, stored.category)] += size
+        on_gpu = sum(size for stored, size in sizes.items() if stored.on_gpu)
         best, best_at = self.extremes.setdefault(whole, Extremes()), -1
         instants: list[Instant] = []
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
-            self.extremes.setdefault(event.phase, Extremes()).see(totals)
-            if best.see(totals):
+            on_gpu += event.grown if event.stored is not None and event.stored.on_gpu else 0
+            self.extremes.setdefault(event.phase, Extremes()).see(totals, on_gpu)
+            if best.see(totals, on_gpu):
                 best_at = number
             instants.append(Instant(number, event.at - self._began, event.phase, totals.copy()))
         if best_at >= 0:
@@ -242,6 +248,11 @@ class Ledger(TorchDispatchMode):
             self._apply(event, sizes, categories, Counter())
         alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in sizes.items() if size]
         return sorted(alive, key=lambda one: -one[0])[:20]
+
+
+def is_on_gpu(storage: torch.UntypedStorage) -> bool:
+    """Whether CUDA's allocator counts it."""
+    return storage.device.type == "cuda"
 
 
 def thin_out(instants: list[Instant], most: int) -> list[Instant]:

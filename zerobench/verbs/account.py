@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ..console import name_of, plain_table, stdout_console
 from ..environment import SIMULATED
-from ..records import CATEGORIES
+from ..records import ALLOCATOR, CATEGORIES
 from ..tables import Results
 from ..units import show_bytes, show_count
 from .status import code_of
@@ -29,6 +29,22 @@ TENSORS = 10
 LOG_LINES = 20
 INDENT = " " * 12
 NONE = "–"
+
+BESIDE = {"allocated": "allocated", "reserved": "reserved", "outside_ledger": "outside the ledger"}
+"""The allocator's rows of the memory table, as columns beside the ledger's."""
+
+PROCESS = {
+    "resident": "resident set",
+    "allocated": "allocated on the GPU",
+    "reserved": "reserved on the GPU",
+    "fragmentation": "reserved beyond allocated",
+    "largest_free_block": "largest free block",
+    "outside_ledger": "outside the ledger",
+    "device_used": "in use on the device",
+    "pinned_requested": "pinned host memory in use",
+    "pinned": "pinned host memory held",
+}
+"""Columns of a run, less `_bytes`, in words."""
 
 
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
@@ -95,13 +111,13 @@ def _print_memory(console: Console, row: Row, results: Results) -> None:
     _head(console, f"Memory in a step, rank {fullest}, the fullest of {len(totals)}")
     console.print(plain_table(["category", "at the peak", "at most", "predicted", "residual"], _categories(mine)))
     _head(console, "Memory by phase, the same rank")
-    console.print(plain_table(["phase", "peak", "states at most"], _phases(mine)))
+    beside = [name for name in ALLOCATOR if (mine["category"] == name).any()]
+    words = [BESIDE[name] for name in beside]
+    console.print(plain_table(["phase", "peak", "states at most", *words], _phases(mine, beside)))
     _head(console, "Memory by rank")
     ranks = [_rank(memory, rank) for rank in totals["rank"]]
     console.print(plain_table(["rank", "peak", "states at most", "predicted", "residual"], ranks))
-    process = {"resident": "resident set", "allocated": "allocated on the GPU", "reserved": "reserved on the GPU"}
-    seen = {words: row[f"{name}_bytes"] for name, words in process.items()}
-    _say(console, "  " + "; ".join(f"{words} {show_bytes(n)}" for words, n in seen.items() if pd.notna(n)))
+    _print_process(console, row)
     tensors = results.tensors[results.tensors["rank"] == fullest].nlargest(TENSORS, "bytes")
     _head(console, f"Largest tensors at the peak, rank {fullest}")
     columns = ["category", "name", "module", "phase", "bytes"]
@@ -109,15 +125,25 @@ def _print_memory(console: Console, row: Row, results: Results) -> None:
     console.print(plain_table(["category", "name", "made in module", "phase", "size"], rows, left=4))
 
 
+def _print_process(console: Console, row: Row) -> None:
+    """What others than the ledger say of a process's memory, as far as they do."""
+    seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
+            if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
+    if seen:
+        _head(console, "Memory by the system and the allocators, the most of all ranks")
+    for place in range(0, len(seen), 3):
+        _say(console, "  " + "; ".join(seen[place : place + 3]))
+
+
 def _categories(mine: pd.DataFrame) -> list[list[str]]:
     whole = _whole_step(mine)
     return [[c, show_bytes(whole[c]["at_peak_bytes"]), *_against(whole[c])] for c in (*CATEGORIES, "states", "total")]
 
 
-def _phases(mine: pd.DataFrame) -> list[list[str]]:
+def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
     most: dict[Any, int] = mine.set_index(["phase", "category"])["max_bytes"].to_dict()
     there = [phase for phase in PHASES if (phase, "total") in most]
-    return [[phase, show_bytes(most[phase, "total"]), show_bytes(most[phase, "states"])] for phase in there]
+    return [[phase, *(show_bytes(most[phase, name]) for name in ("total", "states", *beside))] for phase in there]
 
 
 def _rank(memory: pd.DataFrame, rank: int) -> list[str]:
@@ -185,6 +211,25 @@ def _print_time(console: Console, row: Row) -> None:
     parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
     _say(console, f"  step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s")
     _say(console, f"  {parts}")
+    _print_clocks(console, row)
+    _print_overlap(console, row)
+
+
+def _print_clocks(console: Console, row: Row) -> None:
+    if pd.isna(row["sm_clock_mhz"]):
+        return
+    of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
+    held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
+    _say(console, f"  SM clock {row['sm_clock_mhz']}{of} MHz before or after the steps; held down by: {held}")
+
+
+def _print_overlap(console: Console, row: Row) -> None:
+    if pd.isna(row["communication_s"]):
+        return
+    step, inside, exposed = (row[f"{name}_s"] * 1000 for name in ("traced_step", "communication", "exposed"))
+    hidden = "" if pd.isna(row["overlap"]) else f", {row['overlap']:.0%} hidden"
+    words = f"communication in {inside:.1f} ms of {step:.1f}, exposed {exposed:.1f} ms{hidden}"
+    _say(console, f"  traced, which slows a step down: {words}")
 
 
 def _loss(value: float) -> str:
@@ -194,8 +239,11 @@ def _loss(value: float) -> str:
 def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
     first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
+    if row["backend"] == SIMULATED:
+        _say(console, "  none: in a simulated world nobody sends what is received")
+        return
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
-    both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of both passes {agree}"
+    both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of all passes {agree}"
     _say(console, f"  {first} at the first step, {last} at the last{both}")
     if not pd.isna(row["grad_norm_last"]):
         _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")

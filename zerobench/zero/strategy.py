@@ -28,6 +28,7 @@ from .comm import Comm
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .modules import watching_parameters
 from .options import Options
+from .precision import LossScaler
 from .segments import OptimizerSegment
 from .stamp import Stamp
 from .state import StateFace
@@ -220,6 +221,11 @@ class Strategy(StateFace):
     def segments(self) -> list[OptimizerSegment]:
         """What the optimizer holds of this rank's shards."""
         return self.update.segments
+
+    @property
+    def scaler(self) -> LossScaler:
+        """The loss scaling, with its values on the device."""
+        return self.update.scaler
 
     @property
     def loss_scale(self) -> float:

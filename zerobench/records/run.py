@@ -1,22 +1,10 @@
-"""Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
-
-A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow) and a
-parquet file for each of the other tables, whose rows carry the run's id.
-"""
+"""Rows that stand for a run or a search: the columns of `runs` and `searches`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 4
-
-STATES = ("parameters", "gradients", "master", "optimizer", "communication")
-"""Categories that make up the model states and what is in flight; the formulas bind their sum."""
-
-CATEGORIES = (*STATES, "activations", "inputs", "temporary")
-
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
-"""What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""
+from .words import SCHEMA_VERSION
 
 
 @dataclass
@@ -100,15 +88,29 @@ class RunRow:
     resident_bytes: int | None = None
     """Peak resident set of a rank in the measured steps of the timed pass; another number than the ledger's."""
     allocated_bytes: int | None = None
-    """CUDA only: the allocator's own peak, timed pass."""
+    """This and the following are CUDA's, of the measured steps of the timed pass, or of the accounted pass where there
+    is no timed one: the allocator's own peak."""
     reserved_bytes: int | None = None
-    """CUDA only: what the allocator held from the device at most, timed pass."""
+    """What the allocator held from the device at most."""
+    fragmentation_bytes: int | None = None
+    """reserved_bytes less allocated_bytes of the same rank: held from the device beyond the most that was in use. It is
+    what lay idle at the allocated peak, or more where the allocator gave segments back or took some after it."""
+    largest_free_block_bytes: int | None = None
+    """The largest piece of a segment that nobody uses at the end: the most to be had without asking the device."""
     split_bytes: int | None = None
-    """CUDA only: the most that lay free between live pieces of the allocator's blocks: fragmentation. Timed pass."""
+    """The most that lay free between live pieces of the allocator's segments."""
     alloc_retries: int | None = None
-    """CUDA only: how often the allocator gave cached blocks back to find room, timed pass."""
+    """How often the allocator gave cached segments back to find room, since the process began."""
     device_used_bytes: int | None = None
-    """CUDA only: in use on the device at the end of the timed pass, with the context, NCCL and every process on it."""
+    """In use on the device at the end of the pass, with the context, NCCL and every process on it."""
+    pinned_requested_bytes: int | None = None
+    """Peak of pinned host memory in the hands of callers, or freed with the device not done with it. The allocator
+    counts its blocks, each a power of two as a rule; of its sizes' own peaks this is the sum."""
+    pinned_bytes: int | None = None
+    """Peak of pinned host memory that the allocator held, handed out or kept for later."""
+    outside_ledger_bytes: int | None = None
+    """CUDA, accounted pass: the allocator's peak in a step less the ledger's on the GPU: the allocator's rounding, what
+    kernels and libraries take. Of several ranks the most."""
     volume_psi: float | None = None
     """Elements moved in one step over ψ, by the paper's convention, control traffic apart."""
     predicted_volume_psi: float | None = None
@@ -135,6 +137,26 @@ class RunRow:
     backward_s: float | None = None
     update_s: float | None = None
     tokens_per_s: float | None = None
+    sm_clock_mhz: int | None = None
+    """This and the following are the GPU's, read right before and right after the measured steps of the timed pass, in
+    which nothing is read: the lowest SM clock of both readings and all ranks."""
+    sm_clock_max_mhz: int | None = None
+    """The highest SM clock that the GPU has; of several GPUs the lowest."""
+    gpu_temperature_c: int | None = None
+    """The higher of both readings, degrees Celsius; of several GPUs the highest."""
+    gpu_power_w: float | None = None
+    """The higher of both readings; of several GPUs the highest."""
+    throttle: str | None = None
+    """What held clocks down, of both readings and all ranks; empty where nothing did, None where nobody knows."""
+    traced_step_s: float | None = None
+    """This and the following are of the traced pass, which the profiler slows down: medians over the steps of the rank
+    whose median step is longest; what counts is said in probes/trace.py. The step itself."""
+    communication_s: float | None = None
+    """Time of a step in which a collective is in flight or running."""
+    exposed_s: float | None = None
+    """The part of it in which nothing is computed."""
+    overlap: float | None = None
+    """1 - exposed_s / communication_s: the share of communication behind which something is computed."""
     model_flops: int | None = None
     """Floating-point operations of one rank's matrix products in a step, none counted twice; see flops.py."""
     hardware_flops: int | None = None
@@ -153,110 +175,8 @@ class RunRow:
     skipped_steps: int | None = None
     """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
-    """The losses of the timed and the accounted pass are equal to the bit, on every rank and step."""
+    """The losses of all passes are equal to the bit, on every rank and step; None where there is one pass."""
     schema_version: int = SCHEMA_VERSION
-
-
-@dataclass
-class StepRow:
-    """One step on one rank in one pass ("timed" or "accounted"). Warm-up steps are kept and marked."""
-
-    rank: int
-    mode: str
-    step: int
-    warmup: bool
-    loss: float
-    """Mean over the rank's micro-batches."""
-    seconds: float | None
-    forward_s: float | None
-    backward_s: float | None
-    update_s: float | None
-    grad_norm: float | None = None
-    """Global norm of the unscaled gradients before clipping, of the order that `clip_norm` says; None: no clipping."""
-    loss_scale: float = 1.0
-    """What the step's losses were multiplied by; 1 without loss scaling."""
-    skipped: bool = False
-    """The gradients overflowed, and no rank updated its parameters."""
-
-
-@dataclass
-class MemoryRow:
-    """One category in one phase on one rank, over all measured steps ("init": before the first step).
-
-    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant;
-    `at_states_peak_bytes`: at the instant when the sum of the states is largest.
-    `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
-    The category "total" is the sum of all, "states" of the states.
-    """
-
-    rank: int
-    phase: str
-    category: str
-    at_peak_bytes: int
-    at_states_peak_bytes: int
-    max_bytes: int
-    predicted_bytes: int | None = None
-
-
-@dataclass
-class TimelineRow:
-    """Live bytes by category at one instant of the last measured step of the accounted pass, on one rank.
-
-    Instants are thinned out to a few hundred; each stretch keeps the one where the sum is largest.
-    `seconds` since the step began is the accounted pass's own time, which the instrument slows down.
-    """
-
-    rank: int
-    instant: int
-    """The number of the event among all of the step's."""
-    seconds: float
-    phase: str
-    parameters_bytes: int
-    gradients_bytes: int
-    master_bytes: int
-    optimizer_bytes: int
-    communication_bytes: int
-    activations_bytes: int
-    inputs_bytes: int
-    temporary_bytes: int
-
-
-@dataclass
-class TensorRow:
-    """One of the largest storages alive at the peak instant of the measured steps."""
-
-    rank: int
-    bytes: int
-    category: str
-    name: str
-    module: str
-    phase: str
-    """The phase in which it was made."""
-
-
-@dataclass
-class TrafficRow:
-    """Like operations of one measured step and phase, summed over `calls`. Units: probes/traffic.py."""
-
-    rank: int
-    step: int
-    phase: str
-    operator: str
-    collective: str
-    """The logical collective that the engine says they make up, or empty."""
-    kind: str
-    """What the volume is counted under, one of COLLECTIVES."""
-    unit: str
-    dtype: str
-    group_size: int
-    calls: int
-    elements: int
-    payload_bytes: int
-    wire_bytes: float
-    volume_elements: float
-    control: bool
-    known: bool
-    """False for an operator that the probe has no formula for: listed, not counted."""
 
 
 @dataclass

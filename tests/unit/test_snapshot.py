@@ -1,0 +1,95 @@
+"""Snapshots of CUDA's allocator: when one is written, and what a run says of it. torch's functions are played."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cells import cell
+from zerobench import cell as cells
+from zerobench import resolve
+from zerobench.launch import Outcome
+from zerobench.probes.snapshot import FOLDER, snapshots, written
+from zerobench.worker import RankJob
+
+GPU = torch.device("cuda", 0)
+
+
+def test_torch_has_the_private_functions() -> None:
+    impl = inspect.signature(torch.cuda.memory._record_memory_history_impl).parameters
+    assert {"enabled", "stacks", "max_entries"} <= set(impl)
+    assert "enabled" in inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert next(iter(inspect.signature(torch.cuda.memory._dump_snapshot).parameters)) == "filename"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda **how: calls.append(how.get("enabled", "all"))
+    )
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: Path(name).write_text("pickled"))
+    return calls
+
+
+def test_a_history_is_recorded_and_written_when_it_is_asked_for(told: list[Any], tmp_path: Path) -> None:
+    with snapshots(tmp_path, 3, GPU, history=True):
+        assert told == ["all"]
+    assert told == ["all", None]
+    assert written(tmp_path) == ["snapshots/rank3.pickle"]
+
+
+def test_nothing_is_written_unasked(told: list[Any], tmp_path: Path) -> None:
+    with snapshots(tmp_path, 0, GPU, history=False):
+        pass
+    with pytest.raises(RuntimeError, match="another"), snapshots(tmp_path, 0, GPU, history=False):
+        raise RuntimeError("another")
+    with snapshots(tmp_path, 0, torch.device("cpu"), history=True):
+        pass
+    assert (told, written(tmp_path)) == ([], [])
+
+
+def test_out_of_memory_leaves_a_snapshot_in_any_case(told: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError), snapshots(tmp_path, 1, GPU, history=False):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert (told, written(tmp_path)) == ([], ["snapshots/rank1.pickle"])
+
+
+def test_a_snapshot_that_fails_does_not_hide_the_error(told: list[Any], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda name: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(torch.OutOfMemoryError) as raised, snapshots(tmp_path, 1, GPU, history=True):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert raised.value.__notes__ == ["no snapshot of the allocator could be written: disk full"]
+    assert (told, written(tmp_path)) == (["all", None], [])
+
+
+def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monkeypatch) -> None:
+    def launch(_worker: Any, jobs: list[RankJob], *_: Any) -> Outcome:
+        for job in jobs:
+            (Path(job.folder) / FOLDER).mkdir(exist_ok=True)
+            (Path(job.folder) / FOLDER / f"rank{job.rank}.pickle").write_bytes(b"")
+        return Outcome("oom", "rank 0 raised OutOfMemoryError: CUDA out of memory", [])
+
+    monkeypatch.setattr(cells, "launch", launch)
+    row = cells.run_cell(cell("ddp", 2, results_dir=str(tmp_path)), lambda _: None)
+    assert row.status == "oom"
+    assert row.reason.endswith("CUDA out of memory; the allocator then: snapshots/rank0.pickle")
+    assert written(tmp_path / row.run_id) == ["snapshots/rank0.pickle", "snapshots/rank1.pickle"]
+
+
+def test_the_key_is_for_cuda_and_the_accounted_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerobench.config import Measure
+
+    asked = Measure(steps=2, warmup=2, snapshot=True)
+    [problem] = cell("ddp", 2, measure=asked).problems
+    assert problem.startswith("measure.snapshot=true on device=cpu: it is CUDA's allocator")
+    monkeypatch.setattr(resolve, "_count_gpus", lambda: 2)
+    there = cell("ddp", 2, measure=asked, device="cuda")
+    assert there.problems == ()
+    jobs = [RankJob(there.config, mode, 0, "/nowhere/rendezvous", "/nowhere") for mode in ("timed", "accounted")]
+    assert [job.records_history for job in jobs] == [False, True]
+    assert "snapshot" not in cell("ddp", 2).config["measure"]  # the cell is the one that it was before there was a key

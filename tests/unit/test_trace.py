@@ -1,0 +1,101 @@
+"""From a trace to communication and what is exposed of it: on events made by hand, where the answer is known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerobench.probes.trace import STEP, Overlap, intersect, length, overlaps, read_trace, spans, subtract
+
+MAIN, OTHER, STREAM = 11, 12, 7
+
+
+def event(cat: str, name: str, begin: float, end: float, tid: int = MAIN) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": begin, "dur": end - begin}
+
+
+def step(begin: float, end: float) -> dict[str, Any]:
+    return event("user_annotation", STEP, begin, end)
+
+
+def in_us(one: Overlap) -> tuple[float, ...]:
+    return tuple(round(value * 1e6, 3) for value in one)
+
+
+def test_spans_are_sets_of_instants() -> None:
+    """Against sets of whole numbers, on many random spans: joined, nested, touching, empty."""
+    drawn = random.Random(0)
+    for _ in range(300):
+        sets, found = [], []
+        for _ in range(2):
+            events = [
+                event("cpu_op", "x", b := drawn.randrange(40), b + drawn.randrange(9))
+                for _ in range(drawn.randrange(7))
+            ]
+            found.append(spans(events))
+            sets.append({t for e in events for t in range(e["ts"], e["ts"] + e["dur"])})
+        one, other = found
+        assert length(one) == len(sets[0])
+        assert length(intersect(one, other)) == len(sets[0] & sets[1])
+        assert length(subtract(one, other)) == len(sets[0] - sets[1])
+        assert all(a[1] < b[0] for a, b in pairwise(one))
+
+
+def test_on_a_cpu_the_main_threads_operators_hide_what_gloo_does() -> None:
+    trace = [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0},
+        step(0, 100),
+        step(100, 200),
+        event("user_annotation", "gloo:all_reduce", 10, 50, OTHER),
+        event("user_annotation", "gloo:all_reduce", 30, 60, OTHER + 1),  # two at a time are one
+        event("cpu_op", "c10d::allreduce_", 8, 10),  # its launch is communication
+        event("cpu_op", "aten::mm", 20, 40),
+        event("cpu_op", "aten::addmm", 20, 45),  # nested: not twice
+        event("cpu_op", "aten::mm", 50, 60, OTHER),  # not the main thread's
+        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 8, 100),  # a wrapper computes nothing
+        event("cpu_op", "AddmmBackward0", 8, 100),
+        event("user_annotation", "gloo:send", 90, 130),  # from one step into the next
+        event("cpu_op", "c10d::send", 88, 92),
+        event("cpu_op", "aten::clone", 89, 91),  # within a collective's operator
+        event("cpu_op", "aten::mm", 120, 125),
+    ]
+    first, second = overlaps(trace, "cpu")
+    assert in_us(first) == (100, 52 + 12, 52 - 25 + 12)
+    assert in_us(second) == (100, 30, 25)
+
+
+def test_on_cuda_other_kernels_hide_nccls_and_copies_do_not() -> None:
+    trace = [
+        step(0, 100),
+        event(
+            "kernel", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 10, 40, STREAM
+        ),
+        event("kernel", "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", 60, 70, STREAM),
+        event("kernel", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", 20, 25, STREAM + 1),
+        event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 30, 40, STREAM + 1),
+        event("gpu_memset", "Memset (Device)", 60, 62, STREAM + 1),
+        event("gpu_user_annotation", "nccl:all_reduce", 0, 100, STREAM),
+        event("cpu_op", "c10d::_reduce_scatter_base_", 0, 5),
+        event("cpu_op", "aten::mm", 0, 100),
+        event("kernel", "ncclDevKernel_AllReduce", 150, 160, STREAM),  # after the step
+    ]
+    [found] = overlaps(trace, "cuda")
+    assert in_us(found) == (100, 40, 35)
+
+
+def test_a_trace_without_steps_or_without_communication() -> None:
+    assert overlaps([event("cpu_op", "aten::mm", 0, 5)], "cpu") == []
+    assert [in_us(one) for one in overlaps([step(0, 9), event("cpu_op", "aten::mm", 0, 5)], "cpu")] == [(9, 0, 0)]
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_is_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
+    text = json.dumps({"traceEvents": [step(0, 1)]}).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    assert read_trace(tmp_path / name) == [step(0, 1)]

@@ -1,0 +1,26 @@
+"""Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
+
+A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow, run.py) and
+a parquet file for each of the long tables (long.py), whose rows carry the run's id.
+"""
+
+from __future__ import annotations
+
+from .long import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .run import RunRow, SearchRow
+from .words import ALLOCATOR, CATEGORIES, COLLECTIVES, SCHEMA_VERSION, STATES
+
+__all__ = [
+    "ALLOCATOR",
+    "CATEGORIES",
+    "COLLECTIVES",
+    "SCHEMA_VERSION",
+    "STATES",
+    "MemoryRow",
+    "RunRow",
+    "SearchRow",
+    "StepRow",
+    "TensorRow",
+    "TimelineRow",
+    "TrafficRow",
+]

@@ -1,0 +1,114 @@
+"""Rows of the long tables, many a run: steps, memory, timeline, tensors, traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class StepRow:
+    """One step on one rank in one pass ("timed", "accounted" or "traced"). Warm-up steps are kept and marked."""
+
+    rank: int
+    mode: str
+    step: int
+    warmup: bool
+    loss: float
+    """Mean over the rank's micro-batches."""
+    seconds: float | None
+    forward_s: float | None
+    backward_s: float | None
+    update_s: float | None
+    grad_norm: float | None = None
+    """Global norm of the unscaled gradients before clipping, of the order that `clip_norm` says; None: no clipping."""
+    loss_scale: float = 1.0
+    """What the step's losses were multiplied by; 1 without loss scaling."""
+    skipped: bool = False
+    """The gradients overflowed, and no rank updated its parameters."""
+    communication_s: float | None = None
+    """Traced pass only, as the next: see RunRow."""
+    exposed_s: float | None = None
+
+
+@dataclass
+class MemoryRow:
+    """One category in one phase on one rank, over all measured steps ("init": before the first step).
+
+    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant;
+    `at_states_peak_bytes`: at the instant when the sum of the states is largest.
+    `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
+    The category "total" is the sum of all, "states" of the states.
+
+    On CUDA each phase has three rows more, which are not the ledger's and have only `max_bytes`: "allocated" and
+    "reserved", the allocator's own peaks in the phase, and "outside_ledger", the allocated peak less the ledger's peak
+    on the GPU in the phase: rounding, kernels, libraries. As a difference of two peaks it may be below zero.
+    """
+
+    rank: int
+    phase: str
+    category: str
+    at_peak_bytes: int | None
+    at_states_peak_bytes: int | None
+    max_bytes: int
+    predicted_bytes: int | None = None
+
+
+@dataclass
+class TimelineRow:
+    """Live bytes by category at one instant of the last measured step of the accounted pass, on one rank.
+
+    Instants are thinned out to a few hundred; each stretch keeps the one where the sum is largest.
+    `seconds` since the step began is the accounted pass's own time, which the instrument slows down.
+    """
+
+    rank: int
+    instant: int
+    """The number of the event among all of the step's."""
+    seconds: float
+    phase: str
+    parameters_bytes: int
+    gradients_bytes: int
+    master_bytes: int
+    optimizer_bytes: int
+    communication_bytes: int
+    activations_bytes: int
+    inputs_bytes: int
+    temporary_bytes: int
+
+
+@dataclass
+class TensorRow:
+    """One of the largest storages alive at the peak instant of the measured steps."""
+
+    rank: int
+    bytes: int
+    category: str
+    name: str
+    module: str
+    phase: str
+    """The phase in which it was made."""
+
+
+@dataclass
+class TrafficRow:
+    """Like operations of one measured step and phase, summed over `calls`. Units: probes/traffic.py."""
+
+    rank: int
+    step: int
+    phase: str
+    operator: str
+    collective: str
+    """The logical collective that the engine says they make up, or empty."""
+    kind: str
+    """What the volume is counted under, one of COLLECTIVES."""
+    unit: str
+    dtype: str
+    group_size: int
+    calls: int
+    elements: int
+    payload_bytes: int
+    wire_bytes: float
+    volume_elements: float
+    control: bool
+    known: bool
+    """False for an operator that the probe has no formula for: listed, not counted."""

@@ -1,0 +1,17 @@
+"""The version of all tables, and the names that columns and rows are made of."""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 5
+
+STATES = ("parameters", "gradients", "master", "optimizer", "communication")
+"""Categories that make up the model states and what is in flight; the formulas bind their sum."""
+
+CATEGORIES = (*STATES, "activations", "inputs", "temporary")
+"""The ledger's categories: the parts of a total."""
+
+ALLOCATOR = ("allocated", "reserved", "outside_ledger")
+"""What CUDA's allocator says of a phase, beside the ledger's categories in the memory table and part of no total."""
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
+"""What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""
