@@ -92,6 +92,17 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, An
     return {"store": dist.PrefixStore(rendezvous.prefix, store)}
 
 
+def nccl_version() -> tuple[int, int, int] | None:
+    """Of the library that torch has loaded, which may be another than it was built with; None where there is none."""
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    major, rest = divmod(number.value, 10_000)
+    return major, rest // 100, rest % 100
+
+
 def make_deterministic() -> None:
     """From now on torch's deterministic kernels only; cuBLAS reads its part when the process first asks for it."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

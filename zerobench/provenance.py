@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import job, peers
+from .environment import nccl_version
 from .models import registered_models
 
 PACKAGE = Path(__file__).parent
@@ -84,7 +85,9 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "device_class": device_class(device),
-        "backend_version": _nccl_version() if backend == "nccl" else f"{backend} of torch {version('torch')}",
+        "backend_version": ".".join(map(str, nccl_version() or ()))
+        if backend == "nccl"
+        else f"{backend} of torch {version('torch')}",
         "cuda": _cuda_version(),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -126,12 +129,6 @@ def _cuda_version() -> str | None:
     import torch
 
     return torch.version.cuda
-
-
-def _nccl_version() -> str:
-    import torch
-
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def _processor() -> str:

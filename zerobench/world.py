@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import job
-from .environment import SIMULATED
+from .environment import SIMULATED, nccl_version
 from .zero import STAGES
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -39,7 +39,7 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     elif plain["device"] == "cuda" and local > gpus:
         plain["ranks_per_gpu"] = -(-local // gpus)
         _refuse_search(plain, "a world whose ranks share a GPU", problems)
-        if plain["backend"] == "nccl" and os.environ.get(NCCL_SHARES) != "1":
+        if plain["backend"] == "nccl" and not _nccl_shares():
             ways = f"with backend=gloo ranks can share one, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
             words = f"NCCL wants a GPU a rank, and this machine has {gpus}; {ways}"
             problems.append(f"world_size={ranks}: {words}")
@@ -47,6 +47,10 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
         problems.append("backend=nccl: on device=cpu use gloo")
     plain["world_size"] = ranks
     _resolve_threads(plain, local)
+
+
+def _nccl_shares() -> bool:
+    return os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
 
 
 def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problems: list[str]) -> tuple[int, int]:

@@ -43,6 +43,16 @@ def test_nccl_wants_a_gpu_a_rank(gpus: int) -> None:
     assert "on device=cpu use gloo" in chosen(device="cpu", backend="nccl")[3]
 
 
+@pytest.mark.parametrize("gpus", [1], indirect=True)
+def test_nccl_may_share_where_it_can_and_is_told_to(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = (((2, 30, 7), "1", False), ((2, 28, 9), "1", True), (None, "1", True), ((2, 30, 7), "", True))
+    for version, told, refused in tried:
+        monkeypatch.setattr(world, "nccl_version", lambda version=version: version)
+        monkeypatch.setenv(world.NCCL_SHARES, told)
+        _, backend, shared, problems = chosen(device="cuda", backend="nccl")
+        assert (backend, shared, bool(problems)) == ("nccl", 2 * gpus, refused)
+
+
 def test_a_simulated_world_needs_one_device(gpus: int) -> None:
     assert chosen(ranks=64, device="auto", backend="simulated") == ("cuda" if gpus else "cpu", "simulated", None, "")
     assert bool(chosen(ranks=64, device="cuda", backend="simulated")[3]) == (gpus == 0)

@@ -5,7 +5,6 @@ A rank sends tensors through all_reduce, reduce_scatter and all_gather, and chec
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..environment import rank_environment
+from ..environment import nccl_version, rank_environment
 from ..provenance import versions
 from ..units import show_bytes
 from .card import card
@@ -98,18 +97,12 @@ def _facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info(device)
-    return {"gpu": torch.cuda.get_device_name(device), "free_bytes": free, "total_bytes": total, "nccl": _nccl()}
-
-
-def _nccl() -> str | None:
-    """The version of the library that is loaded; torch tells that it was built with. "2.28.9", or None."""
-    number = ctypes.c_int()
-    try:
-        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):
-        return None
-    major, rest = divmod(number.value, 10_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "free_bytes": free,
+        "total_bytes": total,
+        "nccl": ".".join(map(str, nccl_version() or ())) or None,
+    }
 
 
 def _tasks(setup: Setup) -> list[Task]:
