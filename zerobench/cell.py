@@ -84,9 +84,7 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
 
 def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
     """The passes of a cell, in their order. A simulated world has no times and no losses: it is accounted, no more."""
-    if config["backend"] == SIMULATED:
-        return ("accounted",)
-    wanted = config["measure"].get("passes", "both")
+    wanted = "accounted" if config["backend"] == SIMULATED else config["measure"].get("passes", "both")
     passes = ("timed", "accounted") if wanted == "both" else (wanted,)
     return (*passes, "traced") if config["measure"].get("trace") else passes
 

@@ -56,12 +56,12 @@ LIMITS: dict[str, tuple[float, float]] = {
 USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
 
 
-CHOICES: dict[str, tuple[str | bool, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "deterministic": (False, True),
-    "measure.trace": (False, True),
-    "measure.snapshot": (False, True),
     "draw_on": ("cpu", "device"),
     "measure.passes": ("both", "timed", "accounted"),
+    "measure.trace": (False, True),
+    "measure.snapshot": (False, True),
 }
 """Key -> what it may be, the usual first: then a resolved config lacks it, as it did before there was such a key."""
 

@@ -98,6 +98,7 @@ def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) ->
         problems.append(f"strategy={plain['strategy']['name']}: {words}")
     if plain["measure"].get("passes") == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")
+    plain["measure"].pop("passes", None)  # there is one, whether it was asked for or not
     _refuse_search(plain, f"backend={SIMULATED}", problems)
     _resolve_threads(plain, 1)
 

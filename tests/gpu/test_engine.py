@@ -72,10 +72,10 @@ def test_no_step_waits_for_the_gpu(strategy: str, options: dict[str, Any], dtype
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
             torch.cuda.set_sync_debug_mode("error")
-        for number in range(3, 6):
-            step(engine, number)
+        losses = [step(engine, number) for number in range(3, 6)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.stack(losses).isfinite().all()
 
 
 class Wide(nn.Module):

@@ -141,6 +141,7 @@ def test_the_passes_of_a_cell() -> None:
     assert passes_of(cell("ddp", 2).config) == ("timed", "accounted")
     assert passes_of(cell("ddp", 64, backend="simulated").config) == ("accounted",)
     assert passes_of(cell("ddp", 2, measure=Measure(trace=True)).config) == ("timed", "accounted", "traced")
+    assert passes_of(cell("ddp", 2, measure=Measure(passes="timed", trace=True)).config) == ("timed", "traced")
     [problem] = cell("ddp", 64, backend="simulated", measure=Measure(trace=True)).problems
     assert problem.startswith("measure.trace=true: of a simulated world nothing is sent")
 

@@ -56,6 +56,7 @@ def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) ->
     assert card.link_bytes_per_s(facts) == pytest.approx(63.0e9, rel=0.001)
     assert card.link_bytes_per_s({}) is card.link_bytes_per_s({"pcie_gen": "9", "pcie_width": "16"}) is None
     assert card.parse("No devices were found\n") == {}
+    monkeypatch.setattr(card, "name_of", lambda index: str(index))
     monkeypatch.setenv("PATH", "/nowhere")
     assert card.card() == {}
 

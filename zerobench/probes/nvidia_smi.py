@@ -49,7 +49,7 @@ def read_state(device: torch.device) -> GpuState | None:
     """The state of the GPU that torch calls `device`, or None."""
     name = name_of(device.index or 0)
     for reasons in REASONS:
-        said = _ask(name, ",".join((*FIELDS, reasons)))
+        said = ask(name, ",".join((*FIELDS, reasons)))
         if said is not None:
             return parse(said)
     return None
@@ -66,7 +66,8 @@ def name_of(index: int) -> str:
     return visible[index] if index < len(visible) else str(index)
 
 
-def _ask(name: str, fields: str) -> str | None:
+def ask(name: str, fields: str) -> str | None:
+    """nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU."""
     command = ["nvidia-smi", f"--id={name}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 from typing import Any
+
+from ..probes.nvidia_smi import ask, name_of
 
 FIELDS = {
     "name": "name", "driver": "driver_version", "memory_mib": "memory.total", "sm_mhz": "clocks.sm",
@@ -18,14 +19,9 @@ LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 1
 """PCIe generation -> a lane's bytes a second in one direction, after its line code (PCI-SIG base specifications)."""
 
 
-def card(timeout_s: float = 5.0) -> dict[str, str]:
-    """FIELDS of the first GPU, as nvidia-smi writes them; empty where it is not there, or hangs."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS.values())}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return parse(done.stdout) if done.returncode == 0 else {}
+def card() -> dict[str, str]:
+    """FIELDS of torch's first GPU, as nvidia-smi writes them; empty where it is not there, or hangs."""
+    return parse(ask(name_of(0), ",".join(FIELDS.values())) or "")
 
 
 def parse(text: str) -> dict[str, str]:

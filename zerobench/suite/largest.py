@@ -29,8 +29,7 @@ WORLD = 64
 
 SAME = (
     "model=gpt", "model.checkpointing=true", "backend=simulated", f"world_size={WORLD}", "precision=bf16",
-    "data=synthetic", "draw_on=device", "micro_batch=1", "measure.passes=accounted", "measure.warmup=2",
-    "measure.steps=1",
+    "data=synthetic", "draw_on=device", "micro_batch=1", "measure.warmup=2", "measure.steps=1",
 )  # fmt: skip
 KINDS = (("strategy=ddp",), ("strategy=zero1,zero2,zero3", "strategy.construct=meta"))
 """Ours are built without any rank ever holding the whole model in fp32."""

@@ -14,8 +14,7 @@ from ..units import show_bytes
 from .section import OURS, Done, Section, Setup, Table, padded, shorter
 
 SAME = (
-    "backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.passes=accounted",
-    "measure.warmup=2", "measure.steps=1",
+    "backend=simulated", "precision=bf16", "data=synthetic", "draw_on=device", "measure.warmup=2", "measure.steps=1",
 )  # fmt: skip
 """Bytes are counted from the third step on, and are then the same in every step."""
 

@@ -239,7 +239,7 @@ def _loss(value: float) -> str:
 def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
     first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
-    if pd.isna(row["loss_last"]):
+    if row["backend"] == SIMULATED:
         _say(console, "  none: in a simulated world nobody sends what is received")
         return
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"

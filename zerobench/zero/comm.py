@@ -174,14 +174,6 @@ class StagedComm(GroupComm):
             work = self._gathers.launch(partial(self.gather_into, full, own, group=self.group))
         return Handle([work], self._gathered_to_check(full, stamp))
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        if tensor.is_cuda or self.flags_device is not None:
-            super().broadcast(tensor)
-            return
-        there = tensor.cuda()  # a generator's state, say, where the group carries nothing between hosts
-        super().broadcast(there)
-        tensor.copy_(there)
-
     def check_stamps(self) -> None:
         self._stamps.check()
 
