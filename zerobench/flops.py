@@ -80,7 +80,11 @@ def _count(config: dict[str, Any]) -> int | None:
 
 
 def peak_of(device_class: str) -> Peak | None:
-    """The entry of a device by its name, as torch gives it. None for one that is not in the table, and for a CPU."""
+    """The entry of a device by its name, as torch gives it. None for one that is not in the table, for a slice of one
+    (MIG), and for a CPU.
+    """
+    if re.search(r"\bMIG\b", device_class):
+        return None
     return next((peak for peak in PEAKS if re.search(rf"\b{re.escape(peak.name)}\b", device_class)), None)
 
 

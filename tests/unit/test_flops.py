@@ -43,3 +43,8 @@ def test_shares_of_the_peak() -> None:
     assert utilisation(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
     assert utilisation(10**12, 1.0, "cpu", "fp32") is None
     assert utilisation(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
+
+
+def test_a_slice_of_a_gpu_is_not_held_against_the_whole() -> None:
+    assert utilisation(10**12, 1.0, "NVIDIA H200", "bf16") is not None
+    assert utilisation(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None

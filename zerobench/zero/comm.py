@@ -26,8 +26,8 @@ from .lanes import Lane, Threads, Waitable
 from .stamp import CheckEnd, LateStamps, Stamp, sums_are_exact
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
-_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 FAKE = "fake"
@@ -149,8 +149,8 @@ class StagedComm(GroupComm):
     Stamps are looked at a step later, when they have come to the host without it having waited.
     """
 
-    scatter_into: Callable[..., Any] = staticmethod(_scatter_into)
-    gather_into: Callable[..., Any] = staticmethod(_gather_into)
+    scatter_into: Callable[..., Any] = staticmethod(scatter_into)
+    gather_into: Callable[..., Any] = staticmethod(gather_into)
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
