@@ -44,13 +44,14 @@ class Board:
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
-        """Puts a value under `key`, which can be read as soon as it is whole."""
+        """Puts a value under `key`, which can be read as soon as it is whole: by everybody once this returns."""
         data = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
         pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
         with self._asking():
             for number, piece in enumerate(pieces):
                 self._store.set(f"{key}/{number}", piece)
             self._store.set(key, str(len(pieces)))
+            self._store.check([key])  # the store does not answer `set`; what it answers next comes after it
 
     def has(self, key: str) -> bool:
         """Whether there is a value under `key`."""
