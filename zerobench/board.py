@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 PIECE_CHARS = 4 * 2**20
@@ -65,6 +66,22 @@ class Board:
         with self._asking():
             pieces = [self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key)))]
         return json.loads(zlib.decompress(b64decode(b"".join(pieces))))
+
+    def take(self, key: str) -> Any:
+        """The value under `key`, or None where there is none. It is gone then: for a key that one process reads."""
+        if not self.has(key):
+            return None
+        value = self.read(key)
+        self.drop(key)
+        return value
+
+    def drop(self, key: str) -> None:
+        """Removes the value or the number under `key`, which nobody is about to read."""
+        with self._asking():
+            self._store.delete_key(key)
+            for number in count():
+                if not self._store.delete_key(f"{key}/{number}"):
+                    return
 
     def raise_by(self, key: str, more: int) -> int:
         """Adds to the number under `key`, 0 at first; the sum."""
