@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 PIECE_CHARS = 4 * 2**20
@@ -44,13 +45,14 @@ class Board:
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
-        """Puts a value under `key`, which can be read as soon as it is whole."""
+        """Puts a value under `key`, which can be read as soon as it is whole: by everybody once this returns."""
         data = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
         pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
         with self._asking():
             for number, piece in enumerate(pieces):
                 self._store.set(f"{key}/{number}", piece)
             self._store.set(key, str(len(pieces)))
+            self._store.check([key])  # the store does not answer `set`; what it answers next comes after it
 
     def has(self, key: str) -> bool:
         """Whether there is a value under `key`."""
@@ -64,6 +66,22 @@ class Board:
         with self._asking():
             pieces = [self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key)))]
         return json.loads(zlib.decompress(b64decode(b"".join(pieces))))
+
+    def take(self, key: str) -> Any:
+        """The value under `key`, or None where there is none. It is gone then: for a key that one process reads."""
+        if not self.has(key):
+            return None
+        value = self.read(key)
+        self.drop(key)
+        return value
+
+    def drop(self, key: str) -> None:
+        """Removes the value or the number under `key`, which nobody is about to read."""
+        with self._asking():
+            self._store.delete_key(key)
+            for number in count():
+                if not self._store.delete_key(f"{key}/{number}"):
+                    return
 
     def raise_by(self, key: str, more: int) -> int:
         """Adds to the number under `key`, 0 at first; the sum."""

@@ -21,6 +21,7 @@ from .plain import plain, rebuild
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAST_PORT = 2**16 - 1
 TELLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Any of these says that there is a job; the address alone does not."""
 
@@ -63,6 +64,8 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
         if not environment[name].isdecimal():
             raise JobError(f"{name}={environment[name]}: must be a whole number from 0 on")
     rank, world_size, local_rank, port = (int(environment[name]) for name in NUMBERS)
+    if not 1 <= port <= LAST_PORT:
+        raise JobError(f"MASTER_PORT={port}: must be a port, 1 to {LAST_PORT}")
     for name, value, limit in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, world_size)):
         if value >= limit:
             raise JobError(f"{name}={value}: must be below WORLD_SIZE={world_size}")
@@ -93,6 +96,16 @@ class Seat:
     code: str
     torch: str
 
+    @property
+    def host(self) -> str:
+        """The machine, whichever of torchrun's agents on it this is."""
+        return self.machine.split("/")[0]
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU that this rank works on, as rank_environment chooses it; None where it sees none."""
+        return self.gpus[self.local_rank % len(self.gpus)] if self.gpus else None
+
 
 @dataclass(frozen=True)
 class Roster:
@@ -101,22 +114,17 @@ class Roster:
     seats: tuple[Seat, ...]
 
     def machines(self, ranks: int) -> int:
-        """How many machines the first `ranks` ranks are on."""
-        return len(self._crowds(ranks))
+        """How many machines the first `ranks` ranks are on; each of torchrun's agents counts as one."""
+        return len({seat.machine for seat in self._first(ranks)})
 
     def crowd(self, ranks: int) -> int:
-        """The first `ranks` ranks: the most of them on one machine."""
-        return max(self._crowds(ranks).values())
+        """The first `ranks` ranks: the most of them on one host."""
+        return max(Counter(seat.host for seat in self._first(ranks)).values())
 
-    def gpus(self, ranks: int) -> int:
-        """The fewest GPUs that those of the first `ranks` ranks on one machine see together."""
-        seen: dict[str, set[str]] = {}
-        for seat in self._first(ranks):
-            seen.setdefault(seat.machine, set()).update(seat.gpus)
-        return min(len(gpus) for gpus in seen.values())
-
-    def _crowds(self, ranks: int) -> Counter[str]:
-        return Counter(seat.machine for seat in self._first(ranks))
+    def ranks_per_gpu(self, ranks: int) -> int:
+        """The first `ranks` ranks: the most of them on one GPU; 0 where one of them sees no GPU."""
+        first = self._first(ranks)
+        return max(Counter((seat.host, seat.gpu) for seat in first).values()) if all(s.gpus for s in first) else 0
 
     def _first(self, ranks: int) -> tuple[Seat, ...]:
         return self.seats[: max(1, ranks)]
@@ -145,7 +153,8 @@ class Team:
         self.prefix = f"zerobench/{job.attempt}"
         self.board = Board(*where, self.prefix, host=job.rank == 0 and not job.agent)
         if self.board.raise_by(f"came/{job.rank}", 1) > 1:
-            raise JobError(f"RANK={job.rank}: another process of the job at {self.board.address} has that rank")
+            words = f"another process of the job at {self.board.address} has that rank, or an earlier command of it had"
+            raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
         self.board.post(f"seat/{job.rank}", plain(_take_seat(job, code)))
         self.listener = Listener(self.board)
         self.pulse = Pulse(Board(*where, self.prefix), job.rank)

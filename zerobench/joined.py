@@ -5,7 +5,8 @@
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
     call-off    rank 0's word that a pass is over, because a rank failed or time is up: the others end theirs
 
-Keys on the board, n the number of the pass and r a rank: order/n, off/n, end/n/r, left/r (see job.py).
+Keys on the board, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see job.py).
+Those of a pass go when it is over, for a sweep may be long: ends as they are taken, orders when all have heard them.
 What a rank brings home travels as JSON, the log of its process with it, for only rank 0 writes.
 """
 
@@ -150,13 +151,15 @@ class _Pass:
                 self._call_off("timeout" if late else STOPPED)
             self._collect()
             time.sleep(POLL_S)
+        if self.called_off:
+            self.team.board.drop(f"off/{self.number}")
 
     def _collect(self) -> None:
         """Takes the ends that have been posted; who has left or is lost has ended, too. Raises Interrupted."""
         for rank in self.others:
             if rank in self.ends:
                 continue
-            found = self.team.board.read(f"end/{self.number}/{rank}")
+            found = self.team.board.take(f"end/{self.number}/{rank}")
             gone = self.team.why_absent(rank) if found is None else None
             if found is not None:
                 self.ends[rank] = rebuild(End, found)
@@ -226,6 +229,10 @@ def _next_order(mine: Team) -> dict[str, Any] | None:
             raise LostError("rank 0 is lost: its process says nothing")
         time.sleep(POLL_S)
     order: dict[str, Any] | None = mine.board.read(key)
+    heard = f"heard/{mine.passes}"
+    if order is not None and mine.board.raise_by(heard, 1) == mine.job.world_size - 1:  # the last of us
+        mine.board.drop(key)
+        mine.board.drop(heard)
     return order
 
 
@@ -235,9 +242,8 @@ def _end_of(mine: Team, order: dict[str, Any]) -> End:
     except LostError:
         raise
     except Exception as error:  # ours, a full disk say: this pass is spoilt, and rank 0 says by what
-        words = (
-            f"'s process raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-        )
+        first = (str(error).strip() or "no message").splitlines()[0]
+        words = f"could not run its part: {type(error).__name__}: {first}"
         return End((Failure(mine.job.rank, "crash", words),), [], traceback.format_exc())
 
 

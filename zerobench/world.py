@@ -27,22 +27,22 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
     ranks = mine.job.world_size if ranks is None and mine is not None else ranks
-    local = ranks
+    local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     if mine is not None:
-        local, gpus = _place_in_job(plain, mine.roster, ranks, problems)
+        local, sharing = _place_in_job(plain, mine.roster, ranks, problems)
     if plain["device"] == "auto":
-        plain["device"] = "cuda" if gpus >= max(1, local) and plain["backend"] != "gloo" else "cpu"
+        plain["device"] = "cuda" if sharing == 1 and plain["backend"] != "gloo" else "cpu"
     if plain["backend"] == "auto":
-        plain["backend"] = "nccl" if plain["device"] == "cuda" and local <= gpus else "gloo"
-    if plain["device"] == "cuda" and not gpus:
-        problems.append("device=cuda: this machine has no GPU that torch can use")
-    elif plain["device"] == "cuda" and local > gpus:
-        plain["ranks_per_gpu"] = -(-local // gpus)
+        plain["backend"] = "nccl" if plain["device"] == "cuda" and sharing == 1 else "gloo"
+    if plain["device"] == "cuda" and not sharing:
+        where = "this machine has" if mine is None else "a rank of the job sees"
+        problems.append(f"device=cuda: {where} no GPU that torch can use")
+    elif plain["device"] == "cuda" and sharing > 1:
+        plain["ranks_per_gpu"] = sharing
         _refuse_search(plain, "a world whose ranks share a GPU", problems)
         if plain["backend"] == "nccl" and not _nccl_shares():
-            ways = f"with backend=gloo ranks can share one, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
-            words = f"NCCL wants a GPU a rank, and this machine has {gpus}; {ways}"
-            problems.append(f"world_size={ranks}: {words}")
+            ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
+            problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
     if (plain["device"], plain["backend"]) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     plain["world_size"] = ranks
@@ -54,14 +54,14 @@ def _nccl_shares() -> bool:
 
 
 def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problems: list[str]) -> tuple[int, int]:
-    """The first ranks of the job that was joined: the most of them on one machine, and the fewest GPUs they have there.
+    """The first ranks of the job that was joined: the most of them on one machine, and on one GPU.
     `nodes` is among the keys where they are on several machines, for that is another measurement.
     """
     if ranks > len(roster.seats):
         problems.append(job.too_many(ranks, len(roster.seats)))
     if roster.machines(ranks) > 1:
         plain["nodes"] = roster.machines(ranks)
-    return roster.crowd(ranks), roster.gpus(ranks) if plain["device"] != "cpu" else 0
+    return roster.crowd(ranks), roster.ranks_per_gpu(ranks) if plain["device"] != "cpu" else 0
 
 
 def has_times(config: dict[str, Any]) -> bool:

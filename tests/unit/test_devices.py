@@ -38,7 +38,7 @@ def test_ranks_share_a_gpu_if_they_must(gpus: int) -> None:
 
 def test_nccl_wants_a_gpu_a_rank(gpus: int) -> None:
     problems = chosen(device="cuda", backend="nccl")[3]
-    assert {0: "no GPU", 1: "NCCL wants a GPU a rank, and this machine has 1", 4: ""}[gpus] in problems
+    assert {0: "no GPU", 1: "NCCL wants a GPU a rank, and here 2 would share one", 4: ""}[gpus] in problems
     assert bool(problems) == (gpus < 2)
     assert "on device=cpu use gloo" in chosen(device="cpu", backend="nccl")[3]
 

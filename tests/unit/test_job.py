@@ -15,14 +15,16 @@ from tests.cells import cell
 from tests.ranks import free_port
 from zerobench import board, job
 from zerobench.board import Board, Listener, LostError, Pulse
-from zerobench.job import JobError, Roster, Seat, find_job
+from zerobench.job import Job, JobError, Roster, Seat, Team, find_job, joined
 from zerobench.plain import plain, rebuild
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
+from zerobench.verbs.calibrate import calibrate
 from zerobench.worker import RankRecord
 
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+BY_TORCHRUN = Job(1, 2, 1, "127.0.0.1", 29500, True, "7/1", "host/0")
 
 
 def seat(rank: int, machine: str, gpus: tuple[str, ...] = (), local_rank: int = 0, world_size: int = 4) -> Seat:
@@ -63,6 +65,8 @@ def test_half_a_job_is_refused_by_the_missing_name(name: str) -> None:
         ("RANK", "2", "RANK=2: must be below WORLD_SIZE=2"),
         ("LOCAL_RANK", "5", "LOCAL_RANK=5: must be below WORLD_SIZE=2"),
         ("MASTER_PORT", "http", "MASTER_PORT=http: must be a whole number"),
+        ("MASTER_PORT", "99999", "MASTER_PORT=99999: must be a port, 1 to 65535"),
+        ("MASTER_PORT", "0", "MASTER_PORT=0: must be a port, 1 to 65535"),
         ("RANK", "-1", "RANK=-1: must be a whole number from 0"),
     ],
 )
@@ -74,9 +78,21 @@ def test_a_wrong_job_is_refused(name: str, value: str, words: str) -> None:
 def test_who_runs_where() -> None:
     assert [TWO_MACHINES.machines(n) for n in (0, 1, 2, 3, 4)] == [1, 1, 1, 2, 2]
     assert [TWO_MACHINES.crowd(n) for n in (1, 2, 3, 4)] == [1, 2, 2, 2]
-    assert [TWO_MACHINES.gpus(n) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
-    own = Roster((seat(0, "a", ("x",)), seat(1, "a", ("y",), 1)))  # each process sees only its own
-    assert own.gpus(2) == 2
+    assert [TWO_MACHINES.ranks_per_gpu(n) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]
+    assert Roster((*TWO_MACHINES.seats[:3], seat(3, "b", (), 1))).ranks_per_gpu(4) == 0
+
+
+def test_one_gpu_visible_a_process_is_no_sharing() -> None:
+    where = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]  # srun --gpus-per-task=1, 4 + 2 ranks
+    own = Roster(tuple(seat(n, machine, (f"gpu{n}",), local) for n, (machine, local) in enumerate(where)))
+    assert (own.machines(6), own.crowd(6), own.ranks_per_gpu(6)) == (2, 4, 1)
+
+
+def test_two_agents_on_one_host_share_its_gpus() -> None:
+    both = Roster((seat(0, "a/0", ("x", "y")), seat(1, "a/1", ("x", "y"))))  # each agent's first rank takes its cuda:0
+    assert (both.machines(2), both.crowd(2), both.ranks_per_gpu(2)) == (2, 2, 2)
+    apart = Roster((seat(0, "a/0", ("x",)), seat(1, "a/1", ("y",))))  # each agent with GPUs of its own
+    assert apart.ranks_per_gpu(2) == 1
 
 
 def test_seats_that_contradict_one_another_are_refused() -> None:
@@ -89,6 +105,21 @@ def test_seats_that_contradict_one_another_are_refused() -> None:
     ):
         with pytest.raises(JobError, match=words):
             Roster((first, wrong)).check()
+
+
+def test_calibrate_refuses_a_job_that_contradicts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Roster((seat(0, "a", local_rank=0), seat(1, "a", local_rank=0)))
+    monkeypatch.setattr(job, "team", lambda: SimpleNamespace(roster=wrong))
+    with pytest.raises(JobError, match="ranks 0 and 1 on a both have LOCAL_RANK=0"):
+        calibrate([])
+
+
+def test_a_second_command_of_a_job_is_refused(store: TCPStore) -> None:
+    mine = replace(BY_TORCHRUN, port=store.port)
+    with joined(mine, "code"):
+        pass
+    with pytest.raises(JobError, match=r"RANK=1: another process .* has that rank, or an earlier command of it had; "):
+        Team(mine, "code")
 
 
 def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +166,11 @@ def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: py
     mine.post("key", value)
     assert theirs.read("key") == value
     assert store.num_keys() > 10
+    assert theirs.take("key") == value
+    assert (mine.take("key"), store.num_keys()) == (None, 0)
+    for number in range(200):  # what has been posted is there, whoever asks
+        mine.post(f"key{number}", value)
+        assert theirs.has(f"key{number}")
     mine.post("none", None)
     assert theirs.has("none")
     assert Board("127.0.0.1", store.port, "other run").read("key") is None

@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibration import Calibration, TransferRow, write_calibration
 from ..console import plain_table, stdout_console
-from ..job import machines
+from ..job import gather, machines
 from ..joined import launch, places
 from ..launch import Interrupted, Outcome
 from ..microbenchmarks import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
@@ -27,7 +27,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def calibrate(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped."""
+    """The verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
+
+    Raises JobError where the processes of a job do not come together.
+    """
     chosen = _parser().parse_args(arguments)
     try:
         _check(chosen)
@@ -35,6 +38,7 @@ def calibrate(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"zerobench calibrate: {error}", file=sys.stderr)
         return 2
+    gather()
     try:
         outcome = _run(chosen, sizes)
     except Interrupted:
