@@ -35,7 +35,7 @@ SAME = (
 KINDS = (("strategy=ddp",), ("strategy=zero1,zero2,zero3", "strategy.construct=meta"))
 """Ours are built without any rank ever holding the whole model in fp32."""
 
-SHAPE = ("model.vocabulary=50257", "sequence=1024")
+SHAPE = ("model.vocabulary=50257", "sequence=512")
 SMALL_SHAPE = ("model.vocabulary=256", "sequence=16", "precision.tile_bytes=65536", "launch.threads=1")
 
 

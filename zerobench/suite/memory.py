@@ -56,7 +56,7 @@ def _cells(setup: Setup) -> list[Cell]:
 
 
 HEADER = [
-    "cell", "peak", "states", "predicted", "paper", "bytes a parameter", "paper's", "activations, peak", "allocated",
+    "cell", "peak", "states", "predicted", "paper", "bytes a parameter", "paper's", "activations, peak", "allocated", "outside",
 ]  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         for one in done
     ]
     notes += ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
+    notes += ["outside: what the allocator has at its peak beyond the ledger: kernels, libraries, rounding"]
     notes += [note for one in done if _has_row(one) and (note := _published(one.config, one.row))]
     return Table(HEADER, rows, notes)
 
@@ -81,6 +82,7 @@ def _show(row: Any) -> list[str]:
         show_bytes(row["peak_bytes"]), show_bytes(row["states_bytes"]), show_bytes(row["predicted_states_bytes"]),
         show_bytes(floor), f"{row['states_bytes'] / psi:.3f}", f"{floor / psi:.3f}",
         show_bytes(row["peak_activations_bytes"]), show_bytes(row["allocated_bytes"]),
+        show_bytes(row["outside_ledger_bytes"]),
     ]  # fmt: skip
 
 

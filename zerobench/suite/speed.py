@@ -65,7 +65,11 @@ def _table(setup: Setup, done: list[Done]) -> Table:
             continue
         ddp = next((c for c in cells.values() if c and c["strategy"] == "ddp" and c["model"] == cell["model"]), None)
         rows.append([name, *_show(cell, ddp)])
-    return Table(HEADER, rows, ["bf16, N = 1; the loss of the last step tells whether they train the same"])
+    notes = ["bf16, N = 1; the loss of the last step tells whether they train the same"]
+    notes += [
+        "50257 words, as GPT-2 has them, are no multiple of 8: the head's products run below what the device can do"
+    ]
+    return Table(HEADER, rows, notes)
 
 
 def _summary(launches: list[Done]) -> dict[str, Any] | None:
