@@ -56,7 +56,8 @@ def _cells(setup: Setup) -> list[Cell]:
 
 
 HEADER = [
-    "cell", "peak", "states", "predicted", "paper", "bytes a parameter", "paper's", "activations, peak", "allocated", "outside",
+    "cell", "peak", "states", "predicted", "paper", "bytes a parameter", "paper's", "activations, peak", "allocated",
+    "outside",
 ]  # fmt: skip
 
 
