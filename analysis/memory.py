@@ -2,9 +2,10 @@
 
     python analysis/memory.py [RUNS ...] --out DIR --capacity "24 GiB"
 
-Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind;
-and everything at the instant of the overall peak. Each on the rank that needs most, of the newest launches. One panel
-for each set of cells that train the same thing; a cell that failed, or that nobody ran, is drawn as such.
+Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind; and everything
+at the instant of the overall peak, on CUDA with what the allocator has beyond the ledger on top, hatched. Each on the
+rank that needs most, of the newest launches. One panel for each set of cells that train the same thing; a cell that
+failed, or that nobody ran, is drawn as such.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,6 +27,9 @@ from analysis.style import CATEGORIES, VERMILION, patches, rule, stack
 from zerobench.records import STATES
 from zerobench.tables import Results
 from zerobench.units import parse_bytes, show_bytes
+
+OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
+"""What no category of the ledger's is: on CUDA the allocator's peak less the ledger's."""
 
 CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
 
@@ -48,7 +53,10 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     ]
     if capacity is not None:
         lines.append(rule(f"capacity of a rank: {show_bytes(capacity)}", "--", lw=1.4, color=VERMILION))
-    figure.legend(handles=[*patches(CATEGORIES), *lines], loc="outside lower center", ncols=4)
+    beside = (
+        [Patch(label="outside the ledger", **OUTSIDE)] if results.runs["outside_ledger_bytes"].notna().any() else []
+    )
+    figure.legend(handles=[*patches(CATEGORIES), *beside, *lines], loc="outside lower center", ncols=4)
     return figure
 
 
@@ -61,6 +69,8 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
     for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
         parts = {name: size / unit for name, size in _fullest(memory, total, column).items()}
         height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
+        if total == "total":
+            height += _stack_outside(axes, place + shift, height, cell, unit)
         axes.annotate(
             show(height), (place + shift, height), (0, 3), textcoords="offset points", ha="center", fontsize=7
         )
@@ -69,6 +79,15 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
         return  # theory has nothing to say of a peer
     axes.hlines(cell.predicted_states_bytes / unit, *span, color="black", lw=1.8)
     axes.hlines(cell.floor_states_bytes / unit, *span, color="black", lw=1.4, linestyles=":")
+
+
+def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
+    """What CUDA's allocator has at its peak beyond the ledger at its own: kernels, libraries, rounding."""
+    outside = cell.outside_ledger_bytes
+    if pd.isna(outside) or outside <= 0:
+        return 0.0
+    axes.bar(place, outside / unit, 0.36, bottom=below, **OUTSIDE)
+    return float(outside / unit)
 
 
 def _fullest(memory: pd.DataFrame, total: str, column: str) -> dict[str, int]:

@@ -26,7 +26,12 @@ from typing import Any
 
 Worker = Callable[[Any, Callable[[Any], None]], Any]
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "zerobench.worker"]
+PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker"]
+"""What ranks need not import themselves; torch's optimizers import dynamo, which takes a second."""
+
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+"""What is said by others than torch's allocator: the system's, CUDA, cuBLAS, NCCL."""
+
 GRACE_S = 3.0
 """What ranks get to write their stacks or finish dying."""
 
@@ -88,6 +93,7 @@ def launch(
     `worker` must be importable. What it returns comes back in `results`; what it tells goes to
     `on_progress` here. Raises Interrupted, with no process left, when the user stops us.
     """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     kills_before = _oom_kills()
@@ -280,5 +286,6 @@ def _classify(error: BaseException) -> tuple[str, str]:
     import torch
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
+    said = any(words in text for words in OUT_OF_MEMORY)
+    out_of_memory = said or isinstance(error, torch.OutOfMemoryError | MemoryError)
     return ("oom" if out_of_memory else "crash"), text.splitlines()[0]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .environment import Rendezvous, rank_environment
-from .zero.comm import Comm, connect
+from .zero.comm import Comm, connect, gather_into, scatter_into
 
 ALIGN_BYTES = 64
 WARMUP = 2
@@ -36,17 +36,13 @@ def _own(full: torch.Tensor) -> torch.Tensor:
     return full.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-# torch 2.13 renames these two; 2.11 knows the old names only.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 TRANSFERS: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Any]] = {
     ("seam", "reduce_scatter"): lambda comm, full: comm.reduce_scatter(full).wait(),
     ("seam", "all_gather"): lambda comm, full: comm.all_gather(full).wait(),
     ("seam", "all_reduce"): lambda comm, full: comm.all_reduce(full).wait(),
     ("seam", "broadcast"): lambda comm, full: comm.broadcast(full),
-    ("torch", "reduce_scatter"): lambda comm, full: _scatter(_own(full), full),
-    ("torch", "all_gather"): lambda comm, full: _gather(full, _own(full)),
+    ("torch", "reduce_scatter"): lambda comm, full: scatter_into(_own(full), full),
+    ("torch", "all_gather"): lambda comm, full: gather_into(full, _own(full)),
     ("torch", "all_reduce"): lambda comm, full: dist.all_reduce(full),
     ("memory", "copy"): lambda comm, full: full[: full.numel() // 2].copy_(full[full.numel() // 2 :]),
 }

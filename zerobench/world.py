@@ -65,20 +65,26 @@ def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problem
 
 
 def has_times(config: dict[str, Any]) -> bool:
-    """Whether a step's time means something: not in a simulated world, nor where ranks share a GPU and take turns."""
-    return config["backend"] != SIMULATED and "ranks_per_gpu" not in config
+    """Whether a step's time means something: not in a simulated world, nor where ranks share a GPU and take turns; and
+    whether it is taken.
+    """
+    taken = config["measure"].get("passes") != "accounted"
+    return taken and config["backend"] != SIMULATED and "ranks_per_gpu" not in config
 
 
 def check_measure(plain: dict[str, Any], problems: list[str]) -> None:
     """What is asked of a measurement that this world cannot give."""
-    measure = plain["measure"]
-    if measure.get("trace") and not has_times(plain):
-        what = (
-            "of a simulated world nothing is sent"
-            if plain["backend"] == SIMULATED
-            else "ranks that share a GPU take turns"
-        )
+    measure, passes = plain["measure"], plain["measure"].get("passes")
+    if measure.get("trace") and passes == "accounted":
+        problems.append("measure.trace=true: a trace stands beside times; measure.passes=accounted takes none")
+    elif measure.get("trace") and not has_times(plain):
+        simulated = plain["backend"] == SIMULATED
+        what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
         problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
+    if measure.get("snapshot") and passes == "timed":
+        problems.append("measure.snapshot=true: a history belongs to the accounted pass; measure.passes=timed has none")
+    if plain["search"]["memory_limit"] is not None and passes is not None:
+        problems.append(f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both")
     if measure.get("snapshot") and plain["device"] != "cuda":
         words = "it is CUDA's allocator that keeps a history, and there is none on a CPU; leave it out"
         problems.append(f"measure.snapshot=true on device={plain['device']}: {words}")

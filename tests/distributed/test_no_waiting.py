@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,12 +35,39 @@ VARIANTS: list[tuple[str, dict[str, Any], torch.dtype]] = [
 ]
 
 
-class Questions(TorchDispatchMode):
-    """The operators that ask, by name."""
+METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+"""Of a tensor: on a CPU they read memory and dispatch nothing."""
 
-    def __init__(self) -> None:
+
+class Questions(TorchDispatchMode):
+    """What is asked, by name. `flags`: a tensor of the host's, of which anything may."""
+
+    def __init__(self, flags: torch.Tensor | None = None) -> None:
         super().__init__()
         self.asked: list[str] = []
+        self._flags = flags
+        self._patches = [mock.patch.object(torch.Tensor, name, self._noting(name)) for name in METHODS]
+
+    def _noting(self, name: str) -> Callable[..., Any]:
+        method = getattr(torch.Tensor, name)
+
+        def note(tensor: torch.Tensor, *arguments: Any) -> Any:
+            if tensor is not self._flags:
+                self.asked.append(name)
+            return method(tensor, *arguments)
+
+        return note
+
+    def __enter__(self) -> Questions:
+        for patch in self._patches:
+            patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for patch in self._patches:
+            patch.stop()
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         if str(function).startswith(ASKING):
@@ -60,7 +89,7 @@ def test_a_step_asks_for_nothing(strategy: str, options: dict[str, Any], dtype: 
     module = zoo.build("tied").to(dtype)
     engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), strategy, bucket_bytes=4096, **options)
     step(engine, 0)
-    with Questions() as questions:
+    with Questions(engine.update._used_flags) as questions:
         for number in range(1, 3):
             step(engine, number)
     assert questions.asked == []
@@ -80,6 +109,7 @@ def test_the_baseline_asks_for_nothing_either() -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_a_question_is_seen() -> None:
-    with Questions() as questions:
-        float(torch.ones(1) * 2)
-    assert questions.asked
+    for question in (float, bool, int, lambda t: t.tolist(), lambda t: t.cpu(), lambda t: t.nonzero()):
+        with Questions() as questions:
+            question(torch.ones(1) * 2)
+        assert questions.asked

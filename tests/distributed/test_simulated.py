@@ -7,11 +7,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from tests.cells import cell
 from zerobench import cell as cells
 from zerobench import tables
+from zerobench.launch import launch
 from zerobench.training import Bf16
+from zerobench.worker import RankJob, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
 
@@ -63,3 +66,16 @@ def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
     assert row.volume_psi == pytest.approx(row.predicted_volume_psi, rel=1e-12)
     assert set(results.memory["rank"]) == {0}
+
+
+def ran_deterministic(job: RankJob, tell: Any) -> bool:
+    """In a process of its own: what a rank has asked torch for when it is done."""
+    run_rank(job, tell)
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_kernels_are_asked_for_in_the_rank(tmp_path: Path) -> None:
+    for wanted in (False, True):
+        one = cell("zero2", 2, backend="simulated", deterministic=wanted)
+        jobs = [RankJob(one.config, "accounted", 0, str(tmp_path / "rendezvous"), str(tmp_path))]
+        assert launch(ran_deterministic, jobs, tmp_path / "logs", 60).results == [wanted]

@@ -44,7 +44,13 @@ class Played:
         return self.most["allocated"]
 
     def host_memory_stats(self) -> dict[str, int]:
-        return {"active_bytes.current": 0, "active_bytes.peak": 4096, "allocated_bytes.peak": 8192, "num_host_alloc": 2}
+        return {
+            "active_bytes.current": 0,
+            "active_bytes.peak": 4096,
+            "allocated_bytes.peak": 8192,
+            "allocated_bytes.current": 6144,
+            "num_host_alloc": 2,
+        }
 
     def reset_peak_host_memory_stats(self) -> None:
         """The host's statistics stand still."""
@@ -145,6 +151,9 @@ def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, 
     assert [most[phase, "allocated"] for phase in phases] == [2048, 3072, 6144, 3072, 6144]
     assert [most[phase, "reserved"] for phase in phases] == [4096, 12288, 20480, 20480, 20480]
     assert [most[phase, "outside_ledger"] for phase in phases] == [1048, 1672, 4744, 1672, 4744]
+    assert [most[phase, "fragmentation"] for phase in phases] == [2048, 9216, 14336, 17408, 14336]
+    assert {most[phase, "pinned"] for phase in phases} == {6144}
+    assert {most[phase, "device_used"] for phase in phases} == {300}
     assert all(rows["step", name].at_peak_bytes is None for name in ALLOCATOR)
     assert most["step", "total"] == 1000 + 400 + 20  # the ledger's own total has neither more nor less
     assert probe.memory["allocated_bytes"] == 6144  # of the measured steps, warm-up apart

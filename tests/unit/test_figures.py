@@ -56,6 +56,12 @@ def test_memory_bars_are_the_fullest_ranks_at_either_instant() -> None:
     assert axes.get_ylim()[1] > 100
 
 
+def test_what_is_outside_the_ledger_stands_on_top_of_it() -> None:
+    results = results_of([run("ddp", 2, outside_ledger_bytes=7 * MIB)])
+    axes = figure_of("memory", results).axes[0]
+    assert tops(axes)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB + 7)
+
+
 def test_volume_bars_are_the_parts_by_collective() -> None:
     axes = figure_of("volume", results_of([run("zero3", 2)])).axes[0]
     assert [bar.get_height() for bar in axes.patches] == [0.0, 1.0, 2.0, 0.0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cells import cell
-from zerobench.flops import step_flops, utilisation
+from zerobench.flops import _count_fp32, step_flops, utilisation
+from zerobench.training import Bf16, Fp32
 
 
 def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:
@@ -37,9 +38,26 @@ def test_micro_batches_add_up() -> None:
     assert thrice.model == 3 * once.model
 
 
+def test_the_dtype_and_the_strategy_change_nothing() -> None:
+    """So a model is counted once for all launches; another batch is another count."""
+    _count_fp32.cache_clear()
+    counted = [
+        step_flops(cell(strategy, 2, "million", precision=precision).config)
+        for strategy in ("ddp", "zero3", "fsdp2")
+        for precision in (Fp32(), Bf16())
+    ]
+    assert len(set(counted)) == _count_fp32.cache_info().misses == 1
+    assert step_flops(cell("ddp", 2, "million", micro_batch=3).config) != counted[0]
+
+
 def test_shares_of_the_peak() -> None:
     assert utilisation(int(989.4e12), 2.0, "NVIDIA H200", "bf16") == pytest.approx(0.5)
     assert utilisation(int(67e12), 1.0, "NVIDIA H100 80GB HBM3", "fp32") == pytest.approx(1.0)
     assert utilisation(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
     assert utilisation(10**12, 1.0, "cpu", "fp32") is None
     assert utilisation(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
+
+
+def test_a_slice_of_a_gpu_is_not_held_against_the_whole() -> None:
+    assert utilisation(10**12, 1.0, "NVIDIA H200", "bf16") is not None
+    assert utilisation(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None

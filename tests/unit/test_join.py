@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.cells import cell
 from zerobench import tables
 from zerobench.cell import passes_of, run_cell
-from zerobench.config import Measure
+from zerobench.config import Measure, Search
 from zerobench.join import (
     _join_gpu,
     _join_losses,
@@ -22,6 +24,7 @@ from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import CATEGORIES, MemoryRow, StepRow
 from zerobench.summary import summarize
 from zerobench.worker import RankRecord
+from zerobench.world import has_times
 
 
 def row():
@@ -162,6 +165,23 @@ def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
     assert set(tables.load(tmp_path / accounted.run_id).steps["mode"]) == {"accounted"}
     summarized = summarize(tables.load(tmp_path).runs)
     assert list(summarized["passes_agree"].isna()) == [False, True, True]
+
+
+def test_passes_that_lack_what_is_asked_of_them_are_refused() -> None:
+    def only(passes: str, **more: Any) -> str:
+        return " ".join(cell("zero2", 2, measure=Measure(3, 2, passes=passes, **more)).problems)
+
+    assert only("accounted", trace=True).startswith("measure.trace=true: a trace stands beside times")
+    assert "a history belongs to the accounted pass" in only("timed", snapshot=True)
+    assert only("timed", trace=True) == ""
+    for passes in ("timed", "accounted"):
+        search = Search(memory_limit="1 GiB")
+        problems = cell("zero2", 2, batch=8, search=search, measure=Measure(3, 2, passes=passes)).problems
+        assert problems == (
+            f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both",
+        )
+    assert not has_times(cell("zero2", 2, measure=Measure(3, 2, passes="accounted")).config)
+    assert has_times(cell("zero2", 2, measure=Measure(3, 2, passes="timed")).config)
 
 
 def test_what_is_not_a_pass_is_a_sentence() -> None:

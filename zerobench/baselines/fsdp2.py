@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -46,7 +46,9 @@ class Fsdp2Engine:
         self.module = module
         names = {parameter: name for name, parameter in module.named_parameters()}
         device = next(module.parameters()).device.type
-        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        world = dist.group.WORLD
+        assert world is not None
+        mesh = DeviceMesh.from_group(world, device)  # a mesh of its own might choose NCCL over gloo
         how: Any = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
         units: list[Any] = [unit for _, unit in default_units(module)]
         for unit in units:

@@ -32,7 +32,7 @@ class AccountedPass:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self.allocator = PhasePeaks(cuda.take_peaks if self._cuda else nothing)
+        self.allocator = PhasePeaks(cuda.take_phase if self._cuda else nothing)
         self.ledger = Ledger()
         self.meter = TrafficMeter()
         self.times: list[dict[str, float]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from ..records import MemoryRow
+from ..records import ALLOCATOR, MemoryRow
 
 
 def nothing() -> dict[str, int]:
@@ -54,8 +54,9 @@ class PhasePeaks:
         peaks = self.of.get(phase)
         if not peaks:
             return
-        outside = peaks["allocated"] - ledger_peak
-        for category, size in (
-            ("allocated", peaks["allocated"]), ("reserved", peaks["reserved"]), ("outside_ledger", outside),
-        ):  # fmt: skip
-            yield MemoryRow(rank, phase, category, None, None, size)
+        derived = {
+            "outside_ledger": peaks["allocated"] - ledger_peak,
+            "fragmentation": peaks["reserved"] - peaks["allocated"],
+        }
+        for category in ALLOCATOR:
+            yield MemoryRow(rank, phase, category, None, None, {**peaks, **derived}[category])

@@ -28,6 +28,13 @@ def take_peaks() -> dict[str, int]:
     return {name: stats.get(key, 0) for name, key in PEAKS.items()}
 
 
+def take_phase() -> dict[str, int]:
+    """`take_peaks`, and what the host's allocator holds and the device has in use now."""
+    free, total = torch.cuda.mem_get_info()
+    host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+    return take_peaks() | {"pinned": host.get("allocated_bytes.current", 0), "device_used": total - free}
+
+
 def reset_peaks() -> None:
     """The peaks of both allocators count anew."""
     take_peaks()

@@ -15,6 +15,8 @@ import torch
 
 TIMEOUT_S = 2.0
 
+_late: list[str] = []
+
 FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """The mask of reasons under its name since driver 535, and before."""
@@ -67,11 +69,18 @@ def name_of(index: int) -> str:
 
 
 def ask(name: str, fields: str) -> str | None:
-    """nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU."""
+    """nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU. Where it was late
+    once it is not asked again.
+    """
+    if _late:
+        return None
     command = ["nvidia-smi", f"--id={name}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        _late.append(name)
+        return None
+    except OSError:
         return None
     return done.stdout if done.returncode == 0 else None
 

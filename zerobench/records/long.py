@@ -39,9 +39,11 @@ class MemoryRow:
     `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
     The category "total" is the sum of all, "states" of the states.
 
-    On CUDA each phase has three rows more, which are not the ledger's and have only `max_bytes`: "allocated" and
-    "reserved", the allocator's own peaks in the phase, and "outside_ledger", the allocated peak less the ledger's peak
-    on the GPU in the phase: rounding, kernels, libraries. As a difference of two peaks it may be below zero.
+    On CUDA each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated" and "reserved",
+    the allocator's own peaks in the phase; "outside_ledger", the allocated peak less the ledger's peak on the GPU in
+    the phase: rounding, kernels, libraries (as a difference of two peaks it may be below zero); "fragmentation", the
+    reserved peak less the allocated one; and at the phase's end "pinned", what the host's allocator holds, and
+    "device_used", what is in use on the device, whoever uses it.
     """
 
     rank: int

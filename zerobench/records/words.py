@@ -10,7 +10,7 @@ STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 CATEGORIES = (*STATES, "activations", "inputs", "temporary")
 """The ledger's categories: the parts of a total."""
 
-ALLOCATOR = ("allocated", "reserved", "outside_ledger")
+ALLOCATOR = ("allocated", "reserved", "outside_ledger", "fragmentation", "pinned", "device_used")
 """What CUDA's allocator says of a phase, beside the ledger's categories in the memory table and part of no total."""
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")

@@ -30,7 +30,14 @@ LOG_LINES = 20
 INDENT = " " * 12
 NONE = "–"
 
-BESIDE = {"allocated": "allocated", "reserved": "reserved", "outside_ledger": "outside the ledger"}
+BESIDE = {
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "outside_ledger": "outside the ledger",
+    "fragmentation": "fragmentation",
+    "pinned": "pinned",
+    "device_used": "device used",
+}
 """The allocator's rows of the memory table, as columns beside the ledger's."""
 
 PROCESS = {

@@ -141,6 +141,8 @@ def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], take
             was = show_value(metric, before[metric].value)
             print(f"{row['name']}: {metric}: {was} before, {show_value(metric, float(value))} now")
     ordered = {metric: limits[metric] for metric in METRICS if metric in limits}
+    if not ordered:
+        raise UnjudgedError(f"{row['name']}: it measured none of {', '.join(metrics)}; nothing was recorded")
     environment.cells[row["name"]] = CellBudget(row["work"], ordered)
 
 

@@ -37,8 +37,8 @@ CHOICES = ("model.name", "model.checkpointing")
 """Keys below those that change how it is trained, or called, alone."""
 
 DEVICE = ("device", "device_class")
-LOSS_CONDITIONS = ("data.text_hash", "seed", "measure.steps", "measure.warmup")
-TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes")
+LOSS_CONDITIONS = ("data.text_hash", "seed", "draw_on", "deterministic", "measure.steps", "measure.warmup")
+TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes", "deterministic")
 ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
 """Columns of a run beside its config that say where its figures come from."""
 

@@ -26,8 +26,8 @@ from .lanes import Lane, Threads, Waitable
 from .stamp import CheckEnd, LateStamps, Stamp, sums_are_exact
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
-_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 FAKE = "fake"
@@ -149,8 +149,8 @@ class StagedComm(GroupComm):
     Stamps are looked at a step later, when they have come to the host without it having waited.
     """
 
-    scatter_into: Callable[..., Any] = staticmethod(_scatter_into)
-    gather_into: Callable[..., Any] = staticmethod(_gather_into)
+    scatter_into: Callable[..., Any] = staticmethod(scatter_into)
+    gather_into: Callable[..., Any] = staticmethod(gather_into)
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -161,7 +161,7 @@ class StagedComm(GroupComm):
     ) -> Handle:
         if stamp:
             stamp.write(full)
-        place = full.chunk(self.size)[self.rank] if into is None else into
+        place = self._own(full) if into is None else into
         with labels.collective("reduce_scatter", unit):
             work = self._reductions.launch(partial(self.scatter_into, place, full, group=self.group))
         return Handle([work], self._sum_to_check(place, stamp if self.is_last else None))
@@ -169,13 +169,16 @@ class StagedComm(GroupComm):
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         if stamp and self.is_last:
             stamp.write(full)
-        own = full.chunk(self.size)[self.rank]
         with labels.collective("all_gather", unit):
-            work = self._gathers.launch(partial(self.gather_into, full, own, group=self.group))
+            work = self._gathers.launch(partial(self.gather_into, full, self._own(full), group=self.group))
         return Handle([work], self._gathered_to_check(full, stamp))
 
     def check_stamps(self) -> None:
         self._stamps.check()
+
+    def _own(self, full: torch.Tensor) -> torch.Tensor:
+        numel = full.numel() // self.size
+        return full.narrow(0, self.rank * numel, numel)
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
         self._stamps.add(full, check)

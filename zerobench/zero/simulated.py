@@ -60,15 +60,16 @@ class SimulatedGloo(Unstamped, GlooComm):
 
 def _scatter_alone(place: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
     work = NcclComm.scatter_into(place, full, group=group, async_op=async_op)
-    place.copy_(full.chunk(dist.get_world_size(group))[dist.get_rank(group)])
+    own = full.numel() // dist.get_world_size(group)
+    place.copy_(full.narrow(0, dist.get_rank(group) * own, own))
     return work
 
 
 def _gather_alone(full: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
     work = NcclComm.gather_into(full, own, group=group, async_op=async_op)
-    for rank, part in enumerate(full.chunk(dist.get_world_size(group))):
-        if rank != dist.get_rank(group):
-            part.zero_()
+    first = dist.get_rank(group) * own.numel()
+    full[:first].zero_()
+    full[first + own.numel() :].zero_()
     return work
 
 

@@ -1,0 +1,76 @@
+"""A backend's own collectives, as on a GPU, carry true values: over gloo with CPU tensors, stamps and all.
+
+Ranks that share a GPU go through StagedComm, NCCL through NcclComm, whose lanes are here those of a modelled GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.distributed.streams import ModelledCuda
+from tests.distributed.test_races import engine_for, train
+from tests.ranks import run_ranks
+from zerobench.zero import comm
+from zerobench.zero.stamp import Stamp
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "staged": comm.StagedComm,
+    "lanes": lambda group: comm.NcclComm(group, ModelledCuda()),
+}
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("zero1", {}),
+    ("zero2", {"overlap_gather": True}),
+    ("zero3", {"prefetch": 2}),
+    ("zero3", {"prefetch": 1, "persistence_numel": 60}),
+]
+
+
+def trained(rank: int, n: int, kind: str | None) -> list[list[torch.Tensor]]:
+    """Losses and weights of every run; with a kind, stamps were seen to be checked."""
+    found = []
+    patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
+    with mock.patch.dict(comm._KINDS, patched):
+        for strategy, options in RUNS:
+            torch.manual_seed(0)
+            engine = engine_for(strategy, options)
+            if kind is not None:
+                assert isinstance(engine.comm, comm.StagedComm)
+            found.append(train(engine, rank, n))
+            engine.comm.check_stamps()
+    return found
+
+
+def disagree(rank: int, n: int) -> str:
+    """Ranks that gather different units: what the first to notice says at the end of its step."""
+    with mock.patch.dict(comm._KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
+        engine = engine_for("zero3", {})
+    seam, full = engine.comm, torch.zeros(32 * n)
+    seam.all_gather(full, "unit", Stamp(rank, 5)).wait()
+    try:
+        seam.check_stamps()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_they_train_as_slices_sent_pairwise_do(n: int) -> None:
+    expected = run_ranks(n, trained, None)
+    for kind in KINDS:
+        for rank, (mine, theirs) in enumerate(zip(run_ranks(n, trained, kind), expected, strict=True)):
+            for run, one, other in zip(RUNS, mine, theirs, strict=True):
+                for got, want in zip(one, other, strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run} rank {rank}")
+
+
+def test_ranks_that_differ_hear_of_it() -> None:
+    first, last = run_ranks(2, disagree)
+    assert first == (
+        "rank 1 is at unit 1 of step 5, this rank at 0 of step 5: all ranks must run the same modules in the same order"
+    )
+    assert last == ""  # the last rank's stamp is the one that is sent
