@@ -1,4 +1,4 @@
-"""Joining a job: torchrun's, on one machine and as on two, and one that was started by hand, under fire."""
+"""Joining a job: torchrun's, as on one machine and on two, and one that was started by hand, under fire."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 import zerobench
 from tests.end_to_end.command import SMALL, heed_ctrl_c
-from tests.end_to_end.command import zerobench as alone
 from tests.end_to_end.test_faults import LONG, ranks_of, wait_until_gone
 from tests.ranks import free_port
+from zerobench.cli import run
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SCRIPT = """
@@ -44,38 +45,37 @@ def measured(folder: Path) -> pd.DataFrame:
     return runs[[name for name in exact if name not in ("resident_bytes", "loopback_bytes")]]
 
 
-def test_torchrun_measures_what_the_plain_command_does(tmp_path: Path) -> None:
-    sweep = [*SMALL, "-m", "strategy=zero3", "world_size=1,null", "launch.threads=1"]
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "zerobench", *sweep, "results_dir=joined"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tables: joined") == 1  # one of them speaks
-    assert alone(*sweep, "results_dir=alone", cwd=tmp_path).returncode == 0
-    pd.testing.assert_frame_equal(measured(tmp_path / "joined"), measured(tmp_path / "alone"))
-    assert sorted(p.name for p in (tmp_path / "joined").iterdir()) == sorted(
-        p.name for p in (tmp_path / "alone").iterdir()
-    )
-    run = next((tmp_path / "joined").glob("zero3-*-n2-*"))
-    assert '"launched_by": "torchrun",\n "nodes": 1' in (run / "provenance.json").read_text()
-    assert (run / "logs/accounted/rank1.log").exists()
-
-
-def test_two_agents_and_a_users_model(tmp_path: Path) -> None:
+def test_torchruns_agents_measure_what_the_plain_command_does(tmp_path: Path) -> None:
+    """Three ranks under two agents, 2 + 1, which count as machines: a cell of two ranks is on one, of three on two."""
     (tmp_path / "mine.py").write_text(SCRIPT)
-    work = ["model=mine", "strategy=zero2", "measure=quick", "sequence=16", "device=cpu", "launch.threads=1"]
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two"]
-    command = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *where, "mine.py", *work, "results_dir=two"]
+    work = ["-m", "model=mine", "strategy=zero2", "measure=quick", "sequence=16", "device=cpu", "launch.threads=1"]
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    agents = [subprocess.Popen(command, cwd=tmp_path, text=True, **streams) for _ in range(2)]
+    agents = [
+        subprocess.Popen(
+            [*TORCHRUN, *where, "--node-rank", str(node), "--nproc-per-node", str(ranks), "mine.py", *work,
+             "world_size=2,null", "results_dir=joined"],
+            cwd=tmp_path, text=True, **streams,
+        )
+        for node, ranks in enumerate((2, 1))
+    ]  # fmt: skip
     said = [agent.communicate(timeout=300) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], said
-    subprocess.run([sys.executable, "mine.py", *work, "results_dir=one", "world_size=2"], cwd=tmp_path, check=True)
-    pd.testing.assert_frame_equal(measured(tmp_path / "two"), measured(tmp_path / "one"))
-    two, one = (zerobench.load(tmp_path / name).runs.iloc[0] for name in ("two", "one"))
-    assert pd.isna(two.loopback_bytes)
-    assert one.loopback_bytes > 0
-    assert two.cell_id != one.cell_id  # bytes are the same, times are not
-    assert '"nodes": 2' in (tmp_path / "two" / two.run_id / "provenance.json").read_text()
+    assert [out.count("tables: joined") for out, _ in said] == [1, 0]  # one of them speaks
+    alone = [sys.executable, "mine.py", *work, "world_size=2,3", "results_dir=alone"]
+    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True)
+    pd.testing.assert_frame_equal(measured(tmp_path / "joined"), measured(tmp_path / "alone"))
+    (two, three), (two_alone, three_alone) = (
+        zerobench.load(tmp_path / name).runs.sort_values("world_size").itertuples() for name in ("joined", "alone")
+    )
+    assert two.cell_id == two_alone.cell_id
+    assert three.cell_id != three_alone.cell_id  # bytes are the same, times are not
+    assert pd.isna(three.loopback_bytes)
+    assert two.loopback_bytes > 0
+    for row, nodes in ((two, 1), (three, 2)):
+        folder = tmp_path / "joined" / row.run_id
+        assert f'"launched_by": "torchrun",\n "nodes": {nodes}' in (folder / "provenance.json").read_text()
+        assert (folder / f"logs/accounted/rank{row.world_size - 1}.log").exists()
 
 
 def start_by_hand(cwd: Path, world_size: int, *arguments: str) -> list[subprocess.Popen[str]]:
@@ -113,7 +113,7 @@ def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> No
     wait_until_gone(second)
 
 
-def test_followers_end_with_rank_0_and_half_a_job_is_refused(tmp_path: Path) -> None:
+def test_followers_end_with_rank_0(tmp_path: Path) -> None:
     job = start_by_hand(tmp_path, 2, "strategy=zero1", *LONG)
     ranks = [rank for process in job for rank in ranks_of(process, 1)]
     job[0].kill()
@@ -122,7 +122,9 @@ def test_followers_end_with_rank_0_and_half_a_job_is_refused(tmp_path: Path) -> 
     assert job[1].returncode == 2
     assert "zerobench: rank 1 of the job: the job's store at 127.0.0.1" in errors
     wait_until_gone(ranks)
-    half = [sys.executable, "-m", "zerobench", "strategy=zero1"]
-    done = subprocess.run(half, env=os.environ | {"RANK": "0"}, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("zerobench: WORLD_SIZE is not set and RANK is: ")
+
+
+def test_half_a_job_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert run(["strategy=zero1"]) == 2
+    assert capsys.readouterr().err.startswith("zerobench: WORLD_SIZE is not set and RANK is: ")
