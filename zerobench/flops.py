@@ -9,8 +9,10 @@ A product of (m, k) and (k, n) is 2mkn. Causal attention counts whole, as in the
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -67,6 +69,14 @@ def step_flops(config: dict[str, Any]) -> StepFlops | None:
 
 
 def _count(config: dict[str, Any]) -> int | None:
+    """Of a micro-batch; the same in every dtype and under every strategy, so a model is counted once a process."""
+    what = {key: config[key] for key in ("model", "huggingface", "micro_batch", "sequence") if key in config}
+    return _count_fp32(json.dumps(what, sort_keys=True))
+
+
+@cache
+def _count_fp32(what: str) -> int | None:
+    config = json.loads(what) | {"precision": {"name": "fp32"}, "strategy": {"name": "ddp"}}
     counter = FlopCounterMode(display=False)
     try:
         with torch.device("meta"):

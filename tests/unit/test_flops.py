@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cells import cell
-from zerobench.flops import step_flops, utilisation
+from zerobench.flops import _count_fp32, step_flops, utilisation
+from zerobench.training import Bf16, Fp32
 
 
 def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:
@@ -35,6 +36,18 @@ def test_micro_batches_add_up() -> None:
     assert once is not None
     assert thrice is not None
     assert thrice.model == 3 * once.model
+
+
+def test_the_dtype_and_the_strategy_change_nothing() -> None:
+    """So a model is counted once for all launches; another batch is another count."""
+    _count_fp32.cache_clear()
+    counted = [
+        step_flops(cell(strategy, 2, "million", precision=precision).config)
+        for strategy in ("ddp", "zero3", "fsdp2")
+        for precision in (Fp32(), Bf16())
+    ]
+    assert len(set(counted)) == _count_fp32.cache_info().misses == 1
+    assert step_flops(cell("ddp", 2, "million", micro_batch=3).config) != counted[0]
 
 
 def test_shares_of_the_peak() -> None:

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import zerobench.suite.largest as largest_module
 from tests.cells import MODELS, cell
 from zerobench import config as schemas
+from zerobench import provenance, world
 from zerobench.cell import run_cell
 from zerobench.config import Measure
 from zerobench.suite import SECTIONS, bus, card, parity, probe, run
@@ -21,7 +23,8 @@ from zerobench.suite.record import Record
 from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
 from zerobench.theory.activations import GptShape, activation_bytes
 from zerobench.training import Bf16, Fp32
-from zerobench.verbs.gpu_suite import _failures, gpu_suite
+from zerobench.verbs import gpu_suite as verb
+from zerobench.verbs.gpu_suite import RESERVE_S, _failures, gpu_suite
 
 DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
 
@@ -58,7 +61,9 @@ def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) ->
     assert card.parse("No devices were found\n") == {}
     monkeypatch.setattr(card, "name_of", lambda index: str(index))
     monkeypatch.setenv("PATH", "/nowhere")
+    card.card.cache_clear()
     assert card.card() == {}
+    card.card.cache_clear()
 
 
 def test_a_collective_with_a_wrong_value_is_not_working() -> None:
@@ -77,6 +82,23 @@ def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) 
     found = largest_module.largest(cell("zero2", 2), limit, 4).config["model"]
     assert (found["layers"], found["heads"], found["hidden"]) == (expected, expected, 4 * expected)
     assert len(tried) < 12
+
+
+def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: None, capsys) -> None:
+    """It is part of the nine minutes. 7 s on two cores; the answer is exact, and each search tells that it goes on."""
+    setup = Setup(tmp_path, "cuda", False, int(139.8 * 2**30))
+    begun = time.monotonic()
+    found = largest_module._cells(setup)
+    assert time.monotonic() - begun < 30
+    limit = largest_module.limit_bytes(setup)
+    for one in found:
+        k = one.config["model"]["layers"]
+        sizes = [largest_module.need_of(largest_module.sized(one, at, 128).config).total_bytes for at in (k, k + 1)]
+        assert sizes[0] <= limit < sizes[1]
+    layers = [one.config["model"]["layers"] for one in found]
+    assert layers == sorted(set(layers))
+    assert layers[-1] > 3 * layers[0]
+    assert capsys.readouterr().err.count("looking for the largest") == len(found)
 
 
 SHAPES = {
@@ -147,6 +169,7 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
         return Table(["cell"], [["one"]], differs=["zero2: losses differ"])
 
     monkeypatch.setitem(SECTIONS, "bus", Section("bus", "B", "A?", 1, differs, tasks=bus._tasks))
+    monkeypatch.setattr(verb, "age_s", lambda: 0.0)  # pytest may be older than nine minutes
     assert gpu_suite(["--out", str(tmp_path / "a"), "--device", "cpu", "--small", "--only", "bus"]) == 1
     assert "bus: zero2: losses differ" in capsys.readouterr().out
     assert gpu_suite(["--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
@@ -182,6 +205,36 @@ def test_a_wrong_command_is_one_sentence(arguments: list[str], words: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(verb.os, "access", lambda path, mode: path.name != "closed")  # root may write anywhere
+    for where, words in {"file/x": "it cannot be made: Not a directory", "closed": "it cannot be written to"}.items():
+        assert gpu_suite(["--out", str(tmp_path / where), "--device", "cpu", "--small"]) == 2
+        assert capsys.readouterr().err == f"zerobench gpu-suite: --out {tmp_path / where}: {words}\n"
+
+
+def test_a_cuda_that_does_not_start_is_one_sentence(tmp_path: Path, capsys, monkeypatch) -> None:
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: no kernel image\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert gpu_suite(["--out", str(tmp_path / "out")]) == 2
+    words = "--device auto: CUDA does not start: CUDA error: no kernel image"
+    assert capsys.readouterr().err == f"zerobench gpu-suite: {words}\n"
+
+
+def test_the_minutes_begin_with_the_process_and_leave_time_for_the_tables(tmp_path: Path, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(run.Suite, "run", lambda suite, section: seen.append(suite.deadline.left_s))
+    assert 0 < verb.age_s() < time.time() - psutil.boot_time()
+    for age in (0.0, 100.0):
+        monkeypatch.setattr(verb, "age_s", lambda age=age: age)
+        gpu_suite(["--out", str(tmp_path), "--device", "cpu", "--small", "--only", "bus"])
+    assert seen == [pytest.approx(540 - RESERVE_S - age, abs=10) for age in (0.0, 100.0)]
+
+
 def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> None:
     job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     for name, value in job.items():
@@ -190,16 +243,14 @@ def test_a_job_of_torchrun_is_refused(tmp_path: Path, capsys, monkeypatch) -> No
     assert "run it without torchrun" in capsys.readouterr().err
 
 
-def test_the_plan_is_within_nine_minutes() -> None:
-    assert sum(section.seconds for section in SECTIONS.values()) < 9 * 60
-
-
-def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, monkeypatch) -> None:
-    """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
-    from zerobench import provenance, world
-
+@pytest.fixture
+def on_an_h200(monkeypatch) -> None:
     monkeypatch.setattr(world, "_count_gpus", lambda: 1)
     monkeypatch.setattr(provenance, "device_class", lambda device: "NVIDIA H200")
+
+
+def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
+    """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
     setup = Setup(tmp_path, "cuda", False, 140 * 2**30)
     counts = {}
     for name in ("parity", "speed", "memory"):

@@ -62,8 +62,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList([Block(hidden, heads) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
-        for module, initialise in self.initialisers():
-            initialise(module)
+        if not self.head.weight.is_meta:  # there are no values, and torch takes long to draw none
+            for module, initialise in self.initialisers():
+                initialise(module)
         if tied:
             self.head.weight = self.token_embedding.weight
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from typing import Any
 
 from ..probes.nvidia_smi import ask, name_of
@@ -19,8 +20,9 @@ LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 1
 """PCIe generation -> a lane's bytes a second in one direction, after its line code (PCI-SIG base specifications)."""
 
 
+@cache
 def card() -> dict[str, str]:
-    """FIELDS of torch's first GPU, as nvidia-smi writes them; empty where it is not there, or hangs."""
+    """FIELDS of torch's first GPU, as nvidia-smi writes them at first; empty where it is not there, or hangs."""
     return parse(ask(name_of(0), ",".join(FIELDS.values())) or "")
 
 

@@ -8,6 +8,7 @@ both were at their most at once. The largest k whose need is within the limit is
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,22 +80,34 @@ def sized(cell: Cell, k: int, head_width: int) -> Cell:
     return cell.changed(model={**cell.config["model"], "layers": k, "heads": k, "hidden": k * head_width})
 
 
-def largest(cell: Cell, limit: int, head_width: int) -> Cell:
-    """The cell with the largest shape of the family whose need is within `limit` bytes; the smallest where none is."""
+def largest(cell: Cell, limit: int, head_width: int, guess: int = FIRST_GUESS) -> Cell:
+    """The cell with the largest shape of the family whose need is within `limit` bytes; the smallest where none is.
 
-    low, high, k = 1, MOST, FIRST_GUESS  # low fits, high does not
+    Parameters grow by the cube of k, so the next guess is where the line through the last two needs over k³ meets the
+    limit. `guess`: the first k.
+    """
+    low, high, k = 1, MOST, guess  # low fits, high does not
+    before, need_before = 0, 0
     while high - low > 1:
         k = min(max(k, low + 1), high - 1)
         need = need_of(sized(cell, k, head_width).config).total_bytes
         low, high = (k, high) if need <= limit else (low, k)
-        k = int(k * (limit / need) ** (1 / 3))  # parameters grow by the cube
+        slope = (need - need_before) / (k**3 - before**3)
+        before, need_before = k, need
+        k = int(max(0.0, k**3 + (limit - need) / slope) ** (1 / 3)) if slope > 0 else (low + high) // 2
     return sized(cell, low, head_width)
 
 
 def _cells(setup: Setup) -> list[Cell]:
+    """One a strategy; the search begins at the size that the one before it had, for its need is lower."""
     shape, width = (SMALL_SHAPE, SMALL_HEAD_WIDTH) if setup.small else (SHAPE, HEAD_WIDTH)
-    found = [cell for kind in KINDS for cell in setup.cells("largest", *kind, *SAME, *shape)]
-    return [largest(cell, limit_bytes(setup), width) for cell in found]
+    found: list[Cell] = []
+    guess = FIRST_GUESS
+    for cell in [cell for kind in KINDS for cell in setup.cells("largest", *kind, *SAME, *shape)]:
+        print(f"{cell.config['strategy']['name']}: looking for the largest that fits, by prediction", file=sys.stderr)
+        found.append(largest(cell, limit_bytes(setup), width, guess))
+        guess = found[-1].config["model"]["layers"]
+    return found
 
 
 HEADER = ["cell", "layers × hidden", "ψ", "states", "activations", "predicted need", "confirmed", "peak", "allocated"]

@@ -6,7 +6,8 @@ Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from .shapes import ROOT, ParameterShape
 
@@ -45,7 +46,7 @@ class FlatBuffer:
         """Elements up to the end of the last parameter."""
         return self.spans[-1].stop + self.tail if self.spans else 0
 
-    @property
+    @cached_property
     def units(self) -> list[tuple[int, int]]:
         """(start, padded elements) of each unit."""
         step = self.world_size * ALIGN_BYTES // self.element_bytes
@@ -77,15 +78,26 @@ class FlatBuffer:
 
         `most`: where they have more elements they are cut.
         """
-        found = []
-        for start, numel in self.units:
-            low = start + rank * numel // self.world_size
-            high = low + numel // self.world_size
-            for span in self.spans:
-                common = min(high, span.stop) - max(low, span.start)
-                step = most or max(1, common)
-                found += [(span.parameter, min(step, common - done)) for done in range(0, common, step)]
-        return found
+        return [(self.spans[at].parameter, numel) for at, numel in _runs(self._pattern, rank, most)]
+
+    @cached_property
+    def _pattern(self) -> FlatBuffer:
+        """The buffer with its parameters numbered from 0: those of a model's equal layers are equal."""
+        return replace(self, spans=tuple(Span(at, s.start, s.stop) for at, s in enumerate(self.spans)))
+
+
+@lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
+def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int]]:
+    """FlatBuffer.segments of a pattern."""
+    found = []
+    for start, numel in pattern.units:
+        low = start + rank * numel // pattern.world_size
+        high = low + numel // pattern.world_size
+        for span in pattern.spans:
+            common = min(high, span.stop) - max(low, span.start)
+            step = most or max(1, common)
+            found += [(span.parameter, min(step, common - done)) for done in range(0, common, step)]
+    return found
 
 
 def lay_out(

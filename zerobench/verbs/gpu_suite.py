@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from ..console import plain_table, stdout_console
 from ..job import find_job
 from ..overrides import nearest
@@ -19,6 +21,8 @@ from ..suite.run import Deadline, Suite
 from ..suite.section import NOT_RUN, WAITING, Section, Setup
 
 MINUTES = 9.0
+RESERVE_S = 15.0
+"""Of the user's minutes, for what comes after the last launch: stacks of ranks that are cut, and the last tables."""
 
 
 def gpu_suite(arguments: list[str]) -> int:
@@ -33,7 +37,8 @@ def gpu_suite(arguments: list[str]) -> int:
         return 2
     terminate = signal.signal(signal.SIGTERM, _stop)
     try:
-        suite = Suite(setup, Record(setup, SECTIONS), Deadline(time.monotonic() + 60 * chosen.minutes))
+        end = time.monotonic() - age_s() + 60 * chosen.minutes - RESERVE_S
+        suite = Suite(setup, Record(setup, SECTIONS), Deadline(end))
         for section in sections:
             suite.run(section)
             if suite.stopped:
@@ -45,6 +50,11 @@ def gpu_suite(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, terminate)
     _print(suite, sections)
     return 130 if suite.stopped else int(bool(suite.differs or _failures(suite)))
+
+
+def age_s() -> float:
+    """Seconds since this process was started: its imports are part of the user's minutes."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def _stop(_signal: int, _frame: Any) -> NoReturn:
@@ -67,7 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: %(default)s")
     parser.add_argument("--small", action="store_true", help="tiny models and few steps: to see that all of it runs")
     parser.add_argument("--only", help="some sections, with commas, as in probe,parity")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it (default: %(default)g)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="for all of it, from the start of the process (default: %(default)g)",
+    )
     return parser
 
 
@@ -88,9 +103,18 @@ def _check(chosen: argparse.Namespace) -> tuple[Setup, list[Section]]:
     device, size = _device(chosen.device)
     if device == "cpu" and not chosen.small:
         raise ValueError("--device cpu: its models are of a GPU's size; add --small, or run it where there is a GPU")
-    return Setup(chosen.out.resolve(), device, chosen.small, size), [
-        SECTIONS[name] for name in SECTIONS if name in names
-    ]
+    _make(chosen.out)
+    setup = Setup(chosen.out.resolve(), device, chosen.small, size)
+    return setup, [SECTIONS[name] for name in SECTIONS if name in names]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {folder}: it cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {folder}: it cannot be written to")
 
 
 def _device(wanted: str) -> tuple[str, int]:
@@ -102,7 +126,11 @@ def _device(wanted: str) -> tuple[str, int]:
         raise ValueError("--device cuda: this machine has no GPU that torch can use")
     if wanted == "cpu" or not there:
         return "cpu", 0
-    return "cuda", torch.cuda.get_device_properties(0).total_memory
+    try:
+        return "cuda", torch.cuda.get_device_properties(0).total_memory
+    except RuntimeError as error:  # a driver that torch is too new for, or a GPU that another process has to itself
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise ValueError(f"--device {wanted}: CUDA does not start: {reason}") from error
 
 
 def _failures(suite: Suite) -> list[str]:
