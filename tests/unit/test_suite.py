@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from zerobench import config as schemas
 from zerobench import provenance, world
 from zerobench.cell import run_cell
 from zerobench.config import Measure
-from zerobench.suite import SECTIONS, bus, card, parity, probe, run
+from zerobench.suite import SECTIONS, bus, card, collectives, parity, run
 from zerobench.suite.record import Record
 from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
 from zerobench.theory.activations import GptShape, activation_bytes
 from zerobench.training import Bf16, Fp32
 from zerobench.verbs import gpu_suite as verb
-from zerobench.verbs.gpu_suite import RESERVE_S, _failures, gpu_suite
+from zerobench.verbs.gpu_suite import MINUTES, RESERVE_S, _failures, gpu_suite
+from zerobench.zero.comm import Comm
 
 DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
 
@@ -68,7 +70,9 @@ def test_what_nvidia_smi_says_is_read_and_its_absence_is_nothing(monkeypatch) ->
 
 def test_a_collective_with_a_wrong_value_is_not_working() -> None:
     with pytest.raises(ValueError, match="all_reduce: 1 of 3 values are wrong"):
-        probe._check("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
+        collectives.check_equal("all_reduce", torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 4.0]))
+    with pytest.raises(ValueError, match="reduce_scatter into another place: 4087 of 4088 values are wrong"):
+        collectives.check_comm(Comm(), torch.device("cpu"))  # which sends nothing
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(5, 1), (1000, 10), (1001, 10), (1330, 10), (1331, 11), (10**7, 215)])
@@ -249,6 +253,13 @@ def on_an_h200(monkeypatch) -> None:
     monkeypatch.setattr(provenance, "device_class", lambda device: "NVIDIA H200")
 
 
+def test_the_plan_in_the_readme_is_the_plan_and_fits() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for section in SECTIONS.values():
+        assert re.search(rf"^\| {section.name} \|.*\| {section.seconds} s \|$", readme, re.MULTILINE), section.name
+    assert sum(section.seconds for section in SECTIONS.values()) <= 60 * MINUTES - RESERVE_S
+
+
 def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> None:
     """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
     setup = Setup(tmp_path, "cuda", False, 140 * 2**30)
@@ -258,4 +269,4 @@ def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> N
         assert not [cell.problems for cell in cells if cell.problems]
         assert {cell.config["device"] for cell in cells} == {"cuda"}
         counts[name] = sum(cell.config["repeats"] for cell in cells)
-    assert counts == {"parity": 17, "speed": 20, "memory": 28}
+    assert counts == {"parity": 22, "speed": 20, "memory": 28}

@@ -3,6 +3,7 @@
 section.py   what a section is        run.py      through the sections, against the clock
 probe.py parity.py speed.py memory.py bus.py largest.py: a section each
 card.py      what nvidia-smi says     record.py   what is kept as it goes
+collectives.py   torch's and ours, checked by value
 """
 
 from __future__ import annotations

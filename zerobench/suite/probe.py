@@ -1,6 +1,6 @@
 """Section 1: which process groups work here? Each is tried in processes of its own: a hang or a crash is an answer.
 
-A rank sends tensors through all_reduce, reduce_scatter and all_gather, and checks every value that it gets.
+A rank sends tensors through torch's collectives, or through ours, and checks every value that it gets.
 """
 
 from __future__ import annotations
@@ -13,29 +13,33 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..environment import nccl_version, rank_environment
 from ..provenance import versions
 from ..units import show_bytes
 from .card import card
+from .collectives import check_ours, check_torch
 from .section import Done, Section, Setup, Table, Task, padded
 
-NUMEL = 4096
 LIMIT_S = 25.0
 
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 """Lets NCCL from 2.30 on put two ranks on one GPU."""
 
 
+Check = Callable[[int, int, torch.device], None]
+"""Given rank, ranks and device: raises where a collective brings a wrong value."""
+
+
 @dataclass(frozen=True)
 class Group:
-    """A process group to try. `environment`: variables that NCCL reads as it starts."""
+    """A process group to try, and with what. `environment`: variables that NCCL reads as it starts."""
 
     name: str
     backend: str
     ranks: int
     environment: tuple[tuple[str, str], ...] = ()
+    check: Check = check_torch
 
 
 GROUPS = {
@@ -43,8 +47,13 @@ GROUPS = {
         Group("NCCL, 1 rank", "nccl", 1),
         Group("NCCL, 2 ranks on one GPU", "nccl", 2, tuple(SHARED.items())),
         Group("gloo with CUDA tensors, 2 ranks", "gloo", 2),
+        Group("our collectives over NCCL, 1 rank", "nccl", 1, check=check_ours),
     ),
-    "cpu": (Group("gloo, 1 rank", "gloo", 1), Group("gloo, 2 ranks", "gloo", 2)),
+    "cpu": (
+        Group("gloo, 1 rank", "gloo", 1),
+        Group("gloo, 2 ranks", "gloo", 2),
+        Group("our collectives over gloo, 2 ranks", "gloo", 2, check=check_ours),
+    ),
 }
 
 
@@ -65,32 +74,8 @@ def try_group(job: ProbeJob, tell: Callable[[Any], None]) -> dict[str, Any]:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     where = (job.rank, job.group.ranks, job.device, job.group.backend, job.rendezvous, 1, LIMIT_S)
     with rank_environment(*where) as device:
-        check_collectives(job.rank, job.group.ranks, device)
+        job.group.check(job.rank, job.group.ranks, device)
         return _facts(device)
-
-
-def check_collectives(rank: int, n: int, device: torch.device) -> None:
-    """Raises ValueError where a value is not what it must be. Rank r sends r + 1 everywhere."""
-    expected = n * (n + 1) / 2
-    full = torch.full((n * NUMEL,), rank + 1.0, device=device)
-    dist.all_reduce(full)
-    _check("all_reduce", full, torch.full_like(full, expected))
-    full, part = torch.full((n * NUMEL,), rank + 1.0, device=device), torch.zeros(NUMEL, device=device)
-    _scatter(part, full)
-    _check("reduce_scatter", part, torch.full_like(part, expected))
-    _gather(full, torch.full((NUMEL,), rank + 1.0, device=device))
-    _check("all_gather", full, torch.arange(1.0, n + 1, device=device).repeat_interleave(NUMEL))
-
-
-def _check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    if not torch.equal(found, expected):
-        wrong = int((found != expected).sum())
-        raise ValueError(f"{name}: {wrong} of {found.numel()} values are wrong")
-
-
-# torch 2.13 renames these two; 2.11 knows the old names only.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
@@ -130,8 +115,8 @@ def _table(setup: Setup, done: list[Done]) -> Table:
 PROBE = Section(
     name="probe",
     title="Environment",
-    asks="Which of NCCL with one rank, NCCL with two on one GPU and gloo with CUDA tensors work here?",
-    seconds=25,
+    asks="Do NCCL with one rank and with two on one GPU, gloo with CUDA tensors, and our collectives over NCCL work?",
+    seconds=30,
     tasks=_tasks,
     table=_table,
     answers=("ok", "crash", "timeout", "oom"),

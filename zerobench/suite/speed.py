@@ -24,28 +24,30 @@ SAME = ("precision=bf16", "data=synthetic", "world_size=1", "measure.passes=time
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """A model, its batch and its steps."""
 
     overrides: tuple[str, ...]
 
 
-JOBS = (
-    Job(("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5",
+WORKLOADS = (
+    Workload(("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5",
          "measure.repeats=3", "draw_on=device")),
-    Job(("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2",
+    Workload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2",
          "draw_on=device")),
 )  # fmt: skip
-SMALL_JOBS = (
-    Job(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
+SMALL_WORKLOADS = (
+    Workload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
          "measure.steps=6", "measure.warmup=2", "measure.repeats=2", "draw_on=device", "launch.threads=1")),
 )  # fmt: skip
 
 
 def _cells(setup: Setup) -> list[Cell]:
     strategies = SMALL_STRATEGIES if setup.small else STRATEGIES
-    jobs = SMALL_JOBS if setup.small else JOBS
-    return [c for job in jobs for c in setup.cells("speed", f"strategy={strategies}", *SAME, *job.overrides)]
+    workloads = SMALL_WORKLOADS if setup.small else WORKLOADS
+    return [
+        c for workload in workloads for c in setup.cells("speed", f"strategy={strategies}", *SAME, *workload.overrides)
+    ]
 
 
 HEADER = ["cell", "launches", "step ms", "95 %", "tokens/s", "MFU", "over DDP", "allocated", "reserved", "last loss"]
