@@ -22,7 +22,6 @@ import zerobench as package
 from tests.end_to_end.command import ROOT, heed_ctrl_c
 from zerobench.suite import SECTIONS
 
-
 PACKAGES = (
     "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",
     "antlr4-python3-runtime",
