@@ -143,8 +143,14 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
 
 def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> None:
     """Also of a run in a collection, where what is missing comes as pandas has it."""
-    sizes = {"allocated_bytes": 8 * 2**20, "fragmentation_bytes": 2**20, "outside_ledger_bytes": 3 * 2**20}
+    sizes = {
+        "allocated_bytes": 8 * 2**20,
+        "fragmentation_bytes": 2**20,
+        "outside_ledger_bytes": 3 * 2**20,
+        "alloc_retries": 2,
+    }
     clocks = {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "throttle": "power cap"}
+    clocks |= {"gpu_temperature_c": 61, "gpu_power_w": 698.6, "model_flops": 10**14, "mfu": 0.4, "hfu": 0.5}
     traced = {"traced_step_s": 0.5, "communication_s": 0.2, "exposed_s": 0.05, "overlap": 0.75}
     make(tmp_path / "runs", device="cuda", **sizes, **clocks, **traced)
     collect(load(tmp_path / "runs"), tmp_path / "collection")
@@ -155,8 +161,13 @@ def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> No
         assert f"phase peak states at most {beside}" in lines
         assert "forward 5.0 MiB 3.0 MiB 8.0 MiB 9.0 MiB 2.0 MiB 2.0 MiB 1.0 MiB 12.0 MiB" in lines
         words = "allocated on the GPU 8.0 MiB; reserved beyond allocated 1.0 MiB; outside the ledger 3.0 MiB"
-        assert words in lines
-        assert "SM clock 1755 of 1980 MHz before or after the steps; held down by: power cap" in lines
+        at = lines.index(words)
+        assert lines[at + 1] == "retries of the allocator 2"
+        at = next(number for number, line in enumerate(lines) if line.startswith("step 250.0 ms"))
+        assert lines[at + 2 : at + 4] == [
+            "400 TFLOP/s a rank, MFU 40.0%, HFU 50.0%",
+            "SM clock 1755 of 1980 MHz, 61 °C, 699 W before or after the steps; held down by: power cap",
+        ]
         words = "communication in 200.0 ms of 500.0, exposed 50.0 ms, 75% hidden"
         assert f"traced, which slows a step down: {words}" in lines
 

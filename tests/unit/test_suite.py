@@ -89,11 +89,11 @@ def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) 
 
 
 def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: None, capsys) -> None:
-    """It is part of the nine minutes. 7 s on two cores; the answer is exact, and each search tells that it goes on."""
+    """It is part of the nine minutes. 7 s of a core, with composing; the answer is exact, each search announced."""
     setup = Setup(tmp_path, "cuda", False, int(139.8 * 2**30))
-    begun = time.monotonic()
+    begun = time.process_time()  # this machine may have other work
     found = largest_module._cells(setup)
-    assert time.monotonic() - begun < 30
+    assert time.process_time() - begun < 20
     limit = largest_module.limit_bytes(setup)
     for one in found:
         k = one.config["model"]["layers"]

@@ -40,6 +40,9 @@ BESIDE = {
 }
 """The allocator's rows of the memory table, as columns beside the ledger's."""
 
+GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
+"""Columns of a run, and their units."""
+
 PROCESS = {
     "resident": "resident set",
     "allocated": "allocated on the GPU",
@@ -136,6 +139,8 @@ def _print_process(console: Console, row: Row) -> None:
     """What others than the ledger say of a process's memory, as far as they do."""
     seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
             if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
+    if pd.notna(row["alloc_retries"]):
+        seen.append(f"retries of the allocator {row['alloc_retries']}")
     if seen:
         _head(console, "Memory by the system and the allocators, the most of all ranks")
     for place in range(0, len(seen), 3):
@@ -211,23 +216,27 @@ def _print_time(console: Console, row: Row) -> None:
         interval = "too few steps for an interval"
     else:
         interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
+    parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
+    _say(console, f"  step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s")
+    _say(console, f"  {parts}")
     if not pd.isna(row["model_flops"]):
         words = f"  {row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank"
         shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
         _say(console, words + shares)
-    parts = ", ".join(f"{name} {row[f'{name}_s'] * 1000:.1f} ms" for name in ("forward", "backward", "update"))
-    _say(console, f"  step {row['step_s'] * 1000:.1f} ms, {interval}; {row['tokens_per_s']:.0f} tokens/s")
-    _say(console, f"  {parts}")
-    _print_clocks(console, row)
+    _print_gpu(console, row)
     _print_overlap(console, row)
 
 
-def _print_clocks(console: Console, row: Row) -> None:
-    if pd.isna(row["sm_clock_mhz"]):
-        return
-    of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
-    held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
-    _say(console, f"  SM clock {row['sm_clock_mhz']}{of} MHz before or after the steps; held down by: {held}")
+def _print_gpu(console: Console, row: Row) -> None:
+    """The GPU as it was before or after the steps, as far as nvidia-smi told."""
+    said: list[str] = []
+    if pd.notna(row["sm_clock_mhz"]):
+        of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
+        said.append(f"SM clock {row['sm_clock_mhz']}{of} MHz")
+    said += [f"{row[key]:.0f} {unit}" for key, unit in GPU.items() if pd.notna(row[key])]
+    if said:
+        held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
+        _say(console, f"  {', '.join(said)} before or after the steps; held down by: {held}")
 
 
 def _print_overlap(console: Console, row: Row) -> None:
