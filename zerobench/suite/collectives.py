@@ -9,14 +9,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..zero.comm import Comm, NcclComm, connect
+from ..zero.comm import Comm, NcclComm, connect, gather_into, scatter_into
 from ..zero.stamp import STAMP_NUMEL, Stamp
 
 NUMEL = 4096
-
-# torch 2.13 renames these two; 2.11 knows the old names only.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def check_torch(rank: int, n: int, device: torch.device) -> None:
@@ -26,9 +22,9 @@ def check_torch(rank: int, n: int, device: torch.device) -> None:
     dist.all_reduce(full)
     check_equal("all_reduce", full, torch.full_like(full, expected))
     full, part = torch.full((n * NUMEL,), rank + 1.0, device=device), torch.zeros(NUMEL, device=device)
-    _scatter(part, full)
+    scatter_into(part, full)
     check_equal("reduce_scatter", part, torch.full_like(part, expected))
-    _gather(full, torch.full((NUMEL,), rank + 1.0, device=device))
+    gather_into(full, torch.full((NUMEL,), rank + 1.0, device=device))
     check_equal("all_gather", full, torch.arange(1.0, n + 1, device=device).repeat_interleave(NUMEL))
 
 

@@ -17,6 +17,7 @@ import torch
 from ..environment import nccl_version, rank_environment
 from ..provenance import versions
 from ..units import show_bytes
+from ..world import NCCL_SHARES
 from .card import card
 from .collectives import check_ours, check_torch
 from .section import Done, Section, Setup, Table, Task, padded
@@ -24,9 +25,8 @@ from .section import Done, Section, Setup, Table, Task, padded
 LIMIT_S = 45.0
 """The first process on a new machine reads CUDA's libraries from a cold disk."""
 
-SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+SHARED = {NCCL_SHARES: "1"}
 """Lets NCCL from 2.30 on put two ranks on one GPU."""
-
 
 Check = Callable[[int, int, torch.device], None]
 """Given rank, ranks and device: raises where a collective brings a wrong value."""
