@@ -66,9 +66,8 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         ddp = next((c for c in cells.values() if c and c["strategy"] == "ddp" and c["model"] == cell["model"]), None)
         rows.append([name, *_show(cell, ddp)])
     notes = ["bf16, N = 1; the loss of the last step tells whether they train the same"]
-    notes += [
-        "50257 words, as GPT-2 has them, are no multiple of 8: the head's products run below what the device can do"
-    ]
+    if not setup.small:
+        notes.append("50257 words, as in GPT-2, are no multiple of 8: the head's products run below what a GPU can do")
     return Table(HEADER, rows, notes)
 
 
