@@ -22,15 +22,14 @@ from ..zero.layout import Segment
 from ..zero.options import TILE_BYTES
 from ..zero.precision import (
     HALF,
-    LossScaler,
     LossScaling,
     Share,
-    clip_coefficient,
     norm_of,
     sum_of_powers,
     tiles_of,
     update_tiles,
 )  # fmt: skip
+from ..zero.scaling import GradientScaling
 from ..zero.segments import swap_parameters
 from .ddp import DdpEngine
 
@@ -59,10 +58,9 @@ class MasterDdpEngine(DdpEngine):
         loss_scaling: LossScaling | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(module, optimizer, **options)  # DDP gives every rank rank 0's values: masters come after
-        self._coefficient: torch.Tensor | float | None = None
-        self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self.scaler = LossScaler(loss_scaling, self._parameters[0].device)
+        self._scaling = GradientScaling(loss_scaling, self._parameters[0].device, self._norm)
+        self.scaler = self._scaling.scaler
         self._masters = [_master_of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
         shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
@@ -92,9 +90,7 @@ class MasterDdpEngine(DdpEngine):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
-        self._largest = norm = self._norm(norm_type) * self.scaler.unscaling
-        self._coefficient = clip_coefficient(norm, max_norm) * self.scaler.unscaling
-        return norm.float()
+        return self._scaling.clip(max_norm, norm_type)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of the masters, and from them of the parameters; consumes the gradients.
@@ -105,27 +101,21 @@ class MasterDdpEngine(DdpEngine):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._coefficient is None and self.scaler.policy is not None:
-            self._coefficient = self.scaler.unscaling
-        with self.scaler.judging(self.optimizer, self._overflow) as skips:
+        with self._scaling.judging(self.optimizer) as skips:
             if not skips:
-                update_tiles(self.optimizer, self._tiles, self._coefficient)
+                update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
                 self._write_back()
         self.zero_grad()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients."""
-        self._coefficient = self._largest = None
+        self._scaling.forget()
         self.module.zero_grad(set_to_none)
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         gradients = [p.grad.reshape(-1) for p in self._parameters if p.grad is not None]
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
-
-    def _overflow(self) -> torch.Tensor:
-        norm = self._norm(torch.inf) if self._largest is None else self._largest
-        return norm.isfinite().logical_not().float()
 
     @torch.no_grad()
     def _write_back(self) -> None:

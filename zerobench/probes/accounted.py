@@ -23,7 +23,7 @@ from ..zero.modules import tensors_that_require_grad
 from . import cuda
 from .allocator import PhasePeaks, nothing
 from .memory import Extremes, Ledger
-from .traffic import Operation, TrafficMeter
+from .traffic import SUMMED, Operation, TrafficMeter
 from .wrapped import parts_of
 
 
@@ -180,15 +180,13 @@ class AccountedPass:
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Every operation of the measured steps, like ones of a step together."""
-        return [
-            TrafficRow(
-                rank=rank, step=step, phase=o.phase, operator=o.operator, collective=o.collective, kind=o.kind,
-                unit=o.unit, dtype=o.dtype, group_size=o.group_size, calls=calls, elements=calls * o.elements,
-                payload_bytes=calls * o.payload_bytes, wire_bytes=calls * o.wire_bytes,
-                volume_elements=calls * o.volume_elements, control=o.control, known=o.known,
+        rows = []
+        for step, operation, calls in self.traffic:
+            one = operation._asdict()
+            rows.append(
+                TrafficRow(rank=rank, step=step, calls=calls, **one | {key: calls * one[key] for key in SUMMED})
             )
-            for step, o, calls in self.traffic
-        ]  # fmt: skip
+        return rows
 
     def timeline_rows(self, rank: int) -> list[TimelineRow]:
         """The last measured step, instant by instant."""

@@ -113,6 +113,10 @@ SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_te
 """Operators that move nothing of their own: a receive is counted where it is sent."""
 
 
+SUMMED = ("elements", "payload_bytes", "wire_bytes", "volume_elements")
+"""What of an operation adds up over like ones."""
+
+
 class Operation(NamedTuple):
     """One physical operation as it was issued."""
 

@@ -77,9 +77,7 @@ def hollow(model: nn.Module, device: torch.device) -> None:
     setattr(model, _HOLLOW, True)
 
 
-def fill(
-    model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None
-) -> None:  # fmt: skip
+def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:
     """adopted -> filled. `store(parameter, values)` keeps this rank's part of `values`, of `dtype`, on `device`, by
     default the CPU.
     """

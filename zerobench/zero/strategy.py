@@ -161,7 +161,7 @@ class Strategy(StateFace):
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are."""
-        self.gradients.backward(self.update.scaler.scaled(loss))
+        self.gradients.backward(self.update.scaling.scaler.scaled(loss))
         self.after_backward()
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -225,17 +225,17 @@ class Strategy(StateFace):
     @property
     def scaler(self) -> LossScaler:
         """The loss scaling, with its values on the device."""
-        return self.update.scaler
+        return self.update.scaling.scaler
 
     @property
     def loss_scale(self) -> float:
         """What `backward` multiplies the loss by; 1.0 without loss scaling. To read it waits for the device."""
-        return float(self.update.scaler.scale)
+        return float(self.update.scaling.scaler.scale)
 
     @property
     def skipped(self) -> bool:
         """Whether the last step was skipped because gradients overflowed. To read it waits for the device."""
-        return bool(self.update.scaler.skipped)
+        return bool(self.update.scaling.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
@@ -283,8 +283,8 @@ class Strategy(StateFace):
         self.gradients.launch(unit)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaler.state()}
+        return {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
-            self.update.scaler.load(extra["loss_scaler"])
+            self.update.scaling.scaler.load(extra["loss_scaler"])

@@ -22,16 +22,8 @@ import torch
 from torch import nn, optim
 
 from .comm import Comm
-from .precision import (
-    LossScaler,
-    LossScaling,
-    clip_coefficient,
-    is_fused,
-    norm_of,
-    sum_of_powers,
-    tiles_of,
-    update_tiles,
-)
+from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of, update_tiles
+from .scaling import GradientScaling
 from .segments import OptimizerSegment, swap_parameters
 from .unit import ALIGN_BYTES, Unit
 
@@ -48,11 +40,9 @@ class Update:
         self.trainable = trainable
         self.names = names
         device = trainable[0].device if trainable else torch.device("cpu")
-        self.scaler = LossScaler(scaling, device)
+        self.scaling = GradientScaling(scaling, device, self._norm)
         self.used: set[int] = set()
         self._agreed = False
-        self._coefficient: torch.Tensor | float | None = None
-        self._largest: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
         self._running = False
         self._stepped = False
         self._device = device
@@ -93,32 +83,24 @@ class Update:
 
     def begin(self) -> None:
         """A backward starts: what was found out about the gradients so far no longer holds."""
-        if self._coefficient is not None and self.used:
+        if self.scaling.coefficient is not None and self.used:
             raise RuntimeError(
                 "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to"
                 " them; call step or zero_grad first, or clip after the last backward"
             )
-        self._agreed, self._coefficient, self._largest = False, None, None
+        self._agreed = False
+        self.scaling.forget()
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
-        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`.
-
-        A further call clips what the ones before have left, as in torch.
-        """
+        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
         self.agree()
-        pending = self.scaler.unscaling if self._coefficient is None else self._coefficient
-        norm = self._norm(norm_type) * pending
-        self._coefficient = clip_coefficient(norm, max_norm) * pending
-        self._largest = norm
-        return norm.float()
+        return self.scaling.clip(max_norm, norm_type)
 
     def run(self) -> bool:
         """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
         self.agree()
         self._check_held()
-        if self._coefficient is None and self.scaler.policy is not None:
-            self._coefficient = self.scaler.unscaling
-        with self.scaler.judging(self.optimizer, self._overflow) as skips:
+        with self.scaling.judging(self.optimizer) as skips:
             if not skips:
                 self._step()
         return not skips
@@ -126,14 +108,15 @@ class Update:
     def _step(self) -> None:
         self._running = self._stepped = True
         try:
-            update_tiles(self.optimizer, self.tiles, self._coefficient)
+            update_tiles(self.optimizer, self.tiles, self.scaling.coefficient)
         finally:
             self._running = False
 
     def forget(self) -> None:
         """The gradients are gone."""
         self.used.clear()
-        self._agreed, self._coefficient, self._largest = False, None, None
+        self._agreed = False
+        self.scaling.forget()
         for segment in self.segments:
             segment.tensor.grad, segment.used = None, False
 
@@ -146,11 +129,6 @@ class Update:
         total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
         (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
         return norm_of(total, norm_type)
-
-    def _overflow(self) -> torch.Tensor:
-        """Whether a gradient overflowed anywhere, 0-dim fp32, 0 or 1."""
-        norm = self._norm(math.inf) if self._largest is None else self._largest
-        return norm.isfinite().logical_not().float()
 
     def _check_held(self) -> None:
         missing = [self.names[i] for i in sorted(self._unheld & self.used)]
