@@ -24,6 +24,7 @@ LAYERS = [
         "peers",
         "job",
         "world",
+        "systems",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},

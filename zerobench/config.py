@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from . import systems
 from .peers import PEERS, Strategy
 from .training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
 
@@ -209,9 +210,16 @@ class Config:
     optimizer: Optimizer = MISSING
     precision: Precision = MISSING
     measure: Measure = field(default_factory=Measure)
+    offload: systems.Offload = field(default_factory=systems.Offload)
+    activation: systems.Activation = field(default_factory=systems.Activation)
+    buffers: systems.Buffers = field(default_factory=systems.Buffers)
+    zeropp: systems.Zeropp = field(default_factory=systems.Zeropp)
     launch: Launch = field(default_factory=Launch)
     huggingface: Huggingface = field(default_factory=Huggingface)
     world_size: int | None = None
+    node_size: int | None = None
+    shard_group: int | None = None
+    arena: bool = False
     device: str = "auto"
     backend: str = "auto"
     seed: int = 0
@@ -236,6 +244,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "optimizer": OPTIMIZERS,
     "precision": PRECISIONS,
     "measure": {"measure": Measure},
+    **systems.SCHEMAS,
 }
 """Group -> schema name -> dataclass. A yaml of the group names its schema in its defaults list."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from . import precision
+from . import precision, systems
 from .environment import SIMULATED
 from .resolve import LOCAL, VOLATILE
 
@@ -24,6 +24,7 @@ def base_name(config: dict[str, Any]) -> str:
     name += " tuned" * bool(config["strategy"].get("tuned"))
     name += " simulated" * (config.get("backend") == SIMULATED)
     name += f" nodes={config['nodes']}" if "nodes" in config else ""
+    name = " ".join([name, *filter(None, [systems.all_words(config)])])
     dtypes, optimizer = precision.words_of(config["precision"]), config["optimizer"]["name"]
     usual = (("fp32", dtypes), ("adamw", optimizer))
     return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])

@@ -23,11 +23,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from . import systems
 from .config import SCHEMAS, Config
 
 GROUPS = (*SCHEMAS, "experiment")
 
-CHOSEN_BY_GROUP = ("strategy.name", "model.kind", "data.name", "optimizer.name", "precision.name")
+CHOSEN_BY_GROUP = (
+    "strategy.name",
+    "model.kind",
+    "data.name",
+    "optimizer.name",
+    "precision.name",
+    *(f"{group}.name" for group in systems.SCHEMAS),
+)
 """Keys that say which choice of a group this is."""
 
 UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import optimizers, peers, precision, ranges, world
+from . import optimizers, peers, precision, ranges, systems, world
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
@@ -65,6 +65,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     plain["model"]["name"] = model_name
     plain["strategy"] = peers.tuned(plain["strategy"])
     problems += ranges.leave_out_usual(plain)
+    systems.leave_out_usual(plain)
     world.resolve_ranks(plain, problems)
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
@@ -72,7 +73,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
     world.check_measure(plain, problems)
-    problems += peers.problems_of(plain) + ranges.problems_of(plain)
+    problems += peers.problems_of(plain) + systems.problems_of(plain) + ranges.problems_of(plain)
     return Cell(plain, tuple(problems))
 
 

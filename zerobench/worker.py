@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, data, models, optimizers, precision
+from . import baselines, data, models, optimizers, precision, systems
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import PASSES, AccountedPass, TracedPass
 from .probes.nvidia_smi import GpuState
@@ -181,8 +181,9 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
-        dtypes = precision.options_of(config["precision"], config["strategy"]["name"])
-        engine = baselines.wrap(config["strategy"], model, optimizer, **dtypes, **_initial(config, device))
+        options = precision.options_of(config["precision"], config["strategy"]["name"])
+        options |= systems.engine_options(config) | _initial(config, device)
+        engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
