@@ -62,7 +62,7 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
 
 def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -> None:
     memory = rows_of(results, "memory", cell)
-    memory = memory[memory["phase"] == "step"]
+    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
     if memory.empty:
         absent(axes, place, "no memory table")
         return

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import folders, join, optimizers, precision, provenance, tables
+from . import folders, join, optimizers, precision, provenance, systems, tables
 from .environment import SIMULATED
 from .joined import launch, places
 from .probes import snapshot
@@ -150,5 +150,6 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         seconds=0.0,
         checkpointing=config["model"].get("checkpointing"),
+        systems=systems.all_words(config),
         ranks_per_gpu=config.get("ranks_per_gpu", 1) if config["device"] == "cuda" else None,
     )

@@ -11,7 +11,7 @@ from scipy import stats
 from .environment import SIMULATED
 from .estimate import training_shapes
 from .flops import step_flops, utilisation
-from .records import CATEGORIES, COLLECTIVES, MemoryRow, RunRow, StepRow, TrafficRow
+from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_volume
@@ -68,12 +68,12 @@ def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory
         volume = predict_volume(config["strategy"], schedule, row.world_size)
         row.predicted_volume_psi = volume / row.psi
     for m in memory:
-        if m.phase == "step":
+        if m.phase == "step" and m.tier == "device":
             m.predicted_bytes = prediction.of_category(m.category)
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
-    whole = [m for m in memory if m.phase == "step"]
+    whole = [m for m in memory if m.phase == "step" and m.tier == "device"]
     worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
     row.peak_bytes = worst.max_bytes
     row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
@@ -81,6 +81,11 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         mine = [m for m in whole if m.category == category]
         setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
+    host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
+    host_peaks = [m.max_bytes for m in host if m.category == "total"]
+    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks, default=0), sum(host_peaks)
+    row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
+    row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
     row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
 
 
@@ -98,8 +103,12 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     def per_step(traffic: list[TrafficRow], value: str) -> float:
         return sum(getattr(t, value) for t in traffic) / steps
 
-    data = [[t for t in record.traffic if not t.control] for record in accounted]
-    control = [[t for t in record.traffic if t.control] for record in accounted]
+    ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
+    for name in LINKS:  # of a simulated world's one rank: as many times
+        moved = [per_step([t for t in record.traffic if t.kind == name], "payload_bytes") for record in accounted]
+        setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))
+    data = [[t for t in traffic if not t.control] for traffic in ranks]
+    control = [[t for t in traffic if t.control] for traffic in ranks]
     row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
     row.wire_bytes = round(sum(per_step(traffic, "wire_bytes") for traffic in data) / len(data))
     row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))

@@ -129,7 +129,8 @@ def test_a_torch_without_host_statistics_says_nothing_of_pinned_memory(played: P
 
 def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, monkeypatch) -> None:
     """The ledger's bytes are those of real tensors, taken for CUDA's; the allocator's what is played around them."""
-    monkeypatch.setattr(memory, "is_on_gpu", lambda storage: storage.nbytes() >= 400)  # the rest is the host's
+    kind = {True: "cuda", False: "cpu"}
+    monkeypatch.setattr(memory, "device_of", lambda storage: kind[storage.nbytes() >= 400])  # the rest is the host's
     with AccountedPass(GPU) as probe:
         with probe.phase("init"):
             played.use(2048, reserved=4096)
@@ -145,7 +146,7 @@ def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, 
                 with probe.phase("update"):
                     del made
                     played.use(-1024)
-    rows = {(row.phase, row.category): row for row in probe.memory_rows(0)}
+    rows = {(row.phase, row.category): row for row in probe.memory_rows(0) if row.tier == "device"}
     most = {key: row.max_bytes for key, row in rows.items()}
     phases = ("init", "forward", "backward", "update", "step")
     assert [most[phase, "allocated"] for phase in phases] == [2048, 3072, 6144, 3072, 6144]
@@ -155,7 +156,9 @@ def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, 
     assert {most[phase, "pinned"] for phase in phases} == {6144}
     assert {most[phase, "device_used"] for phase in phases} == {300}
     assert all(rows["step", name].at_peak_bytes is None for name in ALLOCATOR)
-    assert most["step", "total"] == 1000 + 400 + 20  # the ledger's own total has neither more nor less
+    assert most["step", "total"] == 1000 + 400  # the ledger's own total has neither more nor less
+    host = [row for row in probe.memory_rows(0) if (row.tier, row.phase, row.category) == ("host", "step", "total")]
+    assert [row.max_bytes for row in host] == [20]
     assert probe.memory["allocated_bytes"] == 6144  # of the measured steps, warm-up apart
     assert probe.memory["fragmentation_bytes"] == 20480 - 6144
     assert kept.numel() == 250

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,8 +34,8 @@ class AccountedPass:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self.allocator = PhasePeaks(cuda.take_phase if self._cuda else nothing)
-        self.ledger = Ledger()
-        self.meter = TrafficMeter()
+        self.ledger = Ledger(device.type)
+        self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
@@ -53,8 +54,9 @@ class AccountedPass:
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
-        labels.listen(self.ledger)
-        self._stack.callback(labels.unlisten, self.ledger)
+        for listener in (self.ledger, self.meter):
+            labels.listen(listener)
+            self._stack.callback(labels.unlisten, listener)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
         for hook in (
@@ -159,16 +161,19 @@ class AccountedPass:
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """What the optimizer keeps are optimizer states; ZeroRedundancyOptimizer's are those of the one inside it."""
-        for state in getattr(optimizer, "optim", optimizer).state.values():
+        for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
+            tier = self.ledger.tier_of(parameter) if type(parameter.data) is torch.Tensor else None
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    _label_parts(value, labels.OPTIMIZER, name)
+                    _label_parts(value, labels.OPTIMIZER, name, tier)
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Each phase's extremes, a row a category; on CUDA the allocator's beside them."""
+        """Each phase's extremes, a row a category; on CUDA the allocator's beside them; then those of other tiers."""
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.extremes.items():
-            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, extremes.gpu_peak)]
+            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, extremes.peak)]
+        for (tier, phase), extremes in self.ledger.elsewhere.items():
+            rows += [replace(row, tier=tier) for row in _memory_rows(rank, phase, extremes)]
         return rows
 
     def tensor_rows(self, rank: int) -> list[TensorRow]:
@@ -191,9 +196,12 @@ class AccountedPass:
     def timeline_rows(self, rank: int) -> list[TimelineRow]:
         """The last measured step, instant by instant."""
         return [
-            TimelineRow(rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES})
+            TimelineRow(
+                rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES},
+                **{f"{tier}_bytes": size for tier, size in i.others.items()},
+            )
             for i in self.ledger.timeline
-        ]
+        ]  # fmt: skip
 
     @property
     def peak_bytes(self) -> int | None:
@@ -239,9 +247,9 @@ class AccountedPass:
             self.modules_run[place] = (name, returns)
 
 
-def _label_parts(tensor: torch.Tensor, category: str, name: str) -> None:
+def _label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
     for part in parts_of(tensor):
-        labels.label(part, category, name)
+        labels.label(part, category, name, tier)
 
 
 def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:

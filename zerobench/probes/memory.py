@@ -8,6 +8,9 @@ made elsewhere: temporary.
 What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
 buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
 
+A storage lies in one *tier* all its life: host memory where a label says so, or on CUDA where it is no GPU's. A file's
+bytes are told by labels alone. Each tier has sums of its own.
+
 A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
 its birth: each step is written down as events and added up when it is over.
 """
@@ -17,29 +20,17 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..records import CATEGORIES, STATES
+from ..records import CATEGORIES, TIERS
 from ..zero import labels
+from .extremes import INSTANTS, Extremes, Instant, Stored, thin_out
 from .traffic import NAMESPACES
 from .wrapped import holds_others, parts_of
-
-
-@dataclass(eq=False)
-class Stored:
-    """One storage: what it is, how large, and whether on a GPU. `labelled`: somebody said so, it is not inferred."""
-
-    bytes: int
-    category: str
-    name: str
-    module: str
-    phase: str
-    labelled: bool = False
-    on_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,57 +44,19 @@ class Event:
     moved: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class Instant:
-    """Live bytes by category after event `number`, `seconds` after the stretch began."""
-
-    number: int
-    seconds: float
-    phase: str
-    totals: Counter[str]
-
-
-INSTANTS = 400
-"""What a stretch's timeline is thinned out to."""
-
-
-@dataclass
-class Extremes:
-    """Largest values over a stretch of time, in bytes."""
-
-    peak: int = -1
-    at_peak: Counter[str] = field(default_factory=Counter)
-    highest: Counter[str] = field(default_factory=Counter)
-    states: int = -1
-    at_states: Counter[str] = field(default_factory=Counter)
-    largest: list[tuple[int, Stored, str]] = field(default_factory=list)
-    gpu_peak: int = 0
-    """Of what is on a GPU alone; on CUDA a little (flags, counters of steps) is in host memory all the same."""
-
-    def see(self, totals: Counter[str], on_gpu: int) -> bool:
-        """Takes in the totals of one instant, and how much of them is on a GPU; True if they are a new peak."""
-        self.gpu_peak = max(self.gpu_peak, on_gpu)
-        for category, value in totals.items():
-            if value > self.highest[category]:
-                self.highest[category] = value
-        states = sum(totals[category] for category in STATES)
-        if states > self.states:
-            self.states, self.at_states = states, Counter(totals)
-        total = sum(totals.values())
-        if total <= self.peak:
-            return False
-        self.peak, self.at_peak = total, Counter(totals)
-        return True
-
-
 class Ledger(TorchDispatchMode):
-    """Listens to operators, storages and labels. `begin` and `end` bound a stretch; `extremes` adds them up."""
+    """Listens to operators, storages and labels. `begin` and `end` bound a stretch; `extremes` adds up the device's,
+    `elsewhere` that of the other tiers, by (tier, phase). `device`: the type of what is the device.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.phase = "init"
         self.module = ""
         self.extremes: dict[str, Extremes] = {}
+        self.elsewhere: dict[tuple[str, str], Extremes] = {}
+        self._device = device
+        self._files: dict[tuple[str, str], Stored] = {}
         self.timeline: list[Instant] = []
         self._live: dict[int, Stored] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
@@ -139,13 +92,34 @@ class Ledger(TorchDispatchMode):
         self._meet_all(out)
         return out
 
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
-        """A label: from birth if it is the storage's first, from now on otherwise."""
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
+        """A label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
         stored = self._meet(tensor.untyped_storage())
+        stored.tier = tier or stored.tier
         if stored.labelled and stored.category != category:
             self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
         stored.category, stored.labelled = category, True
         stored.name = name or stored.name
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        """A file's bytes, which lie in no storage."""
+        stored = self._files.setdefault((name, category), Stored(0, category, name, "", self.phase, True, labels.NVME))
+        stored.bytes += grown
+        self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        """The meter's business."""
+
+    def tier_of(self, tensor: torch.Tensor) -> str:
+        """Where a tensor lies; to ask is not to count it."""
+        storage = tensor.untyped_storage()
+        stored = self._live.get(storage._cdata)
+        return stored.tier if stored is not None else self._infer_tier(storage)
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """What it was said to be."""
+        stored = self._live.get(tensor.untyped_storage()._cdata)
+        return stored.name if stored is not None else ""
 
     def _note_collective(self, given: Any) -> None:
         if isinstance(given, torch.Tensor):
@@ -167,7 +141,7 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, 0 if storage.device.type == "meta" else storage.nbytes()
         stored = self._live.get(key)
         if stored is None:
-            stored = Stored(0, self._infer(), "", self.module, self.phase, on_gpu=is_on_gpu(storage))
+            stored = Stored(0, self._infer(), "", self.module, self.phase, tier=self._infer_tier(storage))
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
@@ -184,7 +158,11 @@ class Ledger(TorchDispatchMode):
 
     def _infer(self) -> str:
         recomputing = self.phase == "backward" and torch.is_grad_enabled()
-        return "activations" if self.phase == "forward" or recomputing else "temporary"
+        return labels.ACTIVATIONS if self.phase == "forward" or recomputing else "temporary"
+
+    def _infer_tier(self, storage: torch.UntypedStorage) -> str:
+        here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
+        return labels.current_tier() or here
 
     # -- adding up ------------------------------------------------------------------------------------
 
@@ -197,27 +175,36 @@ class Ledger(TorchDispatchMode):
         """A stretch begins: forgets the events so far."""
         self._events = []
         self._began = time.perf_counter()
-        self._at_begin = {stored: stored.bytes for stored in self._live.values()}
+        self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
 
     def end(self, whole: str) -> None:
         """The stretch is over: adds it to the extremes of each phase and of `whole`."""
         sizes, categories = dict(self._at_begin), self._first_categories()
-        totals: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
+        totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
         for stored, size in sizes.items():
-            totals[categories.get(stored, stored.category)] += size
-        on_gpu = sum(size for stored, size in sizes.items() if stored.on_gpu)
-        best, best_at = self.extremes.setdefault(whole, Extremes()), -1
+            totals[stored.tier][categories.get(stored, stored.category)] += size
+        on_device, best_at = totals[labels.DEVICE], -1
+        best = self.extremes.setdefault(whole, Extremes())
+        self._see_elsewhere(totals, whole, whole)
         instants: list[Instant] = []
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
-            on_gpu += event.grown if event.stored is not None and event.stored.on_gpu else 0
-            self.extremes.setdefault(event.phase, Extremes()).see(totals, on_gpu)
-            if best.see(totals, on_gpu):
+            self.extremes.setdefault(event.phase, Extremes()).see(on_device)
+            if event.stored is None or event.stored.tier != labels.DEVICE:
+                self._see_elsewhere(totals, event.phase, whole)
+            if best.see(on_device):
                 best_at = number
-            instants.append(Instant(number, event.at - self._began, event.phase, totals.copy()))
+            others = {tier: totals[tier].total() for tier in TIERS[1:]}
+            instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
         if best_at >= 0:
             best.largest = self._alive_at(best_at)
         self.timeline = thin_out(instants, INSTANTS)
+
+    def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:
+        for tier in TIERS[1:]:
+            if totals[tier].total():
+                for name in names:
+                    self.elsewhere.setdefault((tier, name), Extremes()).see(totals[tier])
 
     def _first_categories(self) -> dict[Stored, str]:
         """For storages that changed category in this stretch: what they were before."""
@@ -228,41 +215,32 @@ class Ledger(TorchDispatchMode):
         return first
 
     @staticmethod
-    def _apply(event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: Counter[str]) -> None:
+    def _apply(
+        event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: dict[str, Counter[str]]
+    ) -> None:
         stored = event.stored
         if stored is None:
             return
+        tier = totals[stored.tier]
         if event.moved is not None:
             old, new = event.moved
-            totals[old] -= sizes.get(stored, 0)
-            totals[new] += sizes.get(stored, 0)
+            tier[old] -= sizes.get(stored, 0)
+            tier[new] += sizes.get(stored, 0)
             categories[stored] = new
         else:
-            totals[categories.get(stored, stored.category)] += event.grown
+            tier[categories.get(stored, stored.category)] += event.grown
             sizes[stored] = sizes.get(stored, 0) + event.grown
 
     def _alive_at(self, last: int) -> list[tuple[int, Stored, str]]:
         """The storages alive after event number `last`, with their categories then, largest first."""
         sizes, categories = dict(self._at_begin), self._first_categories()
         for event in self._events[: last + 1]:
-            self._apply(event, sizes, categories, Counter())
-        alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in sizes.items() if size]
+            self._apply(event, sizes, categories, {tier: Counter() for tier in TIERS})
+        here = {stored: size for stored, size in sizes.items() if size and stored.tier == labels.DEVICE}
+        alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in here.items()]
         return sorted(alive, key=lambda one: -one[0])[:20]
 
 
-def is_on_gpu(storage: torch.UntypedStorage) -> bool:
-    """Whether CUDA's allocator counts it."""
-    return storage.device.type == "cuda"
-
-
-def thin_out(instants: list[Instant], most: int) -> list[Instant]:
-    """About `most` of them: of each stretch the one with the largest sum, and the first of each phase."""
-    width = max(1, -(-len(instants) // most))
-    kept = []
-    for start in range(0, len(instants), width):
-        stretch = instants[start : start + width]
-        highest = max(stretch, key=lambda i: sum(i.totals.values()))
-        before = instants[start - 1].phase if start else ""
-        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
-                 if i is highest or i.phase != last]  # fmt: skip
-    return kept
+def device_of(storage: torch.UntypedStorage) -> str:
+    """The type of the device that it is on."""
+    return storage.device.type

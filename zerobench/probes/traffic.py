@@ -13,7 +13,10 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
 So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
 
 Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is
-listed and stays outside the volume. In a group of one rank nothing moves, and the volume is 0. An operator
+listed and stays outside the volume. What moves between tiers is listed as well, with its payload alone: copies between
+a device and host memory ("down", "up"), which on a machine without a GPU are those between storages that labels put in
+different tiers, and what is read from files and written to them, as the engine's one place for that tells.
+In a group of one rank nothing moves, and the volume is 0. An operator
 without a row here is listed as unknown, never dropped.
 """
 
@@ -113,6 +116,12 @@ SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_te
 """Operators that move nothing of their own: a receive is counted where it is sent."""
 
 
+COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
+"""Operators that move values to where there are none yet, perhaps to another tier."""
+
+LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up"}
+"""(From, to) -> what a copy is counted under."""
+
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "volume_elements")
 """What of an operation adds up over like ones."""
 
@@ -136,10 +145,16 @@ class Operation(NamedTuple):
 
 
 class TrafficMeter(TorchDispatchMode):
-    """Writes down operations in `operations`; whoever reads them empties the list."""
+    """Writes down operations in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of a tensor,
+    as the ledger knows it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, tier_of: Callable[[torch.Tensor], str] = lambda _: labels.DEVICE,
+        name_of: Callable[[torch.Tensor], str] = lambda _: "",
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._tier_of, self._name_of = tier_of, name_of
         self.phase = "init"
         self.operations: list[Operation] = []
 
@@ -150,7 +165,37 @@ class TrafficMeter(TorchDispatchMode):
             name = func._schema.name.split("::")[1]
             # an in-place functional operator is the same operation as the other
             self._note(name if func.namespace == "c10d" else name.rstrip("_"), func, args)
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func in COPIES:
+            place = args[0] if func is torch.ops.aten.copy_.default else out
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            self._note_copy(place, source)
+        return out
+
+    def _note_copy(self, place: torch.Tensor, source: torch.Tensor) -> None:
+        """Between tiers: torch casts where a copy comes from, so that what travels has the dtype of its place."""
+        kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
+        if kind is not None and source.numel():
+            self._note_link("copy_", kind, self._name_of(place), place.dtype, place.numel(), place.element_size())
+
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
+        """The ledger's business, as the next."""
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        """See above."""
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        """Bytes of a file."""
+        self._note_link(kind, kind, name, torch.uint8, size, 1)
+
+    def _note_link(self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int) -> None:
+        named = str(dtype).removeprefix("torch.")
+        self.operations.append(
+            Operation(
+                self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0,
+                control=self.phase == "init" or elements == 1, known=True,
+            )
+        )  # fmt: skip
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
         if name in SILENT:

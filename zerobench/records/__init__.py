@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from .long import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .run import RunRow, SearchRow
-from .words import ALLOCATOR, CATEGORIES, COLLECTIVES, SCHEMA_VERSION, STATES
+from .words import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
 
 __all__ = [
     "ALLOCATOR",
     "CATEGORIES",
     "COLLECTIVES",
+    "LINKS",
     "SCHEMA_VERSION",
     "STATES",
+    "TIERS",
     "MemoryRow",
     "RunRow",
     "SearchRow",

@@ -37,7 +37,7 @@ class MemoryRow:
     `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant;
     `at_states_peak_bytes`: at the instant when the sum of the states is largest.
     `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
-    The category "total" is the sum of all, "states" of the states.
+    The category "total" is the sum of all, "states" of the states. Each tier that holds anything has rows of its own.
 
     On CUDA each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated" and "reserved",
     the allocator's own peaks in the phase; "outside_ledger", the allocated peak less the ledger's peak on the GPU in
@@ -53,6 +53,7 @@ class MemoryRow:
     at_states_peak_bytes: int | None
     max_bytes: int
     predicted_bytes: int | None = None
+    tier: str = "device"
 
 
 @dataclass
@@ -76,6 +77,9 @@ class TimelineRow:
     activations_bytes: int
     inputs_bytes: int
     temporary_bytes: int
+    host_bytes: int = 0
+    """What lies in host memory; the ones before are the device's."""
+    nvme_bytes: int = 0
 
 
 @dataclass
@@ -89,6 +93,7 @@ class TensorRow:
     module: str
     phase: str
     """The phase in which it was made."""
+    tier: str = "device"
 
 
 @dataclass
@@ -102,7 +107,8 @@ class TrafficRow:
     collective: str
     """The logical collective that the engine says they make up, or empty."""
     kind: str
-    """What the volume is counted under, one of COLLECTIVES."""
+    """What the volume is counted under, one of COLLECTIVES; for what moves between tiers one of LINKS, whose bytes are
+    payload alone: they are no traffic between ranks."""
     unit: str
     dtype: str
     group_size: int

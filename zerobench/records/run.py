@@ -56,6 +56,8 @@ class RunRow:
     """Wall time of all passes."""
     checkpointing: bool | None = None
     """Whether blocks recompute their activations; None where the model has no such choice."""
+    systems: str | None = None
+    """Tiers, codecs, groups and residual policies beside the strategy, as on a command line; empty: all as usual."""
     ranks_per_gpu: int | None = None
     """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
     psi: int | None = None
@@ -85,6 +87,25 @@ class RunRow:
     predicted_states_bytes: int | None = None
     floor_states_bytes: int | None = None
     """The paper's formula alone, without what is in flight."""
+    host_peak_bytes: int | None = None
+    """Largest sum of live bytes in host memory at any instant of the measured steps, on the rank where it is largest;
+    the ones before are the device's. On a machine without a GPU both are one memory, told apart by the engine's labels.
+    """
+    host_peak_all_bytes: int | None = None
+    """The sum of that over the ranks: what a node of all of them would need."""
+    host_states_bytes: int | None = None
+    predicted_host_states_bytes: int | None = None
+    nvme_bytes: int | None = None
+    """The same in files, over the ranks: the largest rank's peak."""
+    predicted_nvme_bytes: int | None = None
+    down_bytes: int | None = None
+    """This and the following: bytes of one step, over all ranks, from devices to host memory."""
+    up_bytes: int | None = None
+    """From host memory to devices."""
+    read_bytes: int | None = None
+    """From files to host memory."""
+    write_bytes: int | None = None
+    """From host memory to files."""
     resident_bytes: int | None = None
     """Peak resident set of a rank in the measured steps of the timed pass; another number than the ledger's."""
     allocated_bytes: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
@@ -15,3 +15,9 @@ ALLOCATOR = ("allocated", "reserved", "outside_ledger", "fragmentation", "pinned
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
 """What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""
+
+TIERS = ("device", "host", "nvme")
+"""Where bytes lie. A table's figures are the device's where none is named."""
+
+LINKS = ("down", "up", "read", "write")
+"""Kinds of traffic between tiers: from the device to host memory and back, from files and to them."""

@@ -112,7 +112,8 @@ def _words(section: Row) -> str:
 
 
 def _print_memory(console: Console, row: Row, results: Results) -> None:
-    memory = results.memory
+    everywhere = results.memory
+    memory = everywhere[everywhere["tier"] == "device"]
     totals = memory[(memory["phase"] == "step") & (memory["category"] == "total")]
     if totals.empty:
         return

@@ -18,17 +18,33 @@ MASTER = "master"
 OPTIMIZER = "optimizer"
 COMMUNICATION = "communication"
 INPUTS = "inputs"
+ACTIVATIONS = "activations"
+
+DEVICE, HOST, NVME = "device", "host", "nvme"
+"""Tiers. On a machine without a GPU device and host are one memory, and what the engine says tells them apart."""
+
+READ, WRITE = "read", "write"
+"""Transfers between host memory and files, of which no operator of torch's tells."""
 
 
 class Listener(Protocol):
     """Who wants to know."""
 
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str) -> None:
-        """`tensor`'s storage belongs to `category` from now on (from its birth, if never said before)."""
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
+        """`tensor`'s storage belongs to `category` from now on (from its birth, if never said before), and lies in
+        `tier` all its life; None: where everybody would think.
+        """
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        """What files hold of `category` under `name` has grown by so many bytes; below zero: shrunk."""
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        """So many bytes were read from a file, or written."""
 
 
 _listeners: list[Listener] = []
 _collectives: list[tuple[str, str]] = []
+_tiers: list[str] = []
 
 
 def listen(listener: Listener) -> None:
@@ -41,11 +57,38 @@ def unlisten(listener: Listener) -> None:
     _listeners.remove(listener)
 
 
-def label(tensor: torch.Tensor, category: str, name: str = "") -> torch.Tensor:
-    """Says that `tensor`'s storage belongs to `category`; returns the tensor."""
+def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None = None) -> torch.Tensor:
+    """Says that `tensor`'s storage belongs to `category` and lies in `tier`; returns the tensor."""
     for listener in _listeners:
-        listener.on_tensor(tensor, category, name)
+        listener.on_tensor(tensor, category, name, tier)
     return tensor
+
+
+def file(name: str, category: str, grown: int) -> None:
+    """Says that files hold so many bytes more of `category` under `name`."""
+    for listener in _listeners:
+        listener.on_file(name, category, grown)
+
+
+def transfer(kind: str, size: int, name: str = "") -> None:
+    """Says that so many bytes were moved, READ from a file or WRITE to one. From any thread."""
+    for listener in _listeners:
+        listener.on_transfer(kind, size, name)
+
+
+@contextmanager
+def on_tier(tier: str) -> Iterator[None]:
+    """What is made inside, in this thread, lies in `tier` where no label says otherwise: an update's temporaries."""
+    _tiers.append(tier)
+    try:
+        yield
+    finally:
+        _tiers.pop()
+
+
+def current_tier() -> str | None:
+    """The innermost tier of `on_tier`, or None outside any."""
+    return _tiers[-1] if _tiers else None
 
 
 @contextmanager

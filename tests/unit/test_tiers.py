@@ -1,0 +1,63 @@
+"""Tiers in the probes: bytes of each apart, copies between them, files; and that who is not asked changes nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from zerobench.probes import AccountedPass
+from zerobench.records import MemoryRow
+from zerobench.zero import labels
+
+CPU = torch.device("cpu")
+
+
+def most(probe: AccountedPass) -> dict[tuple[str, str], int]:
+    rows: list[MemoryRow] = probe.memory_rows(0)
+    return {(r.tier, r.category): r.max_bytes for r in rows if r.phase == "step" and r.max_bytes}
+
+
+def test_bytes_are_told_apart_by_tier() -> None:
+    with AccountedPass(CPU) as probe, probe.step(measured=True), probe.phase("update"):
+        kept = labels.label(torch.zeros(100), labels.MASTER, "m", tier=labels.HOST)
+        labels.file("optimizer", labels.OPTIMIZER, 4000)
+        with labels.on_tier(labels.HOST):
+            torch.zeros(50)
+        torch.zeros(10)
+        labels.file("optimizer", labels.OPTIMIZER, -1000)
+        labels.file("optimizer", labels.OPTIMIZER, 500)
+    assert most(probe) == {
+        ("device", "temporary"): 40,
+        ("device", "total"): 40,
+        ("host", "master"): 400,
+        ("host", "temporary"): 200,
+        ("host", "states"): 400,
+        ("host", "total"): 600,
+        ("nvme", "optimizer"): 4000,
+        ("nvme", "states"): 4000,
+        ("nvme", "total"): 4000,
+    }
+    assert {r.tier for r in probe.memory_rows(0) if r.phase == "update"} == {"device", "host", "nvme"}
+    last = probe.timeline_rows(0)[-1]
+    assert (last.host_bytes, last.nvme_bytes, last.temporary_bytes) == (400, 3500, 0)
+    del kept
+
+
+def test_copies_between_tiers_are_listed_with_their_bytes() -> None:
+    with AccountedPass(CPU) as probe, probe.step(measured=True):
+        device = torch.zeros(64, dtype=torch.bfloat16)
+        other = torch.ones(64, dtype=torch.bfloat16)
+        host = labels.label(torch.zeros(64, dtype=torch.bfloat16), labels.GRADIENTS, "g", tier=labels.HOST)
+        wide = labels.label(torch.zeros(64), labels.MASTER, "w", tier=labels.HOST)
+        with probe.phase("backward"):
+            host[:32].copy_(device[:32])  # down, 2 bytes each
+            wide.copy_(host)  # within a tier: nothing
+            other.copy_(device)  # likewise
+        with probe.phase("update"):
+            device.copy_(wide)  # up: cast where it comes from
+            labels.transfer(labels.READ, 8192, "tile")
+    found = {(r.phase, r.kind): (r.payload_bytes, r.unit, r.volume_elements) for r in probe.traffic_rows(0)}
+    assert found == {
+        ("backward", "down"): (64, "g", 0),
+        ("update", "up"): (128, "", 0),
+        ("update", "read"): (8192, "tile", 0),
+    }

@@ -1,0 +1,78 @@
+"""What a ledger adds up: storages, instants, and the largest values over a stretch of time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..records import STATES
+from ..zero import labels
+
+
+@dataclass(eq=False)
+class Stored:
+    """One storage: what it is, how large, in which tier. `labelled`: somebody said so, it is not inferred."""
+
+    bytes: int
+    category: str
+    name: str
+    module: str
+    phase: str
+    labelled: bool = False
+    tier: str = labels.DEVICE
+
+
+@dataclass(frozen=True)
+class Instant:
+    """Live bytes on the device by category after event `number`, `seconds` after the stretch began; `others`: the sums
+    of the other tiers.
+    """
+
+    number: int
+    seconds: float
+    phase: str
+    totals: Counter[str]
+    others: dict[str, int]
+
+
+INSTANTS = 400
+"""What a stretch's timeline is thinned out to."""
+
+
+@dataclass
+class Extremes:
+    """Largest values over a stretch of time in one tier, in bytes."""
+
+    peak: int = -1
+    at_peak: Counter[str] = field(default_factory=Counter)
+    highest: Counter[str] = field(default_factory=Counter)
+    states: int = -1
+    at_states: Counter[str] = field(default_factory=Counter)
+    largest: list[tuple[int, Stored, str]] = field(default_factory=list)
+
+    def see(self, totals: Counter[str]) -> bool:
+        """Takes in the totals of one instant; True if they are a new peak."""
+        for category, value in totals.items():
+            if value > self.highest[category]:
+                self.highest[category] = value
+        states = sum(totals[category] for category in STATES)
+        if states > self.states:
+            self.states, self.at_states = states, Counter(totals)
+        total = sum(totals.values())
+        if total <= self.peak:
+            return False
+        self.peak, self.at_peak = total, Counter(totals)
+        return True
+
+
+def thin_out(instants: list[Instant], most: int) -> list[Instant]:
+    """About `most` of them: of each stretch the one with the largest sum, and the first of each phase."""
+    width = max(1, -(-len(instants) // most))
+    kept = []
+    for start in range(0, len(instants), width):
+        stretch = instants[start : start + width]
+        highest = max(stretch, key=lambda i: sum(i.totals.values()))
+        before = instants[start - 1].phase if start else ""
+        kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
+                 if i is highest or i.phase != last]  # fmt: skip
+    return kept
