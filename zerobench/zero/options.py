@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from .comm import Comm, Handle
+from .host import Offload
+from .places import Places
 from .precision import LossScaling
 from .stamp import Stamp
 
@@ -62,6 +64,7 @@ class Options:
     `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
+    `offload`            what leaves the device, and whereto: host.Offload
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -81,6 +84,12 @@ class Options:
     initial_device: torch.device | None = None
     broadcast_buffers: bool = True
     elementwise: bool = False
+    offload: Offload | None = None
+
+    def places(self, module: nn.Module) -> Places:
+        """Where the engine over `module` keeps things."""
+        device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
+        return Places() if self.offload is None else self.offload.places(device)
 
     @property
     def reduction(self) -> Reduction:
