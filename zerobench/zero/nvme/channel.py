@@ -39,9 +39,9 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def free_bytes(folder: Path) -> int:
-    """What may still be written to the file system of `folder`."""
-    told = os.statvfs(folder)
+def free_bytes(place: Path | int) -> int:
+    """What may still be written to the file system of a folder or an open file."""
+    told = os.statvfs(place)
     return told.f_bavail * told.f_frsize
 
 
@@ -63,7 +63,7 @@ class Channel:
 
     def grow(self, nbytes: int) -> int:
         """Reserves `nbytes` more on the disk and returns where they begin. Raises DiskError without room."""
-        begin, free = self.bytes, free_bytes(self.path.parent)
+        begin, free = self.bytes, free_bytes(self._fd)
         if nbytes > free:
             raise self._full("grow", begin, nbytes, free)
         try:
@@ -84,7 +84,7 @@ class Channel:
         self._forget(offset, len(piece))
 
     def write(self, piece: memoryview, offset: int, name: str) -> None:
-        """Writes `piece` to the file's byte `offset` on, whatever behind it to the end of the page. Raises DiskError."""
+        """Writes `piece` from the file's byte `offset` on, and whatever to the end of its page. Raises DiskError."""
         parts, loose = self._parts(piece)
         if loose:
             parts[-1][:loose] = piece[-loose:]
@@ -136,7 +136,7 @@ class Channel:
 
     def _failed(self, kind: str, offset: int, nbytes: int, error: OSError) -> DiskError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._full(kind, offset, nbytes, free_bytes(self.path.parent))
+            return self._full(kind, offset, nbytes, free_bytes(self._fd))
         why = os.strerror(error.errno or 0)
         if error.errno == errno.EFBIG:
             why += ", for this process or this file system (ulimit -f)"
