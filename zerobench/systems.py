@@ -219,6 +219,12 @@ def all_words(plain: dict[str, Any]) -> str:
     return " ".join(f"{name}={words_of(plain, name)}" for name in names if name in plain)
 
 
+def files_in(plain: dict[str, Any], folder: str) -> str | None:
+    """Where ranks make folders for the states that live in files: `offload.path`, or the run's own `folder`."""
+    offload = plain.get("offload", {})
+    return (offload["path"] or folder) if offload.get("name") == "nvme" else None
+
+
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
     return {"offload": _offload_of(plain["offload"])} if "offload" in plain else {}
