@@ -12,6 +12,7 @@ from torch import nn
 from .comm import Comm, Handle
 from .precision import LossScaling
 from .stamp import Stamp
+from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
@@ -62,6 +63,9 @@ class Options:
     `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
+    `node_size`          ranks a node has: gathers and reductions go in two hops (groups.py)
+    `shard_group`        ranks that share a shard, each group a replica of the others; default: all (groups.py)
+    `zeropp`             stage 3: which parts of ZeRO++ (zeropp.py)
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -81,6 +85,9 @@ class Options:
     initial_device: torch.device | None = None
     broadcast_buffers: bool = True
     elementwise: bool = False
+    node_size: int | None = None
+    shard_group: int | None = None
+    zeropp: Zeropp | None = None
 
     @property
     def reduction(self) -> Reduction:
