@@ -202,7 +202,7 @@ def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
     frame = frame.reindex(columns=names)
     if "tier" in frame:  # an older table knows the device alone
-        frame["tier"] = frame["tier"].fillna("device")
+        frame["tier"] = frame["tier"].astype("object").fillna("device")
     return frame.astype({name: _PANDAS[base] for name, base in columns.items()})
 
 
