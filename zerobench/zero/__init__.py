@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from . import materialise, megatron
-from .comm import connect
 from .host import Offload
 from .megatron import Megatron
 from .options import MODES, TILE_BYTES, Options
@@ -31,6 +30,7 @@ from .stage1 import Stage1
 from .stage2 import Stage2, StreamedStage1
 from .stage3 import Stage3
 from .strategy import Strategy
+from .zeropp import Zeropp, connect_zeropp
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
 
@@ -42,7 +42,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 
 _ADOPTED = "_zerobench_engine"
 
-__all__ = ["MODES", "STAGES", "LossScaling", "Offload", "Options", "Strategy", "initialize"]
+__all__ = ["MODES", "STAGES", "LossScaling", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
 
 
 def initialize(
@@ -75,8 +75,11 @@ def initialize(
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
+    elif chosen.zeropp is not None:
+        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
+    comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
-    engine = kinds[strategy](model, optimizer, connect(group, device), chosen)
+    engine = kinds[strategy](model, optimizer, comm, chosen)
     setattr(model, _ADOPTED, id(model))
     return engine
 

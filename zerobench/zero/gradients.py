@@ -96,7 +96,7 @@ class GradientFlow:
                 self.land_all()
             if not unit.filled:
                 engine.open_gradients(unit)
-            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.size)
+            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.ranks)
             if is_use:  # counted when it is in the unit: a unit that has them all is sent
                 unit.uses -= 1
             else:

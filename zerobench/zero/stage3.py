@@ -138,7 +138,7 @@ class Stage3(Stage2):
     def whole(self, unit: Unit) -> Iterator[None]:
         assert isinstance(unit, ModuleUnit)
         was_whole = unit.is_whole
-        unit.unshard()
+        unit.unshard_exactly()
         unit.held += 1  # modules may be run inside, whose hooks would reshard
         try:
             yield

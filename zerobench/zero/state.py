@@ -71,7 +71,7 @@ class StateFace:
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
     engine.settle()
-    keep = engine.comm.rank == 0 or not rank0_only
+    keep = engine.comm.is_first or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
         for unit in engine.holders():
