@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import zero
+from .zero.nvme import problems_of_path
 
 MIB = 2**20
 
@@ -44,7 +45,7 @@ class CpuOffload(Offload):
 @dataclass
 class NvmeOffload(Offload):
     """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
-    the results), read and written in blocks of `block_bytes` through a pool of `buffers` of them.
+    the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
     `parameters`: null means under zero3. `direct`: past the page cache where the file system can. `checksums`: every
     block is checked as it is read.
@@ -55,8 +56,10 @@ class NvmeOffload(Offload):
     optimizer: bool = True
     gradients: bool = True
     parameters: bool | None = None
+    fraction: float = 1.0
     block_bytes: int = 4 * MIB
     buffers: int = 16
+    depth: int = 8
     direct: bool = True
     checksums: bool = True
 
@@ -195,9 +198,10 @@ def _offload_problems(plain: dict[str, Any]) -> list[str]:
     name = f"offload={section['name']}"
     if strategy not in OURS:
         return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
-    if section["name"] == "nvme":
-        return [f"{name}: not built yet; use offload=cpu"]
-    problems = []
+    if section["name"] == "nvme" and section["parameters"] is None:
+        section["parameters"] = strategy == "zero3"
+    problems = problems_of_path(section["path"]) if section.get("path") else []
+    problems = [f"offload.path={problem}" for problem in problems]
     if section["parameters"] and strategy != "zero3":
         problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
     try:
@@ -225,12 +229,16 @@ def files_in(plain: dict[str, Any], folder: str) -> str | None:
     return (offload["path"] or folder) if offload.get("name") == "nvme" else None
 
 
-def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    return {"offload": _offload_of(plain["offload"])} if "offload" in plain else {}
+def engine_options(plain: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
+    """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual.
+
+    `folder`: for files, where the config names none.
+    """
+    return {"offload": _offload_of(plain["offload"], folder)} if "offload" in plain else {}
 
 
-def _offload_of(section: dict[str, Any]) -> zero.Offload:
-    delayed_after = section["delayed_after"] if section["delayed"] else None
-    parts = {key: section[key] for key in ("optimizer", "gradients", "parameters", "fraction")}
-    return zero.Offload(**parts, delayed_after=delayed_after)
+def _offload_of(section: dict[str, Any], folder: str | None = None) -> zero.Offload:
+    chosen = {key: value for key, value in section.items() if key not in ("name", "delayed", "delayed_after")}
+    if section["name"] == "nvme":
+        return zero.NvmeOffload(**chosen | {"path": section["path"] or folder or "(the run's own folder)"})
+    return zero.Offload(**chosen, delayed_after=section["delayed_after"] if section["delayed"] else None)

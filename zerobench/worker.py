@@ -187,7 +187,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= systems.engine_options(config) | _initial(config, device)
+        options |= systems.engine_options(config, job.scratch) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
