@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from . import grouping
+
 MIB = 2**20
 
 OURS = ("zero1", "zero2", "zero3")
@@ -166,7 +168,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("offload", "activation", "buffers", "zeropp", "arena", "node_size", "shard_group")
+NOT_YET = ("offload", "activation", "buffers", "arena")
 """What can be asked for and is not built."""
 
 
@@ -182,7 +184,8 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
 
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    return [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    problems = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    return problems + grouping.problems_of(plain)
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -199,4 +202,4 @@ def all_words(plain: dict[str, Any]) -> str:
 
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    return {}
+    return grouping.engine_options(plain)
