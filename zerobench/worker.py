@@ -42,6 +42,11 @@ class RankJob:
     folder: str
 
     @property
+    def scratch(self) -> str | None:
+        """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
+        return systems.files_in(self.config, self.folder)
+
+    @property
     def records_history(self) -> bool:
         """Whether the allocator's history is to be recorded; the timed pass is to carry nothing."""
         return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))

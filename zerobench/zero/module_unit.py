@@ -23,6 +23,7 @@ from torch import nn
 from . import labels
 from .comm import Comm, Handle
 from .layout import Layout
+from .places import Places
 from .precision import Dtypes
 from .stamp import Stamp
 from .unit import Unit
@@ -48,16 +49,16 @@ class ModuleUnit(Unit):
     held = 0
 
     def __init__(
-        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
-        share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places, parameters: list[nn.Parameter],
+        stays: bool, share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
     ) -> None:  # fmt: skip
-        super().__init__(name, layout, comm, dtypes)
+        super().__init__(name, layout, comm, dtypes, places)
         self.comm = comm
         self.source = comm.new_source()
         self._stamp = stamp
         self.parameters = parameters
         self.trainable = parameters[0].requires_grad
-        self.stays = stays or comm.size == 1
+        self.stays = stays or (comm.size == 1 and places.keeps_parameters)
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
@@ -69,7 +70,7 @@ class ModuleUnit(Unit):
         share(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
-            self.parameter_shard = labels.label(self.parameter_shard.clone(), labels.PARAMETERS, name)
+            self.parameter_shard = places.keep_parameters(self.parameter_shard, name)
         self.reshard()
 
     def _make_places(self) -> list[torch.Tensor]:
