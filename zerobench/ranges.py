@@ -26,6 +26,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "strategy.prefetch_numel": (0, 1e12),
     "strategy.max_live_numel": (0, 1e12),
     "strategy.max_reuse_numel": (0, 1e12),
+    "zeropp.weight_block": (8, 2**20),
+    "zeropp.gradient_block": (8, 2**20),
     "optimizer.lr": (0, 1e6),
     "optimizer.weight_decay": (0, 1e6),
     "optimizer.momentum": (0, 1),

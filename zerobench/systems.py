@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import zero
+from . import grouping, zero
 from .zero.nvme import problems_of_path
 
 MIB = 2**20
@@ -171,7 +171,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("activation", "buffers", "zeropp", "arena", "node_size", "shard_group")
+NOT_YET = ("activation", "buffers", "arena")
 """What can be asked for and is not built."""
 
 
@@ -188,7 +188,7 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
     unbuilt = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
-    return unbuilt + _offload_problems(plain)
+    return unbuilt + _offload_problems(plain) + grouping.problems_of(plain)
 
 
 def _offload_problems(plain: dict[str, Any]) -> list[str]:
@@ -234,7 +234,8 @@ def engine_options(plain: dict[str, Any], folder: str | None = None) -> dict[str
 
     `folder`: for files, where the config names none.
     """
-    return {"offload": _offload_of(plain["offload"], folder)} if "offload" in plain else {}
+    offload = {"offload": _offload_of(plain["offload"], folder)} if "offload" in plain else {}
+    return offload | grouping.engine_options(plain)
 
 
 def _offload_of(section: dict[str, Any], folder: str | None = None) -> zero.Offload:

@@ -17,7 +17,7 @@ from torch import nn
 
 from . import baselines, data, models, optimizers, precision, systems
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
-from .probes import PASSES, AccountedPass, TracedPass
+from .probes import AccountedPass, TracedPass, make_pass
 from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
@@ -102,7 +102,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             config["threads"], config["timeout_s"],
         ) as device,
         snapshots(Path(job.folder), job.rank, device, job.records_history),
-        PASSES[job.mode](device) as probe,
+        make_pass(job.mode, device, config.get("node_size")) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         model, shapes, engine, batches = _build(job, probe, device)
