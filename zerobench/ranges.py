@@ -42,6 +42,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.lambd": (0, 1e6),
     "optimizer.t0": (1, 1e12),
     "precision.tile_bytes": (1024, 2**40),
+    "activation.least_bytes": (0, 2**40),
     "precision.initial_scale": (2**-24, 2**100),
     "precision.minimum_scale": (2**-24, 2**100),
     "precision.growth": (1, 1e6),

@@ -72,6 +72,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_model(plain, problems)
     _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
+    systems.resolve(plain, problems)
     world.check_measure(plain, problems)
     problems += peers.problems_of(plain) + systems.problems_of(plain) + ranges.problems_of(plain)
     return Cell(plain, tuple(problems))

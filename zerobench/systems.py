@@ -6,10 +6,15 @@ before there was such a choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .zero.residual import LEAST_BYTES, POLICIES, ActivationPolicy
+
 MIB = 2**20
+
+UNBOUNDED_BYTES = 2**40
+"""A bucket that takes every gradient there is."""
 
 OURS = ("zero1", "zero2", "zero3")
 """Strategies that tiers, codecs and groups compose with."""
@@ -80,7 +85,7 @@ class OffloadActivations(Activation):
     """
 
     name: str = "offload"
-    least_bytes: int = 64 * 1024
+    least_bytes: int = LEAST_BYTES
 
 
 @dataclass
@@ -166,7 +171,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("offload", "activation", "buffers", "zeropp", "arena", "node_size", "shard_group")
+NOT_YET = ("offload", "zeropp", "node_size", "shard_group")
 """What can be asked for and is not built."""
 
 
@@ -180,9 +185,68 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
             del plain[key]
 
 
+def resolve(plain: dict[str, Any], problems: list[str]) -> None:
+    """Has the rest of a resolved config, in place, agree with its residual policies; sentences where it cannot."""
+    problems += _activation_problems(plain)
+    if "checkpointing" in plain["model"] and recomputes(plain):  # the model's own word for it: one name for one thing
+        plain["model"]["checkpointing"] = True
+        if words_of(plain, "activation") == "checkpoint":
+            del plain["activation"]
+    if "buffers" in plain:
+        problems += _fuse(plain)
+
+
+def _fuse(plain: dict[str, Any]) -> list[str]:
+    """One bucket for all gradients, whatever bucket_bytes says, and all fp32 gradients of a shard at once."""
+    strategy, half = plain["strategy"], plain["precision"]["gradient_dtype"] != "fp32"
+    if strategy["name"] not in OURS:
+        return [f"buffers=fused: strategy={strategy['name']} has buffers of its own; use one of {', '.join(OURS)}"]
+    if "bucket_bytes" in strategy:
+        strategy["bucket_bytes"] = UNBOUNDED_BYTES
+    elif not half:
+        words = (
+            "zero3 reduces unit by unit, and fp32 gradients are not cast: there is nothing to fuse; use precision=bf16"
+        )
+        return [f"buffers=fused: {words}"]
+    plain["precision"]["tile_bytes"] = None
+    return []
+
+
+def _activation_problems(plain: dict[str, Any]) -> list[str]:
+    name, problems = words_of(plain, "activation"), []
+    if name == "offload" and plain["model"].get("checkpointing"):
+        words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
+        problems.append(f"activation=offload: {words}")
+    searches = plain["search"]["memory_limit"] is not None and "checkpointing" in plain["model"]
+    if name and searches and plain["search"]["checkpointing"] != [recomputes(plain)]:
+        only = str([recomputes(plain)]).lower()
+        problems.append(f"activation={name}: a search tries all of search.checkpointing; let that be {only}")
+    return problems
+
+
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    return [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    problems = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    strategy = plain["strategy"]["name"]
+    if "arena" in plain and strategy not in OURS:
+        words = f"strategy={strategy} has memory of its own ways; use one of {', '.join(OURS)}"
+        problems.append(f"arena=true: {words}")
+    return problems
+
+
+def recomputes(plain: dict[str, Any]) -> bool:
+    """Whether a resolved config's blocks are computed again in backward."""
+    chosen = POLICIES[words_of(plain, "activation") or "none"]
+    return chosen.recompute or bool(plain["model"].get("checkpointing"))
+
+
+def activation_policy(plain: dict[str, Any]) -> ActivationPolicy:
+    """What a resolved config has to be done to the model's units. A model with checkpointing of its own does that."""
+    section = plain.get("activation", {})
+    policy = replace(POLICIES[section.get("name", "none")], least_bytes=section.get("least_bytes", LEAST_BYTES))
+    if plain.get("arena") and recomputes(plain) and policy.keep == "device":
+        policy = replace(policy, keep="slab")
+    return replace(policy, recompute=policy.recompute and not plain["model"].get("checkpointing"))
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -199,4 +263,4 @@ def all_words(plain: dict[str, Any]) -> str:
 
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    return {}
+    return {"arena": True} if plain.get("arena") else {}

@@ -23,7 +23,7 @@ from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
-from .zero import materialise
+from .zero import materialise, residual
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -209,10 +209,13 @@ def _initial(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:
-    """The model of a resolved cell, in training mode: built in fp32 and cast, so that a seed means one model."""
+    """The model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built in
+    fp32 and cast, so that a seed means one model.
+    """
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
     model = models.build(config["model"]["kind"], options)
+    residual.apply(model, systems.activation_policy(config))
     return precision.cast(model, config["precision"], config["strategy"]["name"])
 
 

@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+
+from ..zero import residual
 
 
 class Block(nn.Module):
@@ -43,7 +44,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`forward(tokens, targets)` returns the loss."""
+    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward."""
 
     def __init__(
         self,
@@ -56,7 +57,6 @@ class GPT(nn.Module):
         checkpointing: bool,
     ) -> None:
         super().__init__()
-        self.checkpointing = checkpointing
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
         self.blocks = nn.ModuleList([Block(hidden, heads) for _ in range(layers)])
@@ -67,6 +67,9 @@ class GPT(nn.Module):
                 initialise(module)
         if tied:
             self.head.weight = self.token_embedding.weight
+        if checkpointing:
+            for block in self.blocks:
+                residual.recompute(block)
 
     def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
         """What the constructor does to its modules, in order; a model built on meta is initialised by it later."""
@@ -83,7 +86,7 @@ class GPT(nn.Module):
         positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+            x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 

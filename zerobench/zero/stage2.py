@@ -44,7 +44,7 @@ class Stage2(Stage1):
         return REDUCTIONS_IN_FLIGHT
 
     def send_gradients(self, unit: Unit) -> None:
-        unit.full_gradients = None
+        unit.drop_full()
 
     def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
         if unit.reduced or unit.dtypes.wire != unit.dtypes.gradients or not self.options.sums_own_slice:
@@ -65,5 +65,5 @@ class Stage2(Stage1):
         super().forget()
         if self.comm.size > 1:
             for unit in self.units:
-                unit.full_gradients = None
+                unit.drop_full()
                 unit.free_gradient_shard()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import torch
 
 from . import labels
+from .arena import Heap
 from .comm import Comm, Handle
 from .layout import Layout, Piece
 from .precision import Dtypes
@@ -43,6 +44,7 @@ class Unit:
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
     `mean`      where it writes the mean, if not into the own slice of what travels
+    `heap`      where memory that comes and goes is from: an arena has it in slots
     """
 
     full_parameters: torch.Tensor
@@ -50,6 +52,7 @@ class Unit:
     master_shard: torch.Tensor
     gradient_shard: torch.Tensor
     full_gradients: torch.Tensor | None
+    heap = Heap()
 
     def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes) -> None:
         self.name = name
@@ -90,17 +93,16 @@ class Unit:
 
     def new_full_gradients(self, dtype: torch.dtype, category: str = labels.COMMUNICATION) -> torch.Tensor:
         """A (padded_numel,) buffer, not filled, for gradients on their way or, by its category, to be kept."""
-        full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.parameter_shard.device)
+        full = self.heap.take(self.layout.padded_numel, dtype, self.parameter_shard.device)
         return labels.label(full, category, self.name)
 
     def allocate_gradient_shard(self) -> None:
         """The gradient shard, one tensor for life, has memory again; not filled."""
-        shard = self.gradient_shard
-        shard.untyped_storage().resize_(shard.numel() * shard.element_size())
+        self.heap.restore(self.gradient_shard)
 
     def free_gradient_shard(self) -> None:
         """Its memory goes back: the forward, and the backward's start, where activations are most, need none."""
-        self.gradient_shard.untyped_storage().resize_(0)
+        self.heap.release(self.gradient_shard)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
         """Puts `scale` · gradient, (piece.numel,), into the full gradients; adds where one waits already."""
@@ -140,11 +142,17 @@ class Unit:
         assert self.wire_gradients is not None
         return self.own_slice(self.wire_gradients)
 
+    def drop_full(self) -> None:
+        """The full gradients are needed no more, unless it is they that travel."""
+        full, self.full_gradients = self.full_gradients, None
+        if full is not None and full is not self.wire_gradients:
+            self.heap.give_back(full)
+
     def drop_wire(self) -> None:
         """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
         wire, self.wire_gradients = self.wire_gradients, None
         if wire is not None and wire is not self.full_gradients:
-            wire.untyped_storage().resize_(0)
+            self.heap.give_back(wire)
 
     def forget_gradients(self) -> None:
         """Back to: no gradients."""
