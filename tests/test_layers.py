@@ -25,6 +25,7 @@ LAYERS = [
         "job",
         "world",
         "systems",
+        "policies",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import systems
+from . import policies
 from .worker import build_model
 
 
@@ -70,7 +70,7 @@ def step_flops(config: dict[str, Any]) -> StepFlops | None:
     model = _count(plain)
     if model is None:
         return None
-    hardware = _count(config) if systems.recomputes(config) else model
+    hardware = _count(config) if policies.recomputes(config) else model
     micro_batches = config["accumulation"]
     return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
 

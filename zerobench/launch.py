@@ -91,7 +91,8 @@ def launch(
     """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all of them.
 
     `worker` must be importable. What it returns comes back in `results`; what it tells goes to
-    `on_progress` here. Raises Interrupted, with no process left, when the user stops us.
+    `on_progress` here. Where a job names a folder as its `scratch`, what its rank leaves there is removed.
+    Raises Interrupted, with no process left, when the user stops us.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
     context = mp.get_context("forkserver")
@@ -107,6 +108,7 @@ def launch(
         raise Interrupted from stop
     finally:
         _end(ranks)
+        _tidy({job.scratch for job in jobs if getattr(job, "scratch", None)})
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
     if _oom_kills() > kills_before:
@@ -224,6 +226,13 @@ def _end(ranks: list[_Rank]) -> None:
             rank.process.kill()
         rank.process.join()
         rank.pipe.close()
+
+
+def _tidy(folders: set[str]) -> None:
+    for folder in folders:
+        from .zero.nvme import sweep
+
+        sweep(folder)
 
 
 def _oom_kills() -> int:

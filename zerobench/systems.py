@@ -6,15 +6,12 @@ before there was such a choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from .zero.residual import LEAST_BYTES, POLICIES, ActivationPolicy
+from . import zero
 
 MIB = 2**20
-
-UNBOUNDED_BYTES = 2**40
-"""A bucket that takes every gradient there is."""
 
 OURS = ("zero1", "zero2", "zero3")
 """Strategies that tiers, codecs and groups compose with."""
@@ -85,7 +82,7 @@ class OffloadActivations(Activation):
     """
 
     name: str = "offload"
-    least_bytes: int = LEAST_BYTES
+    least_bytes: int = 64 * 1024
 
 
 @dataclass
@@ -171,7 +168,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("offload", "zeropp", "node_size", "shard_group")
+NOT_YET = ("zeropp", "node_size", "shard_group")
 """What can be asked for and is not built."""
 
 
@@ -185,68 +182,29 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
             del plain[key]
 
 
-def resolve(plain: dict[str, Any], problems: list[str]) -> None:
-    """Has the rest of a resolved config, in place, agree with its residual policies; sentences where it cannot."""
-    problems += _activation_problems(plain)
-    if "checkpointing" in plain["model"] and recomputes(plain):  # the model's own word for it: one name for one thing
-        plain["model"]["checkpointing"] = True
-        if words_of(plain, "activation") == "checkpoint":
-            del plain["activation"]
-    if "buffers" in plain:
-        problems += _fuse(plain)
-
-
-def _fuse(plain: dict[str, Any]) -> list[str]:
-    """One bucket for all gradients, whatever bucket_bytes says, and all fp32 gradients of a shard at once."""
-    strategy, half = plain["strategy"], plain["precision"]["gradient_dtype"] != "fp32"
-    if strategy["name"] not in OURS:
-        return [f"buffers=fused: strategy={strategy['name']} has buffers of its own; use one of {', '.join(OURS)}"]
-    if "bucket_bytes" in strategy:
-        strategy["bucket_bytes"] = UNBOUNDED_BYTES
-    elif not half:
-        words = (
-            "zero3 reduces unit by unit, and fp32 gradients are not cast: there is nothing to fuse; use precision=bf16"
-        )
-        return [f"buffers=fused: {words}"]
-    plain["precision"]["tile_bytes"] = None
-    return []
-
-
-def _activation_problems(plain: dict[str, Any]) -> list[str]:
-    name, problems = words_of(plain, "activation"), []
-    if name == "offload" and plain["model"].get("checkpointing"):
-        words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
-        problems.append(f"activation=offload: {words}")
-    searches = plain["search"]["memory_limit"] is not None and "checkpointing" in plain["model"]
-    if name and searches and plain["search"]["checkpointing"] != [recomputes(plain)]:
-        only = str([recomputes(plain)]).lower()
-        problems.append(f"activation={name}: a search tries all of search.checkpointing; let that be {only}")
-    return problems
-
-
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    problems = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
-    strategy = plain["strategy"]["name"]
-    if "arena" in plain and strategy not in OURS:
-        words = f"strategy={strategy} has memory of its own ways; use one of {', '.join(OURS)}"
-        problems.append(f"arena=true: {words}")
-    return problems
+    unbuilt = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    return unbuilt + _offload_problems(plain)
 
 
-def recomputes(plain: dict[str, Any]) -> bool:
-    """Whether a resolved config's blocks are computed again in backward."""
-    chosen = POLICIES[words_of(plain, "activation") or "none"]
-    return chosen.recompute or bool(plain["model"].get("checkpointing"))
-
-
-def activation_policy(plain: dict[str, Any]) -> ActivationPolicy:
-    """What a resolved config has to be done to the model's units. A model with checkpointing of its own does that."""
-    section = plain.get("activation", {})
-    policy = replace(POLICIES[section.get("name", "none")], least_bytes=section.get("least_bytes", LEAST_BYTES))
-    if plain.get("arena") and recomputes(plain) and policy.keep == "device":
-        policy = replace(policy, keep="slab")
-    return replace(policy, recompute=policy.recompute and not plain["model"].get("checkpointing"))
+def _offload_problems(plain: dict[str, Any]) -> list[str]:
+    section, strategy = plain.get("offload"), plain["strategy"]["name"]
+    if section is None:
+        return []
+    name = f"offload={section['name']}"
+    if strategy not in OURS:
+        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
+    if section["name"] == "nvme":
+        return [f"{name}: not built yet; use offload=cpu"]
+    problems = []
+    if section["parameters"] and strategy != "zero3":
+        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
+    try:
+        _offload_of(section).check(strategy)
+    except ValueError as error:
+        problems.append(str(error))
+    return list(dict.fromkeys(problems))
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -261,6 +219,18 @@ def all_words(plain: dict[str, Any]) -> str:
     return " ".join(f"{name}={words_of(plain, name)}" for name in names if name in plain)
 
 
+def files_in(plain: dict[str, Any], folder: str) -> str | None:
+    """Where ranks make folders for the states that live in files: `offload.path`, or the run's own `folder`."""
+    offload = plain.get("offload", {})
+    return (offload["path"] or folder) if offload.get("name") == "nvme" else None
+
+
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    return {"arena": True} if plain.get("arena") else {}
+    return {"offload": _offload_of(plain["offload"])} if "offload" in plain else {}
+
+
+def _offload_of(section: dict[str, Any]) -> zero.Offload:
+    delayed_after = section["delayed_after"] if section["delayed"] else None
+    parts = {key: section[key] for key in ("optimizer", "gradients", "parameters", "fraction")}
+    return zero.Offload(**parts, delayed_after=delayed_after)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, data, models, optimizers, precision, systems
+from . import baselines, data, models, optimizers, policies, precision, systems
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import PASSES, AccountedPass, TracedPass
 from .probes.nvidia_smi import GpuState
@@ -40,6 +40,11 @@ class RankJob:
     rank: int
     rendezvous: Rendezvous
     folder: str
+
+    @property
+    def scratch(self) -> str | None:
+        """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
+        return systems.files_in(self.config, self.folder)
 
     @property
     def records_history(self) -> bool:
@@ -182,7 +187,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= systems.engine_options(config) | _initial(config, device)
+        options |= systems.engine_options(config) | policies.engine_options(config) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
@@ -215,7 +220,7 @@ def build_model(config: dict[str, Any]) -> nn.Module:
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
     model = models.build(config["model"]["kind"], options)
-    residual.apply(model, systems.activation_policy(config))
+    residual.apply(model, policies.activation_policy(config))
     return precision.cast(model, config["precision"], config["strategy"]["name"])
 
 

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from .comm import Comm, Handle
+from .host import Offload
+from .places import Places
 from .precision import LossScaling
 from .stamp import Stamp
+from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
@@ -63,6 +66,10 @@ class Options:
     `arena`              gradients that come and go live in slots that are made once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
+    `offload`            what leaves the device, and whereto: host.Offload
+    `node_size`          ranks a node has: gathers and reductions go in two hops (groups.py)
+    `shard_group`        ranks that share a shard, each group a replica of the others; default: all (groups.py)
+    `zeropp`             stage 3: which parts of ZeRO++ (zeropp.py)
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -83,6 +90,15 @@ class Options:
     arena: bool = False
     broadcast_buffers: bool = True
     elementwise: bool = False
+    offload: Offload | None = None
+    node_size: int | None = None
+    shard_group: int | None = None
+    zeropp: Zeropp | None = None
+
+    def places(self, module: nn.Module) -> Places:
+        """Where the engine over `module` keeps things."""
+        device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
+        return Places() if self.offload is None else self.offload.places(device)
 
     @property
     def reduction(self) -> Reduction:

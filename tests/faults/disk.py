@@ -1,0 +1,43 @@
+"""Ranks with files, for the launcher's tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerobench.zero.nvme import FileStore, Scratch
+
+
+@dataclass(frozen=True)
+class DiskJob:
+    """`scratch`: where the launcher sweeps."""
+
+    rank: int
+    scratch: str
+
+
+def is_killed_while_writing(job: DiskJob, tell: Any) -> None:
+    """Rank 1 is, when rank 0 has its file, too."""
+    folder = Scratch(job.scratch)
+    store = FileStore(folder.path)
+    region = store.allocate(2**24)
+    region.write(torch.zeros(2**24, dtype=torch.uint8))
+    Path(job.scratch, f"{job.rank}.pid").write_text(str(os.getpid()))
+    while job.rank == 1 and not Path(job.scratch, "0.pid").exists():
+        time.sleep(0.01)
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def leaves_files(job: DiskJob, tell: Any) -> list[str]:
+    """Neither closes anything nor ends its interpreter."""
+    folder = Scratch(job.scratch)
+    FileStore(folder.path).allocate(2**20)
+    return [str(path) for path in folder.path.iterdir()]

@@ -1,0 +1,211 @@
+"""A disk that fails is a sentence that names file, place and cause; no file is left, whoever was killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults import disk
+from zerobench.launch import launch
+from zerobench.zero.nvme import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
+
+BLOCK = 4 * ALIGN_BYTES
+
+
+def zeros(numel: int) -> torch.Tensor:
+    return torch.zeros(numel, dtype=torch.uint8)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.suffix == ".bin"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_damaged_block_is_named(tmp_path: Path, direct: bool) -> None:
+    with FileStore(tmp_path, BLOCK, direct=direct) as store:
+        store.allocate(100)
+        region = store.allocate(3 * BLOCK + 100)
+        region.write(zeros(region.nbytes)).wait()
+        (file,) = files_in(tmp_path)
+        with file.open("r+b") as underneath:
+            underneath.seek(region.offset + 2 * BLOCK + 5)
+            underneath.write(b"\1")
+            underneath.flush()
+            os.fsync(underneath.fileno())
+        region.read(zeros(2 * BLOCK)).wait()
+        handle = region.read(zeros(region.nbytes))
+        where = f"{file}: {BLOCK} bytes at {region.offset + 2 * BLOCK} are not what was written there"
+        with pytest.raises(DiskError, match=where):
+            handle.wait()
+        region.write(zeros(region.nbytes)).wait()
+        region.read(zeros(region.nbytes)).wait()
+    with FileStore(tmp_path, BLOCK, checksums=False) as store:
+        region = store.allocate(BLOCK)
+        region.write(zeros(BLOCK)).wait()
+        files_in(tmp_path)[0].write_bytes(b"\1" * BLOCK)
+        into = zeros(BLOCK)
+        region.read(into).wait()
+        assert int(into.sum()) == BLOCK, "without checksums nobody notices"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_cut_short_is_named(tmp_path: Path, direct: bool) -> None:
+    with FileStore(tmp_path, BLOCK, direct=direct) as store:
+        region = store.allocate(4 * BLOCK)
+        region.write(zeros(4 * BLOCK)).wait()
+        (file,) = files_in(tmp_path)
+        os.truncate(file, 2 * BLOCK + 5000)
+        region.read(zeros(2 * BLOCK)).wait()
+        with pytest.raises(DiskError) as caught:
+            region.read(zeros(BLOCK), 2 * BLOCK).wait()
+        words = f"read of {BLOCK} bytes at {2 * BLOCK} ended after 5000; the file has {2 * BLOCK + 5000} bytes"
+        assert str(caught.value) == f"{file}: {words}, of {4 * BLOCK} that were reserved"
+        with pytest.raises(DiskError, match=f"{BLOCK} bytes at {3 * BLOCK} ended after 0"):
+            region.read(zeros(BLOCK), 3 * BLOCK).wait()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (DiskError, str(caught.value))
+
+
+def test_what_nobody_waited_for_is_raised_in_the_end(tmp_path: Path) -> None:
+    """And a pool's buffer comes back from a read that failed; a region that was never written says so."""
+    pool, store = Pool(BLOCK, 1), FileStore(tmp_path, BLOCK)
+    region = store.allocate(BLOCK)
+    with pytest.raises(DiskError, match="16384 bytes at 0 were never written"):
+        region.read(zeros(BLOCK)).wait()
+    region.write(zeros(BLOCK)).wait()
+    os.truncate(files_in(tmp_path)[0], 0)
+    buffer = pool.take()
+    pool.give(buffer, after=region.read(buffer.tensor))
+    pool.give(pool.take(timeout_s=20))
+    with pytest.raises(DiskError, match="ended after 0"):
+        store.drain()
+    region.read(zeros(BLOCK))
+    with pytest.raises(DiskError, match="ended after 0"):
+        store.close()
+    store.close()
+    assert files_in(tmp_path) == []
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """No file of this process may be larger: a real refusal by the kernel, in the middle of a write too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10 * BLOCK + ALIGN_BYTES, before[1]))
+    yield 10 * BLOCK + ALIGN_BYTES
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_may_not_grow_is_a_sentence(tmp_path: Path, small_files: int) -> None:
+    with FileStore(tmp_path, BLOCK) as store:
+        region = store.allocate(8 * BLOCK)
+        with pytest.raises(DiskError, match=rf"grow of {4 * BLOCK} bytes at {8 * BLOCK} failed: File too large"):
+            store.allocate(4 * BLOCK)
+        assert store.bytes == 8 * BLOCK
+        region.write(zeros(8 * BLOCK)).wait()
+        store.allocate(2 * BLOCK).write(zeros(2 * BLOCK)).wait()
+
+
+def test_a_disk_without_room_says_what_is_needed_and_free(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with FileStore(tmp_path, BLOCK) as store, pytest.raises(DiskError) as caught:
+        store.allocate(2 * free)
+    needed = -(-2 * free // ALIGN_BYTES) * ALIGN_BYTES
+    assert f"grow of {needed} bytes at 0 failed: the disk is full: {needed} bytes are needed" in str(caught.value)
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where one may be mounted."""
+    home = tmp_path / "disk"
+    home.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", home], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield home
+    subprocess.run(["umount", home], check=True)
+
+
+def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> None:
+    """Space that was reserved stays ours; what a hole swallowed is reported by the write that finds no room."""
+    with FileStore(tiny_disk, BLOCK, direct=False) as store:
+        kept, holed = store.allocate(2**19), store.allocate(2**18)
+        os.truncate(files_in(tiny_disk)[0], 2**19)
+        (tiny_disk / "other").write_bytes(bytes(2**19 - ALIGN_BYTES))
+        kept.write(zeros(2**19)).wait()
+        with pytest.raises(DiskError, match=r"write of 16384 bytes at \d+ failed: the disk is full: 16384 bytes are"):
+            holed.write(zeros(2**18)).wait()
+        kept.read(zeros(2**19)).wait()
+    assert files_in(tiny_disk) == []
+    assert problems_of_path(str(tiny_disk)) == []
+    (tiny_disk / "rest").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
+    (problem,) = problems_of_path(str(tiny_disk))
+    assert (
+        problem == f"{tiny_disk}: cannot be written to: No space left on device (0 bytes are free); name another folder"
+    )
+
+
+def test_a_folder_that_vanishes(tmp_path: Path) -> None:
+    """What is open works on; what is to be made is a sentence; what is gone needs not be removed."""
+    home = tmp_path / "disk"
+    home.mkdir()
+    scratch = Scratch(home)
+    with FileStore(scratch.path, BLOCK) as store:
+        region = store.allocate(BLOCK)
+        shutil.rmtree(home)
+        region.write(zeros(BLOCK)).wait()
+        region.read(zeros(BLOCK)).wait()
+        store.allocate(BLOCK).write(zeros(BLOCK)).wait()
+        with pytest.raises(DiskError, match=r"states-\w+.bin cannot be made: No such file or directory"):
+            FileStore(scratch.path)
+    scratch.close()
+    with pytest.raises(DiskError, match=f"no folder can be made in {home}: No such file or directory"):
+        Scratch(home)
+
+
+def test_a_path_that_will_not_do_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert problems_of_path(str(tmp_path)) == []
+    assert problems_of_path(f"{tmp_path}/no") == [f"{tmp_path}/no: there is no such folder; make it, or name another"]
+    assert problems_of_path(f"{tmp_path}/file") == [f"{tmp_path}/file: is no folder; name one on the disk to be used"]
+    (problem,) = problems_of_path("/proc")
+    assert problem.startswith("/proc: cannot be written to: ")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
+    """Of ranks that were killed, and of ranks that end well and close nothing; other processes' files stay."""
+    mine = Scratch(tmp_path)
+    for worker, status in ((disk.is_killed_while_writing, "crash"), (disk.leaves_files, "ok")):
+        outcome = launch(worker, [disk.DiskJob(rank, str(tmp_path)) for rank in range(2)], tmp_path / "logs", 60)
+        assert outcome.status == status
+        assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    assert all(len(files) == 2 for files in outcome.results)
+    mine.close()
+    assert not mine.path.exists()
+
+
+def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None:
+    script = f"import time; from zerobench.zero.nvme import Scratch; s = Scratch(r'{tmp_path}'); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", script])
+    deadline = time.monotonic() + 60
+    while not (left := list(tmp_path.glob("zerobench-*"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert sweep(tmp_path) == []
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with Scratch(tmp_path) as mine:
+        assert left
+        assert list(tmp_path.glob("zerobench-*")) == [mine.path]
+    assert list(tmp_path.iterdir()) == []

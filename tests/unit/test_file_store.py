@@ -1,0 +1,204 @@
+"""Tensors in files: what is read is what was written, whatever the size, order, block or kind of I/O."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerobench.zero import labels
+from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Pool
+
+BLOCK = 4 * ALIGN_BYTES
+
+
+class Heard:
+    """What listeners are told of files."""
+
+    def __init__(self) -> None:
+        self.moved: Counter[str] = Counter()
+        self.files: Counter[str] = Counter()
+
+    def on_tensor(self, *_: object, **__: object) -> None: ...
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        self.files[category] += grown
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        self.moved[kind] += size
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    one = Heard()
+    labels.listen(one)
+    yield one
+    labels.unlisten(one)
+
+
+def noise(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (numel,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_any_size_comes_back(tmp_path: Path, direct: bool, aligned: bool) -> None:
+    """Unaligned lengths, unaligned memory; what lies behind the tensor in memory stays as it was."""
+    begin = 0 if aligned else 4
+    with FileStore(tmp_path, BLOCK, depth=3, direct=direct) as store:
+        if store.direct is not direct:
+            pytest.skip("the disk of the temporary folder takes no direct I/O")
+        pool = Pool(5 * BLOCK, 2)
+        for nbytes in (0, 4, 4092, 4096, 4100, BLOCK - 4, BLOCK, BLOCK + 4, 4 * BLOCK + 4096, 4 * BLOCK + 8):
+            there, back = (pool.take() for _ in range(2))
+            values = noise(nbytes, nbytes)
+            there.view(torch.uint8, nbytes, begin).copy_(values)
+            back.tensor.fill_(7)
+            region = store.allocate(nbytes)
+            region.write(there.view(torch.uint8, nbytes, begin)).wait()
+            region.read(back.view(torch.uint8, nbytes, begin)).wait()
+            assert torch.equal(back.view(torch.uint8, nbytes, begin), values)
+            assert (back.tensor[begin + nbytes :] == 7).all()
+            assert (back.tensor[:begin] == 7).all()
+            pool.give(there)
+            pool.give(back)
+        assert pool.taken == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_many_regions_in_random_order_equal_memory(tmp_path: Path, direct: bool) -> None:
+    """Reads and writes of blocks, many under way, against a dict of tensors; a read sees the write before it."""
+    draw = random.Random(1)
+    with FileStore(tmp_path, BLOCK, depth=5, direct=direct) as store:
+        sizes = [draw.randrange(1, 6 * BLOCK) for _ in range(12)]
+        regions = [store.allocate(size) for size in sizes]
+        model = [noise(size, n) for n, size in enumerate(sizes)]
+        for region, values in zip(regions, model, strict=True):
+            region.write(values.clone())
+        reads = []
+        for turn in range(600):
+            which = draw.randrange(len(sizes))
+            first = draw.randrange(0, -(-sizes[which] // BLOCK))
+            begin, end = first * BLOCK, min(sizes[which], (first + draw.randrange(1, 4)) * BLOCK)
+            if draw.random() < 0.5:
+                values = noise(end - begin, turn)
+                model[which][begin:end] = values
+                regions[which].write(values, begin)
+            else:
+                into = torch.empty(end - begin, dtype=torch.uint8)
+                reads.append((regions[which].read(into, begin), into, model[which][begin:end].clone()))
+        for handle, into, expected in reads:
+            handle.wait()
+            assert torch.equal(into, expected)
+
+
+def test_dtypes_and_shapes(tmp_path: Path) -> None:
+    with FileStore(tmp_path) as store:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            values = torch.arange(35).view(5, 7).to(dtype)
+            into, region = torch.zeros(5, 7, dtype=dtype), store.allocate(35 * dtype.itemsize)
+            region.write(values)
+            region.read(into).wait()
+            assert torch.equal(into, values)
+
+
+def test_bytes_are_told_and_are_the_kernels(tmp_path: Path, heard: Heard) -> None:
+    def kernel() -> tuple[int, int]:
+        told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(told["read_bytes"]), int(told["write_bytes"])
+
+    with FileStore(tmp_path, BLOCK) as store:
+        region = store.allocate(10 * BLOCK + 5, labels.MASTER, "w")
+        values = noise(region.nbytes)
+        assert heard.files == {labels.MASTER: 10 * BLOCK + 5}
+        read, written = kernel()
+        region.write(values).wait()
+        for _ in range(3):
+            region.read(values).wait()
+        assert heard.moved == {"write": 10 * BLOCK + ALIGN_BYTES, "read": 3 * (10 * BLOCK + ALIGN_BYTES)}
+        if not store.direct:
+            pytest.skip("what the page cache reads and writes, and when, is the kernel's choice")
+        assert kernel()[0] - read == heard.moved["read"]
+        own = 16 * ALIGN_BYTES  # the file system writes about the file, too
+        assert heard.moved["write"] <= kernel()[1] - written <= heard.moved["write"] + own
+        assert store.bytes == 10 * BLOCK + ALIGN_BYTES
+    assert heard.files == {labels.MASTER: 0}
+
+
+def test_host_memory_is_the_pools_while_the_file_grows_eightfold(tmp_path: Path) -> None:
+    """Four buffers, whatever there is to be read and written; the process itself does not grow by a block."""
+
+    big = 2**20
+
+    def pass_over(store: FileStore, pool: Pool, blocks: int) -> int:
+        regions = [store.allocate(big) for _ in range(blocks)]
+        for number, region in enumerate([*regions, *regions]):
+            buffer = pool.take()
+            if number < blocks:
+                buffer.tensor.fill_(number % 251)
+                pool.give(buffer, after=region.write(buffer.tensor))
+            else:
+                region.read(buffer.tensor).wait()
+                assert int(buffer.tensor[-1]) == (number - blocks) % 251
+                pool.give(buffer)
+        return resident()
+
+    with FileStore(tmp_path, big // 4, depth=4) as store:
+        pool = Pool(big, 4)
+        assert pool.bytes == 4 * big + ALIGN_BYTES
+        with pool.all_back():
+            first = pass_over(store, pool, 8)
+            eightfold = pass_over(store, pool, 56)
+        assert store.bytes == 64 * big
+        assert eightfold - first < big // 2
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_pool_gives_aligned_buffers_and_waits_for_one() -> None:
+    pool = Pool(5000, 3)
+    assert pool.buffer_bytes == 2 * ALIGN_BYTES
+    buffers = [pool.take() for _ in range(3)]
+    assert all(buffer.tensor.data_ptr() % ALIGN_BYTES == 0 for buffer in buffers)
+    assert pool.take_free() is None
+    with pytest.raises(TimeoutError, match="all 3 buffers of the pool were taken"):
+        pool.take(timeout_s=0.05)
+    threading.Timer(0.05, pool.give, [buffers[1]]).start()
+    assert pool.take() is buffers[1]
+    pool.give(buffers[0])
+    with pytest.raises(ValueError, match="given back already"):
+        pool.give(buffers[0])
+    with pytest.raises(ValueError, match="another pool's"):
+        Pool(1, 1).give(buffers[0])
+    with pytest.raises(ValueError, match=r"3000 elements of torch.float32 at byte 0: a buffer has 8192 bytes"):
+        buffers[0].view(torch.float32, 3000)
+    with pytest.raises(RuntimeError, match="1 of the pool's 3 buffers did not come back"), pool.all_back():
+        pool.take()
+
+
+@pytest.mark.parametrize(
+    ("numel", "at", "words"),
+    [
+        (BLOCK, 4096, "must begin with a block of 16384 bytes and end with one or with the region"),
+        (100, 0, "must begin with a block"),
+        (2 * BLOCK, BLOCK, "which has 32773 bytes"),
+    ],
+)
+def test_what_is_no_row_of_blocks_is_refused(tmp_path: Path, numel: int, at: int, words: str) -> None:
+    with FileStore(tmp_path, BLOCK) as store:
+        region = store.allocate(2 * BLOCK + 5, name="w")
+        with pytest.raises(ValueError, match=words):
+            region.write(noise(numel), at)
+        with pytest.raises(ValueError, match="contiguous and in host memory"):
+            region.write(noise(4 * BLOCK)[::2][:BLOCK])
+    with pytest.raises(ValueError, match="the store is closed"):
+        region.read(noise(BLOCK))
