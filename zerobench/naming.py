@@ -21,6 +21,7 @@ def base_name(config: dict[str, Any]) -> str:
     if config["accumulation"] not in (1, None):
         name += f" a={config['accumulation']}"
     name += " recomputed" * (bool(config["model"].get("checkpointing")) and "activation" not in config)
+    name += f" tiles={config['model']['tiles']}" if "tiles" in config["model"] else ""
     name += " tuned" * bool(config["strategy"].get("tuned"))
     name += " simulated" * (config.get("backend") == SIMULATED)
     name += f" nodes={config['nodes']}" if "nodes" in config else ""

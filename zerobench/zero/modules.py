@@ -12,6 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .tiling import Tile
+
 ROOT = ""
 """The path of the unit that holds what no other unit does: the model's own path."""
 
@@ -37,8 +39,10 @@ def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The blocks."""
-    return blocks(root)
+    """The blocks, and the tiles of Linears, in blocks or not, in the order of the model's modules."""
+    names = {module: name for name, module in blocks(root)}
+    names |= {module: name for name, module in root.named_modules() if isinstance(module, Tile)}
+    return [(names[module], module) for module in root.modules() if module in names]
 
 
 def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
