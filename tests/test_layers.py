@@ -26,6 +26,8 @@ LAYERS = [
         "world",
         "systems",
         "grouping",
+        "policies",
+        "offloading",
     },
     {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "coded", "naming", "summary", "folders", "estimate", "flops", "compose"},

@@ -9,13 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import grouping, zero
-from .zero.nvme import problems_of_path
+from . import grouping, offloading, policies
 
 MIB = 2**20
-
-OURS = ("zero1", "zero2", "zero3")
-"""Strategies that tiers, codecs and groups compose with."""
 
 
 @dataclass
@@ -171,9 +167,6 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("activation", "buffers", "arena")
-"""What can be asked for and is not built."""
-
 
 def leave_out_usual(plain: dict[str, Any]) -> None:
     """Removes from a resolved config, in place, what is at its usual choice."""
@@ -187,28 +180,7 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
 
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    unbuilt = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
-    return unbuilt + _offload_problems(plain) + grouping.problems_of(plain)
-
-
-def _offload_problems(plain: dict[str, Any]) -> list[str]:
-    section, strategy = plain.get("offload"), plain["strategy"]["name"]
-    if section is None:
-        return []
-    name = f"offload={section['name']}"
-    if strategy not in OURS:
-        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
-    if section["name"] == "nvme" and section["parameters"] is None:
-        section["parameters"] = strategy == "zero3"
-    problems = problems_of_path(section["path"]) if section.get("path") else []
-    problems = [f"offload.path={problem}" for problem in problems]
-    if section["parameters"] and strategy != "zero3":
-        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
-    try:
-        _offload_of(section).check(strategy)
-    except ValueError as error:
-        problems.append(str(error))
-    return list(dict.fromkeys(problems))
+    return offloading.problems_of(plain) + grouping.problems_of(plain)
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -223,23 +195,9 @@ def all_words(plain: dict[str, Any]) -> str:
     return " ".join(f"{name}={words_of(plain, name)}" for name in names if name in plain)
 
 
-def files_in(plain: dict[str, Any], folder: str) -> str | None:
-    """Where ranks make folders for the states that live in files: `offload.path`, or the run's own `folder`."""
-    offload = plain.get("offload", {})
-    return (offload["path"] or folder) if offload.get("name") == "nvme" else None
-
-
 def engine_options(plain: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual.
 
     `folder`: for files, where the config names none.
     """
-    offload = {"offload": _offload_of(plain["offload"], folder)} if "offload" in plain else {}
-    return offload | grouping.engine_options(plain)
-
-
-def _offload_of(section: dict[str, Any], folder: str | None = None) -> zero.Offload:
-    chosen = {key: value for key, value in section.items() if key not in ("name", "delayed", "delayed_after")}
-    if section["name"] == "nvme":
-        return zero.NvmeOffload(**chosen | {"path": section["path"] or folder or "(the run's own folder)"})
-    return zero.Offload(**chosen, delayed_after=section["delayed_after"] if section["delayed"] else None)
+    return offloading.engine_options(plain, folder) | policies.engine_options(plain) | grouping.engine_options(plain)

@@ -65,6 +65,7 @@ class Options:
     `device`             where a model that was built on the meta device gets its values; default: the CPU
     `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
     `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
+    `arena`              gradients that come and go live in slots that are made once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
     `offload`            what leaves the device, and whereto: host.Offload
@@ -88,6 +89,7 @@ class Options:
     device: torch.device | None = None
     initial_dtype: torch.dtype = torch.float32
     initial_device: torch.device | None = None
+    arena: bool = False
     broadcast_buffers: bool = True
     elementwise: bool = False
     offload: Offload | None = None

@@ -24,6 +24,7 @@ import torch
 from torch import nn, optim
 
 from . import materialise
+from .arena import Arena, Heap
 from .comm import Comm
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .modules import watching_parameters
@@ -51,6 +52,7 @@ class Strategy(StateFace):
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
         self.steps = 0
+        heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
@@ -65,6 +67,7 @@ class Strategy(StateFace):
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:
+                unit.heap = heap
                 unit.make_master()
         self.gradients = GradientFlow(self)
         self.update = options.new_update(
