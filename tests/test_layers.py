@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration", "plain", "board"},
+    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board"},
     {
         "baselines",
         "models",
@@ -26,7 +26,7 @@ LAYERS = [
         "world",
         "systems",
     },
-    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
+    {"worker", "microbenchmarks", "disk_benchmark", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},
     {"joined", "console"},
     {"cell"},
