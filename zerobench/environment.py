@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .zero.comm import FAKE
+from .zero.backends import FAKE
 
 SIMULATED = "simulated"
 """The backend of a world of which one rank alone is run."""

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from .environment import Rendezvous, rank_environment
-from .zero.comm import Comm, connect, gather_into, scatter_into
+from .zero.backends import connect, gather_into, scatter_into
+from .zero.comm import Comm
 
 ALIGN_BYTES = 64
 WARMUP = 2

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from . import zero
+
 MIB = 2**20
 
 OURS = ("zero1", "zero2", "zero3")
@@ -166,7 +168,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("offload", "activation", "buffers", "zeropp", "arena", "node_size", "shard_group")
+NOT_YET = ("activation", "buffers", "zeropp", "arena", "node_size", "shard_group")
 """What can be asked for and is not built."""
 
 
@@ -182,7 +184,27 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
 
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    return [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    unbuilt = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
+    return unbuilt + _offload_problems(plain)
+
+
+def _offload_problems(plain: dict[str, Any]) -> list[str]:
+    section, strategy = plain.get("offload"), plain["strategy"]["name"]
+    if section is None:
+        return []
+    name = f"offload={section['name']}"
+    if strategy not in OURS:
+        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
+    if section["name"] == "nvme":
+        return [f"{name}: not built yet; use offload=cpu"]
+    problems = []
+    if section["parameters"] and strategy != "zero3":
+        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
+    try:
+        _offload_of(section).check(strategy)
+    except ValueError as error:
+        problems.append(str(error))
+    return list(dict.fromkeys(problems))
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -205,4 +227,10 @@ def files_in(plain: dict[str, Any], folder: str) -> str | None:
 
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    return {}
+    return {"offload": _offload_of(plain["offload"])} if "offload" in plain else {}
+
+
+def _offload_of(section: dict[str, Any]) -> zero.Offload:
+    delayed_after = section["delayed_after"] if section["delayed"] else None
+    parts = {key: section[key] for key in ("optimizer", "gradients", "parameters", "fraction")}
+    return zero.Offload(**parts, delayed_after=delayed_after)

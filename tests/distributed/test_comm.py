@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks
 from zerobench.zero import exchange
-from zerobench.zero.comm import Comm, Handle, NcclComm, connect
+from zerobench.zero.backends import NcclComm, connect
+from zerobench.zero.comm import Comm, Handle
 from zerobench.zero.stamp import STAMP_NUMEL, LateStamps, Stamp, sums_are_exact
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

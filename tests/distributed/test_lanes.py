@@ -15,8 +15,8 @@ import torch.distributed as dist
 from tests import zoo
 from tests.distributed.streams import ModelledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
-from zerobench.zero import comm, initialize, lanes, simulated
-from zerobench.zero.comm import FAKE
+from zerobench.zero import backends, initialize, lanes, simulated
+from zerobench.zero.backends import FAKE
 
 STEPS = 3
 
@@ -113,6 +113,6 @@ def test_a_collective_that_is_dropped_is_waited_for() -> None:
 
 
 def test_seams_by_backend_and_device() -> None:
-    assert comm._kinds()["nccl", "cuda"] is comm.NcclComm
-    assert comm._kinds()["gloo", "cuda"] is comm.StagedComm
-    assert comm._kinds()[FAKE, "cuda"] is simulated.SimulatedNccl
+    assert backends._kinds()["nccl", "cuda"] is backends.NcclComm
+    assert backends._kinds()["gloo", "cuda"] is backends.StagedComm
+    assert backends._kinds()[FAKE, "cuda"] is simulated.SimulatedNccl

@@ -15,12 +15,12 @@ import torch
 from tests.distributed.streams import ModelledCuda
 from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
-from zerobench.zero import comm
+from zerobench.zero import backends
 from zerobench.zero.stamp import Stamp
 
 KINDS: dict[str, Callable[..., Any]] = {
-    "staged": comm.StagedComm,
-    "lanes": lambda group: comm.NcclComm(group, ModelledCuda()),
+    "staged": backends.StagedComm,
+    "lanes": lambda group: backends.NcclComm(group, ModelledCuda()),
 }
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("zero1", {}),
@@ -34,12 +34,12 @@ def trained(rank: int, n: int, kind: str | None) -> list[list[torch.Tensor]]:
     """Losses and weights of every run; with a kind, stamps were seen to be checked."""
     found = []
     patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
-    with mock.patch.dict(comm._KINDS, patched):
+    with mock.patch.dict(backends._KINDS, patched):
         for strategy, options in RUNS:
             torch.manual_seed(0)
             engine = engine_for(strategy, options)
             if kind is not None:
-                assert isinstance(engine.comm, comm.StagedComm)
+                assert isinstance(engine.comm, backends.StagedComm)
             found.append(train(engine, rank, n))
             engine.comm.check_stamps()
     return found
@@ -47,7 +47,7 @@ def trained(rank: int, n: int, kind: str | None) -> list[list[torch.Tensor]]:
 
 def disagree(rank: int, n: int) -> str:
     """Ranks that gather different units: what the first to notice says at the end of its step."""
-    with mock.patch.dict(comm._KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
+    with mock.patch.dict(backends._KINDS, {("gloo", "cpu"): KINDS["lanes"]}):
         engine = engine_for("zero3", {})
     seam, full = engine.comm, torch.zeros(32 * n)
     seam.all_gather(full, "unit", Stamp(rank, 5)).wait()

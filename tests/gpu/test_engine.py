@@ -27,7 +27,7 @@ from tests.distributed.test_races import RUNS
 from zerobench.environment import rank_environment
 from zerobench.suite.collectives import check_comm
 from zerobench.zero import initialize, lanes
-from zerobench.zero.comm import FAKE, NcclComm
+from zerobench.zero.backends import FAKE, NcclComm
 from zerobench.zero.simulated import SimulatedNccl
 from zerobench.zero.stamp import Stamp
 

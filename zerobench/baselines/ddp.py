@@ -12,7 +12,7 @@ from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from ..zero import labels
-from ..zero.comm import FAKE
+from ..zero.backends import FAKE
 
 
 class DdpEngine:

@@ -103,7 +103,7 @@ class MasterDdpEngine(DdpEngine):
                 loss = closure()
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
-                update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
+                update_tiles(self.optimizer.step, self._tiles, self._scaling.coefficient)
                 self._write_back()
         self.zero_grad()
         return loss

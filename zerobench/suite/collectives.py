@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..zero.comm import Comm, NcclComm, connect, gather_into, scatter_into
+from ..zero.backends import NcclComm, connect, gather_into, scatter_into
+from ..zero.comm import Comm
 from ..zero.stamp import STAMP_NUMEL, Stamp
 
 NUMEL = 4096

@@ -21,24 +21,28 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from . import materialise, megatron
-from .comm import connect
+from .host import Offload
 from .megatron import Megatron
 from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
 from .segments import check_optimizer
 from .stage1 import Stage1
-from .stage2 import Stage2
+from .stage2 import Stage2, StreamedStage1
 from .stage3 import Stage3
 from .strategy import Strategy
+from .zeropp import Zeropp, connect_zeropp
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
+
+STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
+"""What a strategy becomes where its gradients leave the device as they are reduced."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 """Options whose defaults a strategy has of its own."""
 
 _ADOPTED = "_zerobench_engine"
 
-__all__ = ["MODES", "STAGES", "LossScaling", "Options", "Strategy", "initialize"]
+__all__ = ["MODES", "STAGES", "LossScaling", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
 
 
 def initialize(
@@ -71,7 +75,11 @@ def initialize(
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)
-    engine = STAGES[strategy](model, optimizer, connect(group, device), chosen)
+    elif chosen.zeropp is not None:
+        raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
+    comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
+    kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
+    engine = kinds[strategy](model, optimizer, comm, chosen)
     setattr(model, _ADOPTED, id(model))
     return engine
 
@@ -94,6 +102,8 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
     preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key == "reduce_with")}
     chosen = Options(**{**usual, **preset, **DEFAULTS.get(strategy, {}), **options})
     chosen.check()
+    if chosen.offload is not None:
+        chosen.offload.check(strategy)
     return chosen
 
 

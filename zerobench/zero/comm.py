@@ -6,32 +6,22 @@ A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The co
                            the sum goes there, and what the own slice holds is not said)
     all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
     all_reduce(full)       every slice := sum over ranks of that slice
+    all_to_all(to, here)   slice j of `here` := rank j's slice for this rank, for every other j
 
 With a stamp (stamp.py) a collective whose ranks are at different units or steps raises RuntimeError in `Handle.wait`.
-How slices travel on gloo: exchange.py. In which stream on a GPU: lanes.py.
+The backends: backends.py. Groups of ranks: groups.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from . import labels
-from .exchange import Reducer, gather_slices
-from .lanes import Lane, Threads, Waitable
-from .stamp import CheckEnd, LateStamps, Stamp, sums_are_exact
-
-# torch 2.13 renames these two; 2.11 knows the old names only.
-gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-FAKE = "fake"
-"""torch's name for a process group that moves nothing (torch-private, tested): a simulated world."""
+from .lanes import Waitable
+from .sources import Primary, Source
+from .stamp import Stamp
 
 
 class Handle:
@@ -60,6 +50,13 @@ class Comm:
 
     rank = 0
     size = 1
+    """Ranks that share a shard; of these this one owns slice number `rank`."""
+    ranks = 1
+    """Ranks that gradients are means over: more than `size` where groups of ranks are replicas of one another."""
+    replica = 0
+    """Which of the replicas this rank's slices belong to."""
+    group: dist.ProcessGroup | None = None
+    """Everybody."""
     flags_device: torch.device | None = None
     """Where flags that the host needs travel without holding up a device; None: where the model is."""
     in_lanes = False
@@ -79,6 +76,29 @@ class Comm:
         """Sums `full` over the ranks: twice the volume of a reduce-scatter, where a vendor does so."""
         return Handle([])
 
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        """Sends rank j slice j of `to` and receives its own into `here`, both (N · m,); nobody's own slice need travel.
+
+        `name`: the logical collective. With a stamp the last STAMP_NUMEL elements of every slice are padding.
+        """
+        return Handle([])
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank whose values all others have at the start."""
+        return self.rank == self.replica == 0
+
+    @property
+    def exact(self) -> Comm:
+        """Collectives that bring every bit of what was sent: itself, but where a codec is in between."""
+        return self
+
+    def new_source(self) -> Source:
+        """Where a unit of stage 3 has its parameters from."""
+        return Primary(self)
+
     def check_stamps(self) -> None:
         """Checks what has been found since the last call; for the end of a step, and holds up no device."""
 
@@ -90,175 +110,3 @@ class Comm:
 
     def sum(self, values: torch.Tensor) -> None:
         """Elementwise sum over the ranks, in place; outside the volume. For norms: a few float64 values."""
-
-
-class GroupComm(Comm):
-    """What all process groups share."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.is_last = self.rank == self.size - 1
-        self._reductions: Threads | Lane = Threads()
-        self._gathers: Threads | Lane = Threads()
-        if _backend_for("cpu", group):
-            self.flags_device = torch.device("cpu")
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp:
-            stamp.write(full)
-        with labels.collective("all_reduce", unit):
-            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
-        return Handle([work], self._sum_to_check(full, stamp))
-
-    def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """What is left to do once `full` holds the last rank's slice."""
-        if stamp is None or self.is_last:
-            return None
-        return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
-
-    def _sum_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """What is left to do once the end of `full` holds a sum over the ranks."""
-        if stamp is None or not sums_are_exact(full.dtype, self.size):
-            return None
-        return lambda: self._check_end(full, partial(stamp.check_sum, self.size))
-
-    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
-        check(full)
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
-        with labels.collective("control"):
-            dist.broadcast(dense, group_src=0, group=self.group)
-        if dense is not tensor:
-            tensor.copy_(dense)
-
-    def maximum(self, flags: torch.Tensor) -> None:
-        with labels.collective("control"):
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
-
-    def sum(self, values: torch.Tensor) -> None:
-        with labels.collective("control"):
-            dist.all_reduce(values, group=self.group)
-
-
-class StagedComm(GroupComm):
-    """A backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through the host's memory.
-
-    Stamps are looked at a step later, when they have come to the host without it having waited.
-    """
-
-    scatter_into: Callable[..., Any] = staticmethod(scatter_into)
-    gather_into: Callable[..., Any] = staticmethod(gather_into)
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(group)
-        self._stamps = LateStamps()
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        if stamp:
-            stamp.write(full)
-        place = self._own(full) if into is None else into
-        with labels.collective("reduce_scatter", unit):
-            work = self._reductions.launch(partial(self.scatter_into, place, full, group=self.group))
-        return Handle([work], self._sum_to_check(place, stamp if self.is_last else None))
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp and self.is_last:
-            stamp.write(full)
-        with labels.collective("all_gather", unit):
-            work = self._gathers.launch(partial(self.gather_into, full, self._own(full), group=self.group))
-        return Handle([work], self._gathered_to_check(full, stamp))
-
-    def check_stamps(self) -> None:
-        self._stamps.check()
-
-    def _own(self, full: torch.Tensor) -> torch.Tensor:
-        numel = full.numel() // self.size
-        return full.narrow(0, self.rank * numel, numel)
-
-    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
-        self._stamps.add(full, check)
-
-
-class NcclComm(StagedComm):
-    """NCCL's collectives, gathers and reductions in a lane each."""
-
-    in_lanes = True
-
-    def __init__(self, group: dist.ProcessGroup, cuda: Any = torch.cuda) -> None:
-        super().__init__(group)
-        self._reductions, self._gathers = Lane(cuda), Lane(cuda)
-
-
-class GlooComm(GroupComm):
-    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]
-
-    `wires`: what pieces are sent and received through, by default the group.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, wires: Any = None) -> None:
-        super().__init__(group)
-        self._wires = wires or group
-        self._reducer = Reducer(self.rank, self.size, self._wires)
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        if stamp:
-            stamp.write(full)
-        check = stamp.check if stamp and self.is_last else None
-        with labels.collective("reduce_scatter", unit):
-            return Handle([self._reducer.launch(full, unit, check, into)])
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp and self.is_last:
-            stamp.write(full)
-        with labels.collective("all_gather", unit):
-            works = gather_slices(full, self.rank, self.size, self._wires)
-        return Handle(works, self._gathered_to_check(full, stamp))
-
-
-def _backend_for(device: str, group: dist.ProcessGroup) -> str:
-    """The group's backend for tensors on that kind of device; empty where it has none."""
-    per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
-    return per_device.get(device, "")
-
-
-_KINDS: dict[tuple[str, str], type[GroupComm]] = {
-    ("gloo", "cpu"): GlooComm,
-    ("gloo", "cuda"): StagedComm,
-    ("nccl", "cuda"): NcclComm,
-}
-"""By backend and device."""
-
-
-def _kinds() -> dict[tuple[str, str], type[GroupComm]]:
-    from . import simulated  # which stands on this module
-
-    return _KINDS | {(FAKE, device): kind for device, kind in simulated.KINDS.items()}
-
-
-def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
-    """The seam for `group`, by default torch's default group; without one, a world of one rank.
-
-    Raises ValueError for a backend that the engine does not know.
-    """
-    if group is None:
-        if not dist.is_initialized():
-            return Comm()
-        group = dist.group.WORLD
-    assert group is not None
-    if dist.get_rank(group) < 0:
-        raise ValueError("group: this rank is not a member of the process group that it was given")
-    if dist.get_world_size(group) == 1:
-        return Comm()
-    backend = _backend_for(device.type, group) or str(dist.get_backend(group))
-    kind = _kinds().get((backend, device.type))
-    if kind is None:
-        known = ", ".join(f"{b} on {d}" for b, d in _KINDS)
-        raise ValueError(f"group: backend {backend!r} on {device.type} is not supported; use one of {known}")
-    return kind(group)

@@ -35,7 +35,7 @@ GATHER_PIECE_BYTES = 2**20
 REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
 
-GATHER_TAG, REDUCE_TAG = 7001, 7002
+GATHER_TAG, REDUCE_TAG, EXCHANGE_TAG = 7001, 7002, 7003
 
 Pieces = tuple[torch.Tensor, ...]
 
@@ -61,6 +61,15 @@ def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessG
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
     receives = [receive(piece, peer, group, GATHER_TAG) for peer, piece in to_come]
     return receives + [send(piece, peer, group, GATHER_TAG) for peer, piece in to_go]
+
+
+def exchange_slices(to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
+    """Launches the all-to-all of `to` into `here`, (N · m,) each, the own slices apart. Returns the works."""
+    going, coming = ([_pieces(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
+    others = [(rank + distance) % size for distance in range(1, size)]
+    receives = [receive(piece, peer, group, EXCHANGE_TAG) for peer in others for piece in coming[peer]]
+    places = range(len(going[rank]))
+    return receives + [send(going[peer][place], peer, group, EXCHANGE_TAG) for place in places for peer in others]
 
 
 class Reducer:

@@ -96,7 +96,7 @@ class GradientFlow:
                 self.land_all()
             if not unit.filled:
                 engine.open_gradients(unit)
-            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.size)
+            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.ranks)
             if is_use:  # counted when it is in the unit: a unit that has them all is sent
                 unit.uses -= 1
             else:
@@ -108,7 +108,7 @@ class GradientFlow:
     def launch(self, unit: Unit) -> None:
         """Starts the reduction of `unit`'s gradients; waits for the oldest if too many are in flight."""
         engine = self._engine
-        if engine.comm.size == 1:  # full and shard are one tensor, and gradients stay in it until `step`
+        if unit.is_alone:
             return
         if not unit.filled:
             engine.open_gradients(unit)
@@ -139,5 +139,5 @@ class GradientFlow:
 
     def check_reduced(self, what: str) -> None:
         """Raises RuntimeError where gradients were kept back by no_sync and never reduced."""
-        if self._engine.comm.size > 1 and any(unit.filled for unit in self._engine.units):
+        if any(unit.filled and not unit.is_alone for unit in self._engine.units):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")

@@ -23,6 +23,7 @@ from torch import nn
 from . import labels
 from .comm import Comm, Handle
 from .layout import Layout
+from .places import Places
 from .precision import Dtypes
 from .stamp import Stamp
 from .unit import Unit
@@ -44,18 +45,20 @@ class ModuleUnit(Unit):
 
     gather: Handle | None = None
     is_whole = True
+    is_from_source = False  # and not from the model that was adopted, or gathered in full for whoever asked
     held = 0
 
     def __init__(
-        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, parameters: list[nn.Parameter], stays: bool,
-        share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places, parameters: list[nn.Parameter],
+        stays: bool, share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
     ) -> None:  # fmt: skip
-        super().__init__(name, layout, comm, dtypes)
+        super().__init__(name, layout, comm, dtypes, places)
         self.comm = comm
+        self.source = comm.new_source()
         self._stamp = stamp
         self.parameters = parameters
         self.trainable = parameters[0].requires_grad
-        self.stays = stays or comm.size == 1
+        self.stays = stays or (comm.size == 1 and places.keeps_parameters)
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
@@ -67,7 +70,7 @@ class ModuleUnit(Unit):
         share(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
-            self.parameter_shard = labels.label(self.parameter_shard.clone(), labels.PARAMETERS, name)
+            self.parameter_shard = places.keep_parameters(self.parameter_shard, name)
         self.reshard()
 
     def _make_places(self) -> list[torch.Tensor]:
@@ -97,7 +100,21 @@ class ModuleUnit(Unit):
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.own_slice(full).copy_(self.parameter_shard)
-            self.gather = self.comm.all_gather(full, self.name, self._stamp(self))
+            self.gather = self.source.launch(full, self.name, self._stamp(self))
+            self.is_from_source = True
+
+    def unshard_exactly(self) -> None:
+        """-> unsharded, with every bit of what the shards hold, whatever gathers of training bring."""
+        if self.comm.exact is self.comm:
+            self.unshard()
+            return
+        self.reshard()
+        if not self.is_whole:
+            full = self.full_parameters
+            full.untyped_storage().resize_(full.numel() * full.element_size())
+            self.own_slice(full).copy_(self.parameter_shard)
+            self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self))
+            self.unshard()
 
     def unshard(self) -> None:
         """-> unsharded: the parameters are views of the full buffer."""
@@ -116,13 +133,16 @@ class ModuleUnit(Unit):
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
             parameter.data = hole
+        if self.is_from_source:
+            self.source.released(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)
-        self.is_whole = False
+        self.is_whole = self.is_from_source = False
 
     def refresh(self) -> None:
-        """A unit that stays gets everyone's new parameters."""
+        """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
+        self.source.stale()
         if self.stays:
-            self.comm.all_gather(self.full_parameters, self.name).wait()
+            self.comm.exact.all_gather(self.full_parameters, self.name).wait()
 
 
 def placeholder(parameter: nn.Parameter) -> torch.Tensor:

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from .comm import Comm, Handle
+from .host import Offload
+from .places import Places
 from .precision import LossScaling
 from .stamp import Stamp
+from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
@@ -62,6 +65,10 @@ class Options:
     `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
+    `offload`            what leaves the device, and whereto: host.Offload
+    `node_size`          ranks a node has: gathers and reductions go in two hops (groups.py)
+    `shard_group`        ranks that share a shard, each group a replica of the others; default: all (groups.py)
+    `zeropp`             stage 3: which parts of ZeRO++ (zeropp.py)
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -81,6 +88,15 @@ class Options:
     initial_device: torch.device | None = None
     broadcast_buffers: bool = True
     elementwise: bool = False
+    offload: Offload | None = None
+    node_size: int | None = None
+    shard_group: int | None = None
+    zeropp: Zeropp | None = None
+
+    def places(self, module: nn.Module) -> Places:
+        """Where the engine over `module` keeps things."""
+        device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
+        return Places() if self.offload is None else self.offload.places(device)
 
     @property
     def reduction(self) -> Reduction:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import nn, optim
@@ -114,7 +115,7 @@ class LossScaler:
             yield False
             return
         self.skipped = found = overflow()
-        judges_itself = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer)
+        judges_itself = type(optimizer) in LOOKS_ITSELF and is_fused(optimizer) and _is_on(optimizer, found.device)
         if judges_itself:
             optimizer.found_inf = found  # type: ignore[attr-defined]
         try:
@@ -144,8 +145,12 @@ class Share:
     """A run of one parameter's elements as the optimizer holds them.
 
     `tensor`     (numel,) view of the master: the optimizer's parameter
+    `tier`       where that lies
     `gradient`   (numel,) where the gradient lies, in its own dtype; None where the parameter had no part in the step
+    `crosses`    whether that is another tier, from which it comes before it is cast
     """
+
+    tier = labels.DEVICE
 
     def __init__(self, master: torch.Tensor) -> None:
         self.tensor = nn.Parameter(master)
@@ -154,15 +159,27 @@ class Share:
         """The reduced gradient."""
         raise NotImplementedError
 
+    @property
+    def crosses(self) -> bool:
+        """See above."""
+        return False
+
+
+S = TypeVar("S", bound=Share)
+
 
 def is_fused(optimizer: optim.Optimizer) -> bool:
     """Whether every group runs torch's fused kernels, which need no temporaries."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def tiles_of(shares: Iterable[Share], tile_numel: int) -> list[list[Share]]:
+def _is_on(optimizer: optim.Optimizer, device: torch.device) -> bool:
+    return all(p.device == device for group in optimizer.param_groups for p in group["params"])
+
+
+def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
     """Shares that are updated together: up to `tile_numel` elements a tile, unless a single share has more."""
-    tiles: list[list[Share]] = []
+    tiles: list[list[S]] = []
     room = 0
     for share in shares:
         if share.tensor.numel() > room or not tiles:
@@ -173,35 +190,66 @@ def tiles_of(shares: Iterable[Share], tile_numel: int) -> list[list[Share]]:
     return tiles
 
 
+Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
+"""Given a tile: inside, its masters, states and gradients are there."""
+
+
 def update_tiles(
-    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
-) -> None:
+    step: Callable[[], Any], tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
+    visit: Visit = lambda _: nullcontext(),
+) -> None:  # fmt: skip
     """One optimizer step, a tile at a time; torch's optimizers skip what has no gradient.
 
-    `coefficient` multiplies the gradients (unscaling, clipping). Nothing to do: no tile, no copy, one step.
+    `step`: the optimizer's. `coefficient` multiplies the gradients (unscaling, clipping). Nothing to do: no tile, no
+    copy, one step.
     """
-    buffer: torch.Tensor | None = None
+    buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
     for tile in tiles:
-        offset = 0
-        for share in tile:
-            gradient = share.gradient()
-            if gradient is not None and gradient.dtype != share.tensor.dtype:
-                if buffer is None:
-                    buffer = _tile_buffer(tiles, share.tensor)
-                place = buffer.narrow(0, offset, gradient.numel())
-                offset += gradient.numel()
-                gradient = place.copy_(gradient)
-            if gradient is not None and coefficient is not None:
-                gradient.mul_(coefficient)
-            share.tensor.grad = gradient
-        optimizer.step()
-        for share in tile:
-            share.tensor.grad = None
+        with visit(tile):
+            buffers.begin()
+            for share in tile:
+                share.tensor.grad = gradient = buffers.ready(share)
+                if gradient is not None and coefficient is not None:
+                    gradient.mul_(_beside(coefficient, gradient))
+            step()
+            for share in tile:
+                share.tensor.grad = None
 
 
-def _tile_buffer(tiles: Sequence[Sequence[Share]], like: torch.Tensor) -> torch.Tensor:
-    most = max(sum(share.tensor.numel() for share in tile) for tile in tiles)
-    return labels.label(like.new_empty(most), labels.GRADIENTS, "tile")
+class TileBuffers:
+    """Gradients on their way to the optimizer: one buffer of `most` elements for each tier and dtype that is wanted."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._offsets: dict[tuple[str, torch.dtype], int] = {}
+
+    def begin(self) -> None:
+        """A tile begins: its gradients lie where the last tile's did."""
+        self._offsets.clear()
+
+    def ready(self, share: Share) -> torch.Tensor | None:
+        """The share's gradient in its master's tier and dtype; it crosses from another tier as it is, and is cast here."""
+        gradient = share.gradient()
+        if gradient is not None and share.crosses:
+            gradient = self._place(share, gradient.dtype).copy_(gradient)
+        if gradient is not None and gradient.dtype != share.tensor.dtype:
+            gradient = self._place(share, share.tensor.dtype).copy_(gradient)
+        return gradient
+
+    def _place(self, share: Share, dtype: torch.dtype) -> torch.Tensor:
+        key, numel = (share.tier, dtype), share.tensor.numel()
+        if key not in self._made:
+            made = share.tensor.new_empty(self._most, dtype=dtype, requires_grad=False)
+            self._made[key] = labels.label(made, labels.GRADIENTS, "tile", tier=share.tier)
+        start = self._offsets.get(key, 0)
+        self._offsets[key] = start + numel
+        return self._made[key].narrow(0, start, numel)
+
+
+def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:
+    """The coefficient where it can multiply: of a gradient in host memory the host must know it."""
+    return coefficient.to(gradient.device) if isinstance(coefficient, torch.Tensor) else coefficient
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:

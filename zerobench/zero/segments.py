@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from . import labels
 from .layout import Segment
+from .places import Run
 from .precision import Share
-from .unit import Unit
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -31,17 +32,23 @@ _REASONS = {
 
 
 class OptimizerSegment(Share):
-    """A segment as the optimizer holds it: `tensor` is a view of the unit's master shard."""
+    """A segment as the optimizer holds it: `tensor` is a view of the master of a run of its unit's shard."""
 
-    def __init__(self, unit: Unit, segment: Segment) -> None:
-        super().__init__(unit.master_shard.narrow(0, segment.offset, segment.numel))
-        self.unit = unit
+    def __init__(self, run: Run, segment: Segment) -> None:
+        super().__init__(run.segment(segment.offset, segment.numel))
+        self.run, self.unit = run, run.unit
         self.segment = segment
+        self.tier = run.tier
         self.used = False
 
     def gradient(self) -> torch.Tensor | None:
-        shard = self.unit.gradient_shard
-        return shard.narrow(0, self.segment.offset, self.segment.numel) if self.used else None
+        return self.unit.gradient(self.segment.offset, self.segment.numel) if self.used else None
+
+    @property
+    def crosses(self) -> bool:
+        away = self.unit.away
+        leaves = away is not None and self.segment.offset < self.unit.leaving
+        return self.tier != (away.tier if away is not None and leaves else labels.DEVICE)
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:

@@ -5,6 +5,7 @@ this rank. What the other ranks would have sent is zero, so that numbers stay fi
 
     reduce_scatter              own slice := this rank's own part of the mean
     all_gather                  the others' slices := 0
+    all_to_all                  what the others send is 0
     all_reduce and all else     as if nobody else were there
 
 Losses, weights and times mean nothing. Nothing is stamped: nobody is there to be at another place.
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .comm import Comm, GlooComm, GroupComm, Handle, NcclComm
+from .backends import GlooComm, GroupComm, NcclComm
+from .comm import Comm, Handle
 from .stamp import Stamp
 
 
@@ -35,6 +37,11 @@ class Unstamped(Comm):
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         return super().all_reduce(full, unit, None)
+
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        return super().all_to_all(to, here, name, unit, None)
 
 
 class SilentGroup:
@@ -73,11 +80,18 @@ def _gather_alone(full: torch.Tensor, own: torch.Tensor, group: dist.ProcessGrou
     return work
 
 
+def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.exchange_into(here, to, group=group, async_op=async_op)
+    here.zero_()
+    return work
+
+
 class SimulatedNccl(Unstamped, NcclComm):
     """NCCL's collectives, in lanes. What the fake group leaves in their outputs differs between versions of torch."""
 
     scatter_into = staticmethod(_scatter_alone)
     gather_into = staticmethod(_gather_alone)
+    exchange_into = staticmethod(_exchange_alone)
 
 
 KINDS: dict[str, type[GroupComm]] = {"cpu": SimulatedGloo, "cuda": SimulatedNccl}

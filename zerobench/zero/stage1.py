@@ -62,7 +62,7 @@ class Stage1(Strategy):
         dtypes = Dtypes.of(like.dtype, self.options.gradient_dtype, self.options.wire_dtype)
         start = 0
         for layout in layouts:
-            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes)
+            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.places)
             unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
             unit.parameter_shard = unit.own_slice(unit.full_parameters)
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)

@@ -27,8 +27,8 @@ class Stage2(Stage1):
     stage = 2
 
     def place_gradients(self, unit: Unit) -> None:
-        unit.gradient_shard = torch.zeros_like(unit.parameter_shard, dtype=unit.dtypes.gradients)
-        if self.comm.size == 1:
+        unit.gradient_shard = unit.new_gradient_shard()
+        if unit.is_alone:
             unit.full_gradients = unit.gradient_shard
         else:
             unit.free_gradient_shard()
@@ -47,7 +47,7 @@ class Stage2(Stage1):
         unit.full_gradients = None
 
     def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
-        if unit.reduced or unit.dtypes.wire != unit.dtypes.gradients or not self.options.sums_own_slice:
+        if unit.reduced or not unit.sums_in_place or not self.options.sums_own_slice:
             return None
         unit.allocate_gradient_shard()
         return unit.gradient_shard
@@ -55,6 +55,7 @@ class Stage2(Stage1):
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
         if mean is unit.gradient_shard:
             return
+        mean = unit.send_away(mean)
         if unit.reduced:
             unit.gradient_shard.add_(mean)
         else:
@@ -63,7 +64,13 @@ class Stage2(Stage1):
 
     def forget(self) -> None:
         super().forget()
-        if self.comm.size > 1:
-            for unit in self.units:
+        for unit in self.units:
+            if not unit.is_alone:
                 unit.full_gradients = None
                 unit.free_gradient_shard()
+
+
+class StreamedStage1(Stage2):
+    """Stage 1 whose gradients leave the device as they are reduced: of whole ones, as in stage 2, a bucket is there."""
+
+    stage = 1

@@ -93,7 +93,7 @@ class Stage3(Stage2):
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
         layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
         dtypes = Dtypes.of(parameters[0].dtype, self.options.gradient_dtype, self.options.wire_dtype)
-        unit = ModuleUnit(name, layout, self.comm, dtypes, parameters, stays, self.share, self.stamp)
+        unit = ModuleUnit(name, layout, self.comm, dtypes, self.places, parameters, stays, self.share, self.stamp)
         if unit.trainable:
             self.place_gradients(unit)
             labels.label(unit.gradient_shard, labels.GRADIENTS, name)
@@ -138,7 +138,7 @@ class Stage3(Stage2):
     def whole(self, unit: Unit) -> Iterator[None]:
         assert isinstance(unit, ModuleUnit)
         was_whole = unit.is_whole
-        unit.unshard()
+        unit.unshard_exactly()
         unit.held += 1  # modules may be run inside, whose hooks would reshard
         try:
             yield
@@ -254,8 +254,8 @@ class Stage3(Stage2):
 
     def finish_reductions(self) -> None:
         self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
-        used = list(dict.fromkeys(reversed(self._order.uses)))
-        for unit in [*used, *(u for u in self._all_units if u.stays)]:
+        kept = (u for u in self._all_units if u.stays)
+        for unit in dict.fromkeys([*reversed(self._order.uses), *kept]):
             if unit.trainable and unit not in self._done:
                 self.reduce(unit)
         for late in self.units:

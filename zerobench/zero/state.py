@@ -71,7 +71,7 @@ class StateFace:
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
     engine.settle()
-    keep = engine.comm.rank == 0 or not rank0_only
+    keep = engine.comm.is_first or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
         for unit in engine.holders():
@@ -124,7 +124,7 @@ def after_load(engine: Strategy) -> None:
     """The segments hold values from elsewhere: so do the parameter shards, and then the parameters of all ranks."""
     with torch.no_grad():
         for unit in engine.units:
-            unit.round_master()
+            unit.round_masters()
         engine.after_update()
         engine.settle()
     for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
@@ -141,6 +141,6 @@ def _checkpoints() -> ModuleType:
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
-    shards |= {f"unit {unit.name}": unit.master_shard for unit in engine.units}
+    shards |= {f"unit {unit.name} from {run.start}": run.master for unit in engine.units for run in unit.runs}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}

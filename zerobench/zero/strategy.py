@@ -52,6 +52,7 @@ class Strategy(StateFace):
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
         self.steps = 0
+        self.places = options.places(module)
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
         hollow = materialise.on_meta(module)
@@ -182,7 +183,8 @@ class Strategy(StateFace):
             if self.update.run():
                 # 2 the parameters become the rounded masters
                 for unit in self.units:
-                    unit.round_master()
+                    unit.finish_update()
+                self.places.settle()
                 # 3 let everyone have the new parameters, if they hold them whole
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch

@@ -5,10 +5,11 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
 
     full_parameters   (padded_numel,)   what forward and backward read; the parameters are views of it
     parameter_shard   (shard_numel,)    this rank's part of them
-    master_shard      (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half
+    masters           (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half;
+                                        in runs, each in its tier (places.py)
     full_gradients    (padded_numel,)   this rank's gradients divided by N, on their way to the reduction
     wire_gradients    (padded_numel,)   the same in the wire's dtype, while in flight; often the same tensor
-    gradient_shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments
+    gradient_shard    (shard_numel,)    the mean over the ranks, of which the optimizer sees segments, less what leaves
 
 Which of them is a view of which, and which comes and goes, is what a stage is:
 
@@ -22,11 +23,14 @@ With one rank a shard is the whole: the full tensors are the shards.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import labels
 from .comm import Comm, Handle
 from .layout import Layout, Piece
+from .places import Away, Places, Run
 from .precision import Dtypes
 
 ALIGN_BYTES = 64
@@ -47,16 +51,19 @@ class Unit:
 
     full_parameters: torch.Tensor
     parameter_shard: torch.Tensor
-    master_shard: torch.Tensor
     gradient_shard: torch.Tensor
     full_gradients: torch.Tensor | None
 
-    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes) -> None:
+    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places) -> None:
         self.name = name
         self.layout = layout
         self.rank = comm.rank
         self.size = comm.size
         self.dtypes = dtypes
+        self.places = places
+        self.leaving = places.leaving(layout.shard_numel, layout.align)
+        self.away: Away | None = None
+        self.runs: list[Run] = []
         self.full_gradients = None
         self.wire_gradients: torch.Tensor | None = None
         self.expected: set[int] = set()
@@ -66,6 +73,12 @@ class Unit:
         self.reduced = False
         self.reduction: Handle | None = None
         self.mean: torch.Tensor | None = None
+        self.departure: Any = None  # the event at the end of the copy of gradients that leave
+
+    @property
+    def device(self) -> torch.device:
+        """The device, wherever shards are."""
+        return self.full_parameters.device
 
     @property
     def is_full(self) -> bool:
@@ -76,22 +89,58 @@ class Unit:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
         return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)
 
-    def make_master(self) -> None:
-        """The shard that the optimizer updates, from the parameters."""
-        self.master_shard = self.parameter_shard
-        if self.dtypes.master != self.dtypes.parameters:
-            self.master_shard = self.parameter_shard.to(self.dtypes.master)
-            labels.label(self.master_shard, labels.MASTER, self.name)
+    @property
+    def is_alone(self) -> bool:
+        """Full gradients and shard are one tensor, in which gradients stay until the update."""
+        return self.size == 1 and self.away is None
 
-    def round_master(self) -> None:
+    def make_master(self) -> None:
+        """What the optimizer updates, from the parameters."""
+        self.runs = self.places.runs(self)
+        for run in self.runs:
+            run.make_master()
+
+    def round_masters(self) -> None:
         """The parameters become the rounded masters."""
-        if self.master_shard is not self.parameter_shard:
-            self.parameter_shard.copy_(self.master_shard)
+        for run in self.runs:
+            run.round_master()
+
+    def finish_update(self) -> None:
+        """The same, of those that have not become so tile by tile."""
+        for run in self.runs:
+            if run.rounds_late:
+                run.round_master()
 
     def new_full_gradients(self, dtype: torch.dtype, category: str = labels.COMMUNICATION) -> torch.Tensor:
         """A (padded_numel,) buffer, not filled, for gradients on their way or, by its category, to be kept."""
-        full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.parameter_shard.device)
+        full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.device)
         return labels.label(full, category, self.name)
+
+    def new_gradient_shard(self) -> torch.Tensor:
+        """Zeros for the gradients of what stays; the others have their place elsewhere from now on."""
+        self.away = self.places.away(self)
+        numel = self.layout.shard_numel - (0 if self.away is None else self.leaving)
+        return torch.zeros(numel, dtype=self.dtypes.gradients, device=self.device)
+
+    def send_away(self, mean: torch.Tensor) -> torch.Tensor:
+        """Of the mean, (shard_numel,), what leaves goes; returns what stays."""
+        if self.away is None:
+            return mean
+        self.departure = self.away.take(mean.narrow(0, 0, self.leaving), self.reduced)
+        return mean.narrow(0, self.leaving, self.gradient_shard.numel())
+
+    def gradient(self, offset: int, numel: int) -> torch.Tensor:
+        """The mean of elements [offset, offset + numel) of the shard, where it lies."""
+        if self.away is None:
+            return self.gradient_shard.narrow(0, offset, numel)
+        if offset < self.leaving:
+            return self.away.view(offset, numel)
+        return self.gradient_shard.narrow(0, offset - self.leaving, numel)
+
+    @property
+    def sums_in_place(self) -> bool:
+        """Whether a reduction can write the mean into the gradient shard itself."""
+        return self.away is None and self.dtypes.wire == self.dtypes.gradients
 
     def allocate_gradient_shard(self) -> None:
         """The gradient shard, one tensor for life, has memory again; not filled."""
@@ -144,7 +193,10 @@ class Unit:
         """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
         wire, self.wire_gradients = self.wire_gradients, None
         if wire is not None and wire is not self.full_gradients:
+            if self.departure is not None:  # in the order of who computes, which is behind the copy that leaves
+                self.departure.wait()
             wire.untyped_storage().resize_(0)
+        self.departure = None
 
     def forget_gradients(self) -> None:
         """Back to: no gradients."""

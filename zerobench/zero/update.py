@@ -15,13 +15,16 @@ The optimizer holds segments (segments.py), a view of parameter ∩ shard each, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn, optim
 
 from .comm import Comm
+from .layout import Segment
+from .places import Run
 from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of, update_tiles
 from .scaling import GradientScaling
 from .segments import OptimizerSegment, swap_parameters
@@ -49,8 +52,9 @@ class Update:
         # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
-        self.segments = [OptimizerSegment(u, s) for u in units for s in u.layout.segments(comm.rank, most)]
-        self.tiles = tiles_of(self.segments, most) if most else [self.segments]
+        runs = [run for unit in units for run in unit.runs]
+        self.segments = [OptimizerSegment(run, s) for run in runs for s in _segments_of(run, comm.rank, most)]
+        self.tiles = _tiles(self.segments, most)
         self._index = {p: i for i, p in enumerate(trainable)}
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
@@ -60,8 +64,8 @@ class Update:
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Elements a tile, or None where one step over everything needs no memory beside the states."""
-        casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
-        if tile_bytes is None or (is_fused(self.optimizer) and not casts):
+        needed = any(unit.dtypes.gradients != unit.dtypes.master or unit.places.tiles_always for unit in units)
+        if tile_bytes is None or (is_fused(self.optimizer) and not needed):
             return None
         return max(ALIGN_BYTES, tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
 
@@ -108,7 +112,7 @@ class Update:
     def _step(self) -> None:
         self._running = self._stepped = True
         try:
-            update_tiles(self.optimizer, self.tiles, self.scaling.coefficient)
+            update_tiles(self.optimizer.step, self.tiles, self.scaling.coefficient, _visit)
         finally:
             self._running = False
 
@@ -154,3 +158,24 @@ class Update:
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
         self._unheld -= numbers
         swap_parameters(self.optimizer.param_groups[-1:], self.optimizer.state, self._index, self.segments)
+
+
+def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:
+    """The segments of a unit's shard, cut at the run's ends, and of `most` elements at most."""
+    for segment in run.unit.layout.segments(rank, most):
+        first, last = max(segment.offset, run.start), min(segment.offset + segment.numel, run.stop)
+        if first < last:
+            start = segment.start + first - segment.offset
+            yield Segment(segment.parameter, start, start + last - first, first)
+
+
+def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
+    """What is updated together: of one tier, and of one run where that wants it so."""
+    groups: dict[Any, list[OptimizerSegment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.run.group, []).append(segment)
+    return [tile for group in groups.values() for tile in (tiles_of(group, most) if most else [group])]
+
+
+def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
+    return tile[0].run.visit(tile) if tile else nullcontext()

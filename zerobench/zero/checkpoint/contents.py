@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 
 def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
-    """This rank's part of the state: live, or with `copy` copied to the CPU, so that training may go on."""
+    """This rank's part of the state: live, or with `copy` copied to the CPU, so that training may go on.
+
+    Of ranks that are replicas of one another the first alone has a part.
+    """
+    if engine.comm.replica > 0:
+        return {}
     flats: dict[str, Flat] = {}
     for segment in engine.segments:
         name, start = engine.names[segment.segment.parameter], segment.segment.start

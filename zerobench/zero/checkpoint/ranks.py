@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from ..comm import GroupComm
+from ..comm import Comm
 
 if TYPE_CHECKING:
     from ..strategy import Strategy
@@ -63,9 +63,9 @@ class Ranks:
     """Who saves and loads together, and the save that is in flight."""
 
     def __init__(self, engine: Strategy) -> None:
-        self.rank, self.size = engine.comm.rank, engine.comm.size
         self.in_flight: SaveHandle | None = None
-        self.group = _group_beside(engine.comm) if isinstance(engine.comm, GroupComm) else None
+        self.group = _group_beside(engine.comm)
+        self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
 
     def agree(self, what: Callable[[], T]) -> T:
         """Runs `what` on each rank. Where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
@@ -110,12 +110,14 @@ def ranks_of(engine: Strategy) -> Ranks:
     return _ranks[engine]
 
 
-def _group_beside(comm: GroupComm) -> dist.ProcessGroup:
-    """A gloo group of the same ranks, made once; only they take part.
+def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
+    """A gloo group of the same ranks, made once; only they take part. None in a world of one.
 
     torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). Where
     these numbers differ the ranks would wait for one another under different names: groups of one make them equal.
     """
+    if comm.group is None:
+        return None
     if comm.group not in _groups:
         members = dist.get_process_group_ranks(comm.group)
         known = dist.distributed_c10d._world.pg_names

@@ -1,0 +1,236 @@
+"""Nodes and shard groups: what their collectives put where, every stage in them against DDP, checkpoints, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import zoo
+from tests.distributed import training
+from tests.distributed.test_comm import NUMEL, random_full
+from tests.ranks import run_ranks
+from zerobench.zero import exchange, initialize
+from zerobench.zero.groups import connect_groups
+from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+
+CPU = torch.device("cpu")
+OURS = ("zero1", "zero2", "zero3")
+
+
+def total(n: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.stack([random_full(rank, n, dtype).double() for rank in range(n)]).sum(0)
+
+
+def hops(rank: int, n: int, node_size: int) -> int:
+    """Two-hop collectives by value, several in flight at once and waited for in another order on each rank."""
+    exchange.GATHER_PIECE_BYTES = exchange.REDUCE_PIECE_BYTES = 512
+    comm = connect_groups(None, CPU, node_size, None)
+    assert (comm.size, comm.ranks, comm.replica) == (n, n, 0)
+    own = slice(comm.rank * NUMEL, (comm.rank + 1) * NUMEL)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
+        whole = total(n, dtype)
+        fulls, intos = [random_full(rank, n, dtype) for _ in range(3)], [None, torch.empty(NUMEL, dtype=dtype), None]
+        mine = [torch.full((n * NUMEL,), -1.0, dtype=dtype) for _ in range(3)]
+        for full in mine:
+            full[own] = rank
+        stamp = Stamp(7, 3)
+        handles = []
+        for full, into, other in zip(fulls, intos, mine, strict=True):
+            handles += [comm.reduce_scatter(full, "u", stamp, into), comm.all_gather(other, "u", stamp)]
+        for handle in handles[::-1] if rank % 2 else handles:
+            handle.wait()
+            handle.wait()
+        for full, into in zip(fulls, intos, strict=True):
+            found = full[own] if into is None else into
+            kept = NUMEL - STAMP_NUMEL if comm.rank == n - 1 else NUMEL
+            torch.testing.assert_close(found.double()[:kept], whole[own][:kept], rtol=0, atol=tolerance)
+        owners = gathered(comm.rank, n)
+        for full in mine:
+            wanted = torch.tensor(owners, dtype=dtype).repeat_interleave(NUMEL)
+            assert torch.equal(full[:-STAMP_NUMEL], wanted[:-STAMP_NUMEL])
+            assert full[-STAMP_NUMEL:].tolist() == stamp.digits()
+    comm.check_stamps()
+    return comm.rank
+
+
+def gathered(mine: int, n: int) -> list[int]:
+    """The global rank that owns each slice."""
+    places: list[Any] = [None] * n
+    dist.all_gather_object(places, mine)
+    return [places.index(number) for number in range(n)]
+
+
+def replicas(rank: int, n: int, k: int) -> tuple[int, int, torch.Tensor]:
+    """(slice, replica, its sum over everybody)."""
+    comm = connect_groups(None, CPU, None, k)
+    assert (comm.size, comm.ranks, comm.rank, comm.replica) == (k, n, rank % k, rank // k)
+    full = random_full(rank, n, torch.float32)
+    handles = [comm.reduce_scatter(full, "u", Stamp(1, 2)), comm.all_gather(torch.zeros(16 * k), "u", Stamp(1, 2))]
+    for handle in handles[::-1] if rank % 2 else handles:
+        handle.wait()
+    numel = full.numel() // k
+    mine = full.narrow(0, comm.rank * numel, numel).clone()
+    once = torch.ones(1, dtype=torch.float64)
+    comm.sum(once)
+    assert once.item() == k  # every replica has the same
+    flags = torch.tensor([rank])
+    comm.maximum(flags)
+    assert flags.item() == n - 1
+    return comm.rank, comm.replica, mine
+
+
+def disagreement(rank: int, n: int, node_size: int | None, shard_group: int | None) -> str:
+    """The last rank is a unit ahead."""
+    comm = connect_groups(None, CPU, node_size, shard_group)
+    handle = comm.all_gather(torch.zeros(n * NUMEL), "u", Stamp(3 + (rank == n - 1), 1))
+    try:
+        handle.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def collectives(rank: int, n: int) -> Any:
+    sizes = (2, 3, 1) if n == 6 else (2,)
+    places = [hops(rank, n, size) for size in sizes if size > 1]
+    return places, [replicas(rank, n, k) for k in sizes if k > 1]
+
+
+@pytest.mark.parametrize("n", [4, 6])
+def test_collectives_in_nodes_and_in_replicas(n: int) -> None:
+    found = run_ranks(n, collectives)
+    for number, size in enumerate((2, 3) if n == 6 else (2,)):
+        assert [mine[0][number] for mine in found] == [(rank % size) * (n // size) + rank // size for rank in range(n)]
+        first: dict[int, torch.Tensor] = {}
+        for place, _, mine in (rank[1][number] for rank in found):
+            assert torch.equal(mine, first.setdefault(place, mine))  # replicas agree to the bit
+        whole = torch.cat([first[place] for place in range(size)]).double()
+        torch.testing.assert_close(whole[:-STAMP_NUMEL], total(n, torch.float32)[:-STAMP_NUMEL], rtol=0, atol=1e-5)
+
+
+def test_a_rank_that_is_elsewhere_is_heard_of_in_groups() -> None:
+    heard = run_ranks(4, disagreement, None, 2)
+    assert "rank 1 is at unit 4 of step 1, this rank at 3" in heard[2]
+    assert not any(heard[:2])
+
+
+CHOICES: dict[str, dict[str, Any]] = {"nodes": {"node_size": 2}, "replicas": {"shard_group": 2}}
+RUNS = [
+    ("tied", "sgd", {}),
+    ("unused", "adamw", {"overlap_gather": True}),
+    ("rich", "sgd", {"reduce_with": "all_reduce"}),
+    ("adapted", "sgd", {"prefetch": 0, "persistence_numel": 30}),
+]
+
+
+def train_in_groups(rank: int, n: int) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for model, optimizer, options in RUNS:
+        found[model, "ddp"] = training.train(rank, n, "ddp", model, optimizer, 4)
+        for stage in OURS:
+            for name, groups in CHOICES.items():
+                found[model, stage, name] = training.train(rank, n, stage, model, optimizer, 4, **groups, **options)
+    return found
+
+
+def test_every_stage_trains_in_groups_as_under_ddp() -> None:
+    found = run_ranks(4, train_in_groups)
+    for mine in found:
+        for (model, *rest), (losses, state) in mine.items():
+            if rest == ["ddp"]:
+                continue
+            wanted_losses, wanted = mine[model, "ddp"]
+            torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted_losses), rtol=1e-6, atol=1e-6)
+            tolerance = 2e-4 if model == "unused" else 1e-6
+            for key in wanted:
+                assert (state[key] - wanted[key]).abs().max() <= tolerance, (model, rest, key)
+            for key in wanted:  # all replicas end with the same bits
+                assert torch.equal(state[key], found[0][model, *rest][1][key])
+
+
+def save_and_load(rank: int, n: int, folder: str) -> dict[str, Any]:
+    """From replicas to nodes and back, with accumulation and clipping on the way."""
+
+    def fresh(**groups: Any) -> Any:
+        model = zoo.build("unused")
+        return training.engine_of("zero3", model, zoo.OPTIMIZERS["adamw"](model.parameters()), **groups)
+
+    def step(engine: Any, number: int) -> None:
+        with engine.no_sync():
+            engine.backward(engine(*zoo.tokens(rank, n, 2 * number)))
+        engine.backward(engine(*zoo.tokens(rank, n, 2 * number + 1)))
+        engine.clip_grad_norm_(0.5)
+        engine.step()
+
+    states = {}
+    source = fresh(shard_group=2)
+    for number in range(3):
+        step(source, number)
+    source.save(f"{folder}/replicas")
+    kept = source.state_dict()
+    source.export_safetensors(f"{folder}/whole.safetensors")
+    for name, groups in (("nodes", {"node_size": 2}), ("replicas", {"shard_group": 2}), ("plain", {})):
+        engine = fresh(**groups)
+        engine.load(f"{folder}/replicas")
+        states[name, "loaded"] = engine.full_state_dict()
+        engine.save(f"{folder}/{name}-again")
+        back = fresh()
+        back.load(f"{folder}/{name}-again")
+        states[name, "again"] = back.full_state_dict()
+        step(engine, 3)
+        states[name, "trained"] = engine.full_state_dict()
+    again = fresh(shard_group=2)
+    again.load_state_dict(kept)
+    step(again, 3)
+    states["dict", "trained"] = again.full_state_dict()
+    states["source", "loaded"] = source.full_state_dict(rank0_only=True)
+    step(source, 3)
+    states["source", "trained"] = source.full_state_dict()
+    return states
+
+
+def test_checkpoints_go_from_groups_to_groups(tmp_path: Path) -> None:
+    first, *others = run_ranks(4, save_and_load, str(tmp_path))
+    assert all(not mine["source", "loaded"] for mine in others)
+    assert (tmp_path / "whole.safetensors").is_file()
+    for (name, when), state in first.items():
+        wanted = first["source", "trained" if when == "trained" else "loaded"]
+        for key in wanted:
+            if when != "trained" or name in ("replicas", "dict"):
+                assert torch.equal(state[key], wanted[key]), (name, when, key)
+            else:
+                assert (state[key] - wanted[key]).abs().max() <= 2e-4, (name, when, key)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    for mine in run_ranks(4, refusals):
+        assert mine == [
+            "node_size: 3 cannot be; use a divisor of the 4 ranks, and at least 1",
+            "shard_group: 1 cannot be; use a divisor of the 4 ranks, and at least 2",
+            "shard_group: 2 ranks beside nodes of 4; a group must be a node, so use 4",
+            "zeropp: it is for gathers and reductions of zero3, not of zero2; leave it out",
+            "shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out",
+        ]
+
+
+def refusals(rank: int, n: int) -> list[str]:
+    from zerobench.zero import Zeropp
+
+    heard = []
+    for strategy, options in (
+        ("zero1", {"node_size": 3}),
+        ("zero2", {"shard_group": 1}),
+        ("zero3", {"node_size": 4, "shard_group": 2}),
+        ("zero2", {"zeropp": Zeropp(quantize_weights=True)}),
+        ("zero3", {"zeropp": Zeropp(quantize_weights=True), "shard_group": 2}),
+    ):
+        model = zoo.build("tied")
+        try:
+            initialize(model, zoo.OPTIMIZERS["sgd"](model.parameters()), strategy, **options)
+        except ValueError as error:
+            heard.append(str(error))
+    return heard
