@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import zero
+from .systems import OURS
 from .zero.nvme import problems_of_path
-
-OURS = ("zero1", "zero2", "zero3")
-"""Strategies that have tiers."""
 
 
 def problems_of(plain: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .offloading import OURS, words_of
+from .systems import OURS, words_of
 from .zero.residual import LEAST_BYTES, POLICIES, ActivationPolicy
 
 UNBOUNDED_BYTES = 2**40

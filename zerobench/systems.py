@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import grouping, offloading, policies
-
 MIB = 2**20
+
+OURS = ("zero1", "zero2", "zero3")
+"""Strategies that tiers, codecs, groups and arenas compose with."""
 
 
 @dataclass
@@ -178,11 +179,6 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
             del plain[key]
 
 
-def problems_of(plain: dict[str, Any]) -> list[str]:
-    """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    return offloading.problems_of(plain) + grouping.problems_of(plain)
-
-
 def words_of(plain: dict[str, Any], name: str) -> str:
     """What a resolved config says under a group's or a key's name, as on a command line; empty at the usual choice."""
     value = plain.get(name, "")
@@ -193,11 +189,3 @@ def all_words(plain: dict[str, Any]) -> str:
     """All that is not usual: "offload=cpu activation=checkpoint"."""
     names = (*SCHEMAS, *USUAL)
     return " ".join(f"{name}={words_of(plain, name)}" for name in names if name in plain)
-
-
-def engine_options(plain: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
-    """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual.
-
-    `folder`: for files, where the config names none.
-    """
-    return offloading.engine_options(plain, folder) | policies.engine_options(plain) | grouping.engine_options(plain)

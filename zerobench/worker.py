@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, data, models, offloading, optimizers, policies, precision, systems
+from . import baselines, composition, data, models, offloading, optimizers, policies, precision
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
 from .probes.nvidia_smi import GpuState
@@ -187,7 +187,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= systems.engine_options(config, job.scratch) | _initial(config, device)
+        options |= composition.engine_options(config, job.scratch) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
