@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import grouping, optimizers, precision
+from . import grouping, offloading, optimizers, precision
 from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
@@ -42,6 +42,8 @@ def estimate(config: dict[str, Any]) -> Estimate:
     if not predicts(config["strategy"]):
         return Estimate(psi)
     groups = grouping.shape_of(config)
-    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config), groups)
+    states = predict_states(
+        config["strategy"], schedule, ranks, *training_shapes(config), groups, offloading.shape_of(config)
+    )
     volume = predict_volume(config["strategy"], schedule, ranks, groups)
     return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

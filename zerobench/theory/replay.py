@@ -19,6 +19,10 @@ class Replay:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
+    host: Replay | None = None
+    """The same of host memory, in the same events; None where nothing leaves the device."""
+    files: int = 0
+    """Bytes in files, for good."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
         """`name` comes alive (again: no effect)."""
