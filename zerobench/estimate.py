@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import optimizers, precision
+from . import grouping, optimizers, precision
 from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
@@ -41,6 +41,7 @@ def estimate(config: dict[str, Any]) -> Estimate:
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config["strategy"]):
         return Estimate(psi)
-    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config))
-    volume = predict_volume(config["strategy"], schedule, ranks)
+    groups = grouping.shape_of(config)
+    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config), groups)
+    volume = predict_volume(config["strategy"], schedule, ranks, groups)
     return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

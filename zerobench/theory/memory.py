@@ -19,6 +19,7 @@ from typing import Any
 
 from .buckets import replay_buckets
 from .ddp import replay_ddp
+from .groups import GroupShape
 from .replay import Replay, bytes_of, gradient_bytes, is_half, master_bytes
 from .shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
 from .units import replay_units
@@ -46,12 +47,12 @@ def predicts(strategy: dict[str, Any]) -> bool:
 
 def predict_states(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape,
-    precision: PrecisionShape = FULL,
+    precision: PrecisionShape = FULL, groups: GroupShape | None = None,
 ) -> Prediction:  # fmt: skip
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
-    replay = Replay()
-    _REPLAYS[strategy["name"]](replay, strategy, schedule, world_size, optimizer, precision)
-    floor = _floor(strategy["name"], schedule.shapes, world_size, optimizer.states, precision)
+    replay, groups = Replay(), groups or GroupShape(world_size)
+    _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision)
+    floor = _floor(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision)
     return Prediction(replay.most, floor, replay.highest)
 
 
