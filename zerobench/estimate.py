@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import optimizers, precision
+from . import optimizers, policies, precision
 from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
@@ -37,10 +37,11 @@ def estimate(config: dict[str, Any]) -> Estimate:
     """The prediction for a resolved cell. What the model's own builder raises comes through."""
     with torch.device("meta"):
         shapes = shapes_of(build_model(config))
-    schedule, ranks = Schedule.sequential(shapes, config["accumulation"]), config["world_size"]
+    schedule = Schedule.sequential(shapes, config["accumulation"], policies.recomputes(config))
+    ranks = config["world_size"]
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config["strategy"]):
         return Estimate(psi)
-    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config))
+    states = predict_states(config["strategy"], schedule, ranks, *training_shapes(config), config.get("arena", False))
     volume = predict_volume(config["strategy"], schedule, ranks)
     return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)

@@ -62,7 +62,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
 
 
 def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
-    prediction = predict_states(config["strategy"], schedule, row.world_size, *training_shapes(config))
+    prediction = predict_states(
+        config["strategy"], schedule, row.world_size, *training_shapes(config), config.get("arena", False)
+    )
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
         volume = predict_volume(config["strategy"], schedule, row.world_size)
