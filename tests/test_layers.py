@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration", "plain", "board"},
+    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board"},
     {
         "baselines",
         "models",
@@ -25,10 +25,13 @@ LAYERS = [
         "job",
         "world",
         "systems",
+        "grouping",
         "policies",
+        "composition",
+        "offloading",
     },
-    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
-    {"launch", "join", "naming", "summary", "folders", "estimate", "flops", "compose"},
+    {"worker", "microbenchmarks", "disk_benchmark", "tables", "resolve", "provenance", "overrides", "flags"},
+    {"launch", "join", "coded", "naming", "summary", "folders", "estimate", "flops", "compose"},
     {"joined", "console"},
     {"cell"},
     {"sweep"},

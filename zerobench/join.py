@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from . import grouping
+from .coded import coded_share, units_of
 from .environment import SIMULATED
 from .estimate import training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
-from .theory.traffic import predict_volume
+from .theory.traffic import predict_traffic
 from .worker import RankRecord
 from .world import has_times
 
@@ -37,6 +39,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     if accounted:
         _join_memory(row, memory)
         _join_traffic(row, accounted, config["measure"]["steps"])
+        _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
     _join_process_memory(row, timed, accounted)
     if "nodes" not in config:  # between machines bytes travel otherwise
         _join_loopback(row, timed, config["measure"]["steps"])
@@ -62,13 +65,17 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
 
 
 def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
-    prediction = predict_states(
-        config["strategy"], schedule, row.world_size, *training_shapes(config), config.get("arena", False)
-    )
+    shapes, groups = training_shapes(config), grouping.shape_of(config)
+    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups)
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     if row.psi:
-        volume = predict_volume(config["strategy"], schedule, row.world_size)
-        row.predicted_volume_psi = volume / row.psi
+        moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
+        row.predicted_volume_psi = moved.volume / row.psi
+        if "node_size" in config:
+            row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
+                round(moved.within),
+                round(moved.between),
+            )
     for m in memory:
         if m.phase == "step" and m.tier == "device":
             m.predicted_bytes = prediction.of_category(m.category)
@@ -112,7 +119,10 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     data = [[t for t in traffic if not t.control] for traffic in ranks]
     control = [[t for t in traffic if t.control] for traffic in ranks]
     row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
-    row.wire_bytes = round(sum(per_step(traffic, "wire_bytes") for traffic in data) / len(data))
+    row.wire_bytes, row.within_nodes_bytes, row.between_nodes_bytes = (
+        round(sum(per_step(traffic, value) for traffic in data) / len(data))
+        for value in ("wire_bytes", "within_bytes", "between_bytes")
+    )
     row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
     if row.psi:
         most = max(data, key=lambda traffic: per_step(traffic, "volume_elements"))
@@ -120,6 +130,13 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
         for name in COLLECTIVES:
             part = [t for t in most if t.kind == name]
             setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
+
+
+def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
+    """Of one rank: all have the same units."""
+    units = units_of(record.schedule.shapes, persistence_numel)
+    row.quantized_gather_share = coded_share(record.traffic, "all_gather", units)
+    row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:

@@ -26,6 +26,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "strategy.prefetch_numel": (0, 1e12),
     "strategy.max_live_numel": (0, 1e12),
     "strategy.max_reuse_numel": (0, 1e12),
+    "zeropp.weight_block": (8, 2**20),
+    "zeropp.gradient_block": (8, 2**20),
     "optimizer.lr": (0, 1e6),
     "optimizer.weight_decay": (0, 1e6),
     "optimizer.momentum": (0, 1),
@@ -52,6 +54,11 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.beta1": (0, 0.9999999),
     "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, 1e6),
+    "offload.fraction": (1e-9, 1),
+    "offload.delayed_after": (0, 1e9),
+    "offload.block_bytes": (4096, 2**30),
+    "offload.buffers": (8, 65536),
+    "offload.depth": (1, 256),
 }
 """Key of a resolved config -> least and greatest value that makes sense."""
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import baselines, data, models, optimizers, policies, precision, systems
+from . import baselines, composition, data, models, offloading, optimizers, policies, precision
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
-from .probes import PASSES, AccountedPass, TracedPass
+from .probes import AccountedPass, TracedPass, make_pass
 from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
@@ -44,7 +44,7 @@ class RankJob:
     @property
     def scratch(self) -> str | None:
         """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
-        return systems.files_in(self.config, self.folder)
+        return offloading.files_in(self.config, self.folder)
 
     @property
     def records_history(self) -> bool:
@@ -102,7 +102,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             config["threads"], config["timeout_s"],
         ) as device,
         snapshots(Path(job.folder), job.rank, device, job.records_history),
-        PASSES[job.mode](device) as probe,
+        make_pass(job.mode, device, config.get("node_size")) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         model, shapes, engine, batches = _build(job, probe, device)
@@ -187,7 +187,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= systems.engine_options(config) | policies.engine_options(config) | _initial(config, device)
+        options |= composition.engine_options(config, job.scratch) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
@@ -253,13 +253,13 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
 
 def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) -> Schedule:
     """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
-    micro_batches, recomputes = config["accumulation"], policies.recomputes(config)
+    more = policies.of_schedule(config)
     if not isinstance(probe, AccountedPass):
-        return Schedule.sequential(shapes, micro_batches, recomputes)
+        return replace(Schedule.sequential(shapes, config["accumulation"]), **more)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}
     runs = [(name, returns) for name, returns in probe.modules_run if name in units]
     uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
-    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches, returns, recomputes)
+    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, config["accumulation"], returns, **more)
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:

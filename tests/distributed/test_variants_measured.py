@@ -51,7 +51,7 @@ def measured(ranks: int, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
         schedule = records[0].schedule
         sent = [sum(t.volume_elements for t in record.traffic if not t.control) for record in records]
         found[key] = Measured(
-            predict_states(config["strategy"], schedule, ranks, *training_shapes(config), config.get("arena", False)),
+            predict_states(config["strategy"], schedule, ranks, *training_shapes(config)),
             predict_volume(config["strategy"], schedule, ranks),
             sum(shape.numel for shape in schedule.shapes if shape.trainable),
             [m for record in records for m in record.memory],

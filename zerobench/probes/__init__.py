@@ -5,6 +5,8 @@ anything.
 
 from __future__ import annotations
 
+import torch
+
 from .accounted import AccountedPass
 from .clock import TimedPass
 from .traced import TracedPass
@@ -15,4 +17,13 @@ PASSES: dict[str, type[TimedPass] | type[AccountedPass]] = {
     "traced": TracedPass,
 }
 
-__all__ = ["PASSES", "AccountedPass", "TimedPass", "TracedPass"]
+
+def make_pass(mode: str, device: torch.device, node_size: int | None) -> TimedPass | AccountedPass:
+    """The probe of a pass. `node_size`: ranks a node, of which the traffic meter must know; None: all are one."""
+    probe = PASSES[mode](device)
+    if isinstance(probe, AccountedPass):
+        probe.meter.node_size = node_size
+    return probe
+
+
+__all__ = ["PASSES", "AccountedPass", "TimedPass", "TracedPass", "make_pass"]

@@ -10,6 +10,10 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     broadcast           (n-1)/n · S      1 ·
     send                S                n/(n-1) · what was sent
 
+Of the wire bytes those between nodes are told apart, nodes being `node_size` consecutive ranks: of a send all or
+nothing, by its peer; of a collective the share of the links that join two nodes in a ring through the group's ranks in
+order. A group inside a node has none, one of a rank a node no others.
+
 So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
 
 Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is
@@ -122,7 +126,7 @@ COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up"}
 """(From, to) -> what a copy is counted under."""
 
-SUMMED = ("elements", "payload_bytes", "wire_bytes", "volume_elements")
+SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """What of an operation adds up over like ones."""
 
 
@@ -139,6 +143,8 @@ class Operation(NamedTuple):
     elements: int
     payload_bytes: int
     wire_bytes: float
+    within_bytes: float
+    between_bytes: float
     volume_elements: float
     control: bool
     known: bool
@@ -146,8 +152,10 @@ class Operation(NamedTuple):
 
 class TrafficMeter(TorchDispatchMode):
     """Writes down operations in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of a tensor,
-    as the ledger knows it.
+    as the ledger knows it. `node_size`: ranks a node; None: all are one.
     """
+
+    node_size: int | None = None
 
     def __init__(
         self, tier_of: Callable[[torch.Tensor], str] = lambda _: labels.DEVICE,
@@ -192,7 +200,7 @@ class TrafficMeter(TorchDispatchMode):
         named = str(dtype).removeprefix("torch.")
         self.operations.append(
             Operation(
-                self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0,
+                self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
                 control=self.phase == "init" or elements == 1, known=True,
             )
         )  # fmt: skip
@@ -202,12 +210,15 @@ class TrafficMeter(TorchDispatchMode):
             return
         rule = RULES.get(name)
         tensors = rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
-        n = self._group_size(func, args)
+        group = self._group(func, args)
+        n = group.size()
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = labels.current_collective()
         flags = any(not t.is_floating_point() for t in tensors) and not collective
         control = self.phase == "init" or collective == "control" or elements == 1 or flags
+        wire = payload * rule.wire(n) if rule else 0.0
+        between = wire * self._share_between(group, args[2] if name == "send" else None)
         self.operations.append(
             Operation(
                 phase=self.phase,
@@ -219,21 +230,33 @@ class TrafficMeter(TorchDispatchMode):
                 group_size=n,
                 elements=elements,
                 payload_bytes=payload,
-                wire_bytes=payload * rule.wire(n) if rule else 0.0,
+                wire_bytes=wire,
+                within_bytes=wire - between,
+                between_bytes=between,
                 volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
                 control=control,
                 known=rule is not None,
             )
         )
 
+    def _share_between(self, group: dist.ProcessGroup, peer: int | None) -> float:
+        """The share of an operation's wire bytes that leaves a node. `peer`: in the group, of a send."""
+        if self.node_size is None:
+            return 0.0
+        nodes = [rank // self.node_size for rank in dist.get_process_group_ranks(group)]
+        if peer is not None:
+            return float(nodes[peer] != nodes[group.rank()])
+        return sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True)) / len(nodes)
+
     @staticmethod
-    def _group_size(func: Any, args: tuple[Any, ...]) -> int:
+    def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:
         places = [i for i, a in enumerate(func._schema.arguments) if a.name in ("process_group", "group_name")]
         if not places or places[0] >= len(args):
-            return dist.get_world_size()
+            assert dist.group.WORLD is not None
+            return dist.group.WORLD
         group = args[places[0]]
         if isinstance(group, str):
             group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]  # private; a test
         if not isinstance(group, dist.ProcessGroup):
             group = dist.ProcessGroup.unbox(group)
-        return group.size()
+        return group

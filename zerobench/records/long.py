@@ -120,3 +120,7 @@ class TrafficRow:
     control: bool
     known: bool
     """False for an operator that the probe has no formula for: listed, not counted."""
+    within_bytes: float = 0.0
+    """The part of wire_bytes inside a node of `node_size` ranks."""
+    between_bytes: float = 0.0
+    """The part between nodes."""

@@ -144,6 +144,17 @@ class RunRow:
     """Bytes of the logical tensors of one step's operations."""
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step, mean over the group."""
+    within_nodes_bytes: int | None = None
+    """The part of wire_bytes that stays in a node of `node_size` ranks; without that key all ranks are one node."""
+    between_nodes_bytes: int | None = None
+    """The part that goes from a node to another."""
+    predicted_within_nodes_bytes: int | None = None
+    """Where `node_size` is given, as the next."""
+    predicted_between_nodes_bytes: int | None = None
+    quantized_gather_share: float | None = None
+    """The share of ψ whose gathers, if not all of them, travelled as bytes of a code, as the traffic meter saw them."""
+    quantized_reduction_share: float | None = None
+    """The same of reductions."""
     loopback_bytes: int | None = None
     """Bytes over the loopback interface in a step of the timed pass, over the ranks: what one really sends on gloo,
     headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .groups import GroupShape
 from .partition import FlatBuffer, by_kind, lay_out_buckets
 from .reductions import Reductions, Travelling, whole_bytes
 from .replay import Replay, bytes_of, hand_over, is_synchronising, micro_batches, trainable
@@ -16,10 +17,11 @@ from .shards import Shards
 
 
 def replay_buckets(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
     """A step of zero1, zero2 and megatron, in buckets. `strategy`: a resolved section; bytes of the fullest rank."""
+    n = groups.sharers
     shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2"
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
@@ -29,7 +31,7 @@ def replay_buckets(
     replay.hold("gradients", "kept", whole if keeps_whole or n == 1 else 0)
     shards = Shards(buffers, n, optimizer, precision)
     shards.hold(replay, schedule)
-    reductions = Reductions(replay, n, keeps_whole, strategy.get("reduce_with", "reduce_scatter"))
+    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"))
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)

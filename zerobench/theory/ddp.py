@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .groups import GroupShape
 from .partition import ALIGN_BYTES
 from .replay import Replay, bytes_of, hold_beside, hold_fresh, hold_waiting, is_half, master_bytes, trainable
 from .shapes import OptimizerShape, PrecisionShape, Schedule
 
 
 def replay_ddp(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
     """A step of DDP, with fp32 masters where parameters are half. `strategy`: a resolved section; bytes of any rank."""

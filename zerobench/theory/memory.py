@@ -19,6 +19,7 @@ from typing import Any
 
 from .buckets import replay_buckets
 from .ddp import replay_ddp
+from .groups import GroupShape
 from .replay import InSlots, Replay, bytes_of, gradient_bytes, is_half, master_bytes
 from .shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
 from .units import replay_units
@@ -46,16 +47,13 @@ def predicts(strategy: dict[str, Any]) -> bool:
 
 def predict_states(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape,
-    precision: PrecisionShape = FULL, arena: bool = False,
+    precision: PrecisionShape = FULL, groups: GroupShape | None = None,
 ) -> Prediction:  # fmt: skip
-    """What the states of one step need on the rank that needs most. `strategy`: a resolved section.
-
-    `arena`: gradients that come and go have slots that stay; those are there once a step has been.
-    """
-    replay = InSlots() if arena else Replay()
-    for _ in range(2 if arena else 1):
-        _REPLAYS[strategy["name"]](replay, strategy, schedule, world_size, optimizer, precision)
-    floor = _floor(strategy["name"], schedule.shapes, world_size, optimizer.states, precision)
+    """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
+    replay, groups = InSlots() if schedule.arena else Replay(), groups or GroupShape(world_size)
+    for _ in range(2 if schedule.arena else 1):  # its slots are all there once a step has been
+        _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision)
+    floor = _floor(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision)
     return Prediction(replay.most, floor, replay.highest)
 
 

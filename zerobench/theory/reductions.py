@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .partition import FlatBuffer, slots_bytes
+from .groups import GroupShape
+from .partition import FlatBuffer
 from .replay import Replay, casts, gradient_bytes, wire_bytes
 from .shapes import ParameterShape, PrecisionShape
 
@@ -40,10 +41,10 @@ def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precisio
 
 
 class Reductions:
-    """The reductions of one step on a rank of `world_size`. `keeps_whole`: full gradients stay, as in stage 1."""
+    """The reductions of one step on a rank. `keeps_whole`: full gradients stay, as in stage 1."""
 
-    def __init__(self, replay: Replay, world_size: int, keeps_whole: bool, reduce_with: str) -> None:
-        self.replay, self.n, self.keeps_whole = replay, world_size, keeps_whole
+    def __init__(self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str) -> None:
+        self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.sharers, keeps_whole
         self.receives = reduce_with == "reduce_scatter"
         self.synchronising = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
@@ -75,7 +76,7 @@ class Reductions:
         if self.receives:
             if not unit.casts:
                 self._hold_shard(unit)
-            self.replay.hold("communication", ("received", unit.name), slots_bytes(size, self.n))
+            self._hold_beside(unit, slice(1))
         self._sent = unit
 
     def land(self) -> None:
@@ -84,6 +85,8 @@ class Reductions:
         if unit is None:
             return
         name = unit.name
+        if self.receives:
+            self._hold_beside(unit, slice(1, None))
         self.replay.drop("communication", ("received", name))
         self._hold_shard(unit)
         self._drop_full(name)
@@ -91,6 +94,11 @@ class Reductions:
         self.replay.drop("gradients", ("carried", name))
         del self._opened[name]
         self._reduced.add(name)
+
+    def _hold_beside(self, unit: Travelling, which: slice) -> None:
+        """What is received, and codes, one after the other."""
+        for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
+            self.replay.hold("communication", ("received", unit.name), size)
 
     def _hold_shard(self, unit: Travelling) -> None:
         if not self.keeps_whole:

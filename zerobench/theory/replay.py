@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,9 +115,15 @@ def is_synchronising(strategy: dict[str, Any], last: bool) -> bool:
     return last or strategy["accumulate"] == "every"
 
 
-def hand_over(replay: Replay, schedule: Schedule) -> Iterator[int]:
-    """The parameters in the order in which their gradients come, each held while it is handed over."""
+def hand_over(
+    replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
+) -> Iterator[int]:  # fmt: skip
+    """The parameters in the order in which their gradients come, each held while it is handed over.
+
+    `before`: called with the next, whose gradient has not been made yet.
+    """
     for place, i in enumerate(schedule.arrivals):
+        before(i)
         hold_beside(replay, schedule.shapes, schedule.arrivals[place : place + 2])
         replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
         yield i

@@ -61,7 +61,8 @@ class Schedule:
     handed the gradient of each use of a tied parameter apart, so that it comes more than once.
     `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. `returns`: of each
     use, whether backward comes to it: not where nothing up to there is trained. All in one micro-batch, of which a step
-    has `micro_batches`. `recomputes`: backward runs a unit's forward again when it comes to it.
+    has `micro_batches`. `recomputes`: backward runs a unit's forward again when it comes to it. `arena`: gradients that
+    come and go have memory that stays.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -70,13 +71,14 @@ class Schedule:
     micro_batches: int = 1
     returns: tuple[bool, ...] = ()
     recomputes: bool = False
+    arena: bool = False
 
     @staticmethod
-    def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1, recomputes: bool = False) -> Schedule:
+    def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
         """What to expect before a run: units as registered, gradients in the reverse order of the parameters."""
         trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
         heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
         before = [{ROOT, *units[: place + 1]} for place in range(len(units))]
         returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
-        return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns, recomputes)
+        return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)

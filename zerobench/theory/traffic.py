@@ -8,7 +8,8 @@ units      zero3: r reduce-scatters of the padded size of what is trained, and a
              of a unit that forward uses u times u, and 1 more if backward comes back; 1 if it stays between these
              of what stays for good none, but 1 a step of what is trained
 
-bf16 halves bytes, and no volume.
+bf16 halves bytes, and no volume. What a gather and a reduction move in nodes, in shard groups and in codes: groups.py.
+Secondary shards serve every gather of a unit but the first in a step; of what is frozen, every gather.
 """
 
 from __future__ import annotations
@@ -16,36 +17,87 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .partition import by_kind, by_unit, lay_out, lay_out_buckets
-from .shapes import ROOT, Schedule
+from .groups import GroupShape, Moved
+from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .replay import wire_bytes
+from .shapes import ROOT, PrecisionShape, Schedule
 
-REDUCTION = {"reduce_scatter": 1, "all_reduce": 2}
 
-
-def predict_volume(strategy: dict[str, Any], schedule: Schedule, world_size: int) -> int:
+def predict_volume(
+    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None
+) -> int:
     """Elements, padding included, on each rank; nothing moves in a world of one. `strategy`: a resolved section."""
+    return round(predict_traffic(strategy, schedule, world_size, groups).volume)
+
+
+def predict_traffic(
+    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None,
+    precision: PrecisionShape | None = None,
+) -> Moved:  # fmt: skip
+    """The same, and the bytes that each rank sends; of DDP the elements alone. `strategy`: a resolved section."""
     if world_size == 1:
-        return 0
+        return Moved()
     reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
     if strategy["name"] == "ddp":
-        return 2 * reductions * sum(s.numel for s in schedule.shapes if s.trainable)
-    if strategy["name"] == "zero3":
-        return _volume_of_units(strategy, schedule, world_size, reductions)
-    trained = [i for i, s in enumerate(schedule.shapes) if s.trainable]
-    moves = reductions * REDUCTION[strategy.get("reduce_with", "reduce_scatter")] + 1
-    kinds = by_kind(schedule.shapes, trained[::-1])
-    runs = [lay_out_buckets(schedule.shapes, kind, world_size, strategy["bucket_bytes"]) for kind in kinds]
-    return moves * sum(buffer.padded_numel for run in runs for buffer in run)
+        return Moved(2 * reductions * sum(s.numel for s in schedule.shapes if s.trainable))
+    flow = _Flow(strategy, schedule, groups or GroupShape(world_size), precision or PrecisionShape(), reductions)
+    return flow.of_units() if strategy["name"] == "zero3" else flow.of_buckets()
 
 
-def _volume_of_units(strategy: dict[str, Any], schedule: Schedule, n: int, reductions: int) -> int:
-    small, units = by_unit(schedule.shapes, strategy["persistence_numel"])
-    volume = (reductions + 1) * _padded(schedule, small, n)[0]
-    for name, mine in units.items():
-        trained, frozen = _padded(schedule, mine, n)
-        gathers = _gathers(strategy, schedule, name)
-        volume += schedule.micro_batches * gathers * (trained + frozen) + bool(gathers) * reductions * trained
-    return volume
+class _Flow:
+    """What our stages move in a step."""
+
+    def __init__(
+        self, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, precision: PrecisionShape,
+        reductions: int,
+    ) -> None:  # fmt: skip
+        self.strategy, self.schedule, self.groups = strategy, schedule, groups
+        self.precision, self.reductions = precision, reductions
+
+    def of_buckets(self) -> Moved:
+        """Every bucket is reduced, and gathered once."""
+        trained = [i for i, s in enumerate(self.schedule.shapes) if s.trainable]
+        shapes, n, moved = self.schedule.shapes, self.groups.sharers, Moved()
+        for kind in by_kind(shapes, trained[::-1]):
+            for run in lay_out_buckets(shapes, kind, n, self.strategy["bucket_bytes"]):
+                for _, numel in run.units:
+                    moved += self._reduced(run, numel).times(self.reductions)
+                    moved += self.groups.exact_gather(numel, run.element_bytes)
+        return moved
+
+    def of_units(self) -> Moved:
+        """Units as they are used; the small parameters that stay whole are gathered once, and in full."""
+        small, units = by_unit(self.schedule.shapes, self.strategy["persistence_numel"])
+        moved = Moved()
+        for buffer, trained in self._laid_out(small):
+            if trained:
+                moved += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
+                moved += self.groups.exact_gather(buffer.padded_numel, buffer.element_bytes)
+        for name, mine in units.items():
+            gathers = self.schedule.micro_batches * _gathers(self.strategy, self.schedule, name)
+            for buffer, trained in self._laid_out(mine):
+                moved += self._gathered(buffer, gathers, trained)
+                if trained and gathers:
+                    moved += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
+        return moved
+
+    def _laid_out(self, indices: Sequence[int]) -> list[tuple[FlatBuffer, bool]]:
+        """Each kind's buffer, and whether it is trained."""
+        shapes = self.schedule.shapes
+        return [
+            (lay_out(shapes, kind, self.groups.sharers), shapes[kind[0]].trainable) for kind in by_kind(shapes, indices)
+        ]
+
+    def _gathered(self, buffer: FlatBuffer, gathers: int, trained: bool) -> Moved:
+        each = buffer.padded_numel, buffer.element_bytes
+        from_all = (min(gathers, int(trained))) if self.groups.secondary else gathers
+        whole = self.groups.gather(*each).times(from_all)
+        return whole + self.groups.secondary_gather(*each).times(gathers - from_all)
+
+    def _reduced(self, buffer: FlatBuffer, numel: int) -> Moved:
+        size = wire_bytes(self.schedule.shapes[buffer.spans[0].parameter], self.precision)
+        by_all = self.strategy.get("reduce_with", "reduce_scatter") == "all_reduce"
+        return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
 
 
 def _gathers(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
@@ -57,11 +109,3 @@ def _gathers(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
     if not strategy["reshard_after_forward"]:
         return min(1, len(uses))
     return len(uses) + any(uses)
-
-
-def _padded(schedule: Schedule, indices: Sequence[int], n: int) -> tuple[int, int]:
-    """Elements of what is trained and of what is frozen."""
-    sizes = {True: 0, False: 0}
-    for kind in by_kind(schedule.shapes, indices):
-        sizes[schedule.shapes[kind[0]].trainable] += lay_out(schedule.shapes, kind, n).padded_numel
-    return sizes[True], sizes[False]

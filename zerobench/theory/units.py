@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .groups import GroupShape
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
 from .reductions import Reductions, Travelling, whole_bytes
 from .replay import Replay, hand_over, is_synchronising, micro_batches
@@ -36,14 +37,14 @@ class Use:
 
 
 def replay_units(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, n: int, optimizer: OptimizerShape,
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
     """A step of zero3, in units of modules. `strategy`: a resolved section; bytes of the fullest rank."""
-    shapes = schedule.shapes
-    kept, groups = by_unit(shapes, strategy["persistence_numel"])
+    shapes, n = schedule.shapes, groups.sharers
+    kept, by_name = by_unit(shapes, strategy["persistence_numel"])
     small = _parts(shapes, kept, n, precision)
-    units = {name: _parts(shapes, mine, n, precision) for name, mine in groups.items()}
+    units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
@@ -54,8 +55,8 @@ def replay_units(
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [Use(units[ROOT], True, True)]
     uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
-    reductions = Reductions(replay, n, False, strategy.get("reduce_with", "reduce_scatter"))
-    steps = _Units(replay, schedule, n, strategy, [use for use in uses if use.parts], small, reductions)
+    reductions = Reductions(replay, groups, False, strategy.get("reduce_with", "reduce_scatter"))
+    steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)
         steps.forward()
@@ -80,7 +81,7 @@ class _Units:
 
     replay: Replay
     schedule: Schedule
-    n: int
+    groups: GroupShape
     strategy: dict[str, Any]
     uses: list[Use]
     small: tuple[Part, ...]
@@ -95,12 +96,15 @@ class _Units:
         self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
         self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
         self.first = int(bool(self.uses) and self.uses[0].is_root)
+        for part in self.row if self.groups.sharers > 1 else ():
+            if part.gradients is None:  # never stale: since the first step
+                self._keep_secondary(part)
 
     def forward(self) -> None:
         for place, use in enumerate(self.uses):
             self._unshard(use.parts)
             end = self.starts[place + 1]
-            self._unshard(self.row[end : end + self.strategy["prefetch"]])
+            self._unshard(self.row[end : end + self.strategy["prefetch"]], ahead=True)
             for over in (self.uses[other] for other in self.ends if self.last[other] == place):
                 if not over.is_root and self.strategy["reshard_after_forward"]:
                     self._reshard(over.parts)
@@ -113,11 +117,13 @@ class _Units:
         self._prefetch(len(self.row))
         to_come = [place for place in self.ends if not self.uses[place].is_root]
         names = [self._name(self.uses[place]) for place in to_come]
-        for i in hand_over(self.replay, self.schedule):
-            name = self.schedule.shapes[i].unit
-            while name in names:
+
+        def enter(i: int) -> None:
+            while self.schedule.shapes[i].unit in names:
                 names.pop()
                 self._enter(to_come.pop())
+
+        for i in hand_over(self.replay, self.schedule, enter):
             part = self.part_of[i]
             if part.gradients:
                 self.reductions.write(part.gradients)
@@ -147,7 +153,7 @@ class _Units:
         """What stands before that in the row, and backward comes to it, travels already."""
         returns = [use.returns for use in self.uses for _ in use.parts]
         window = range(max(0, end - self.strategy["prefetch"]), end)
-        self._unshard([self.row[at] for at in window if returns[at]])
+        self._unshard([self.row[at] for at in window if returns[at]], ahead=True)
 
     def _finish(self) -> None:
         self._reshard(self.row)
@@ -162,14 +168,27 @@ class _Units:
         if part.gradients and self.reductions.synchronising:
             self.reductions.send(part.gradients)
 
-    def _unshard(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            if self.n > 1:
-                self.replay.hold("parameters", part, part.buffer.padded_bytes)
+    def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:
+        """`ahead`: they travel still."""
+        for part in parts if self.groups.sharers > 1 else ():
+            buffer, codes = part.buffer, ("communication", ("codes", part))
+            if ("parameters", part) not in self.replay.live:
+                self.replay.hold("parameters", part, buffer.padded_bytes)
+                if ("parameters", ("secondary", part)) not in self.replay.live:
+                    self.replay.hold(*codes, self.groups.gather_bytes(buffer.padded_numel, buffer.element_bytes))
+            if not ahead:
+                self.replay.drop(*codes)
 
     def _reshard(self, parts: Sequence[Part]) -> None:
         for part in parts:
+            if ("parameters", part) in self.replay.live:
+                self.replay.drop("communication", ("codes", part))
+                self._keep_secondary(part)
             self.replay.drop("parameters", part)
+
+    def _keep_secondary(self, part: Part) -> None:
+        if self.groups.secondary:
+            self.replay.hold("parameters", ("secondary", part), part.buffer.padded_bytes // self.groups.nodes[0])
 
 
 def _last_inside(names: list[str]) -> list[int]:

@@ -203,6 +203,19 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
         off = row["volume_psi"] - row["predicted_volume_psi"]
         said += f", predicted {row['predicted_volume_psi']:.3f} ψ, residual {off:.3g} ψ"
     _say(console, f"  {said}; a rank sends {show_bytes(row['wire_bytes'])} in the mean, control traffic apart")
+    _print_nodes(console, row)
+
+
+def _print_nodes(console: Console, row: Row) -> None:
+    """Bytes within and between nodes, and what of the model travelled in codes, where there is any of it."""
+    for where in ("within", "between"):
+        sent, predicted = row[f"{where}_nodes_bytes"], row[f"predicted_{where}_nodes_bytes"]
+        if pd.notna(predicted):
+            beside = f"predicted {show_bytes(predicted)}, residual {show_bytes(sent - predicted)}"
+            _say(console, f"  {where} nodes {show_bytes(sent)}, {beside}")
+    shares = [row[f"quantized_{what}_share"] for what in ("gather", "reduction")]
+    if any(pd.notna(share) and share for share in shares):
+        _say(console, "  quantised: gathers of {:.1%} of ψ, reductions of {:.1%}".format(*shares))
 
 
 def _print_time(console: Console, row: Row) -> None:

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from .comm import Comm, Handle
+from .delayed import DelayedUpdate
 from .host import Offload
 from .places import Places
 from .precision import LossScaling
 from .stamp import Stamp
+from .update import Update
 from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
@@ -100,6 +102,14 @@ class Options:
         device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
         return Places() if self.offload is None else self.offload.places(device)
 
+    def new_update(self, *parts: Any) -> Update:
+        """How the optimizer is run: in `step`, or late. `parts`: what Update is made of."""
+        if self.offload is None or self.offload.delayed_after is None:
+            return Update(*parts)
+        update = DelayedUpdate(*parts)
+        update.delayed_after = self.offload.delayed_after
+        return update
+
     @property
     def reduction(self) -> Reduction:
         """How a unit's gradients are summed over the ranks."""
@@ -119,6 +129,10 @@ class Options:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")
+        if self.offload is not None and self.offload.delayed_after is not None and self.loss_scaling is not None:
+            raise ValueError(
+                "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
+            )
         if self.reduce_with not in REDUCTIONS:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
         if self.gradient_dtype not in (None, *HALVES):

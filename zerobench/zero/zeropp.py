@@ -116,22 +116,23 @@ class Reduction:
         self._take_in()
         self._hop = hop = self._to_come.pop(0)
         self._rows = self._sum.view(hop.size, -1)
-        to, self._here = (new_payloads(self._codec, self._rows, self._unit) for _ in range(2))
+        self._to, self._here = (new_payloads(self._codec, self._rows, self._unit) for _ in range(2))
         for peer in range(hop.size):
             if peer != hop.rank:
-                self._codec.encode(self._rows[peer : peer + 1], to[peer : peer + 1])
-        return hop.all_to_all(to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
+                self._codec.encode(self._rows[peer : peer + 1], self._to[peer : peer + 1])
+        return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
 
     def finish(self) -> None:
         """The sum goes where it is wanted; nothing else is kept."""
         self._take_in()
         self._into.copy_(self._sum)
-        del self._into, self._sum, self._hop
+        del self._into, self._sum, self._rows
 
     def _take_in(self) -> None:
         """The sum so far, (m,) fp32: the own row and what has come."""
         if self._hop is None:
             return
+        drop(self._to)
         own = self._hop.rank
         total = self._rows[own].float()
         if total.data_ptr() == self._rows[own].data_ptr():
@@ -143,7 +144,7 @@ class Reduction:
                 self._codec.decode(self._here[peer : peer + 1], decoded.unsqueeze(0))
                 total += decoded
         self._sum = total
-        del self._rows, self._here
+        drop(self._here)
 
 
 class SecondaryShard:
@@ -185,6 +186,12 @@ def _decode_all(codec: Codec, payloads: torch.Tensor, slices: torch.Tensor) -> N
     """One after the other, so that what is made on the way is of one slice."""
     for row in range(len(slices)):
         codec.decode(payloads[row : row + 1], slices[row : row + 1])
+    drop(payloads)
+
+
+def drop(payloads: torch.Tensor) -> None:
+    """They have been read, or sent. Their memory goes back now, whatever thread of gloo's still holds them."""
+    payloads.untyped_storage().resize_(0)
 
 
 def connect_zeropp(

@@ -1,0 +1,216 @@
+"""ZeRO++ against the exact collectives: every element within the bound that the codec states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import zoo
+from tests.distributed import training
+from tests.distributed.test_comm import random_full
+from tests.ranks import run_ranks
+from zerobench.zero import Zeropp, initialize
+from zerobench.zero.codec import LEVELS
+from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+from zerobench.zero.zeropp import connect_zeropp
+
+CPU = torch.device("cpu")
+SLACK = 1 + 2**-14
+QWZ, HPZ, QGZ = (Zeropp(**{part: True}, weight_block=24, gradient_block=24)
+                 for part in ("quantize_weights", "secondary_shards", "quantize_gradients"))  # fmt: skip
+ALL = Zeropp(True, True, True, 64, 64)
+
+
+def steps_of(rows: torch.Tensor, block: int, levels: int) -> torch.Tensor:
+    """Half a step for each element of (..., numel), whose blocks begin anew in every row."""
+    found = torch.zeros_like(rows)
+    for start in range(0, rows.shape[-1], block):
+        part = rows[..., start : start + block]
+        found[..., start : start + block] = part.abs().amax(-1, keepdim=True) / (2 * levels) * SLACK
+    return found
+
+
+def roundings(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a last rounding to `dtype` may move each by, and the sums in fp32 before it."""
+    return values.abs() * (torch.finfo(dtype).eps + 1e-5) + 1e-7
+
+
+def gradients_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
+    """qgZ's sum against the exact one in fp64, on odd sizes: first within nodes, then between."""
+    inner = node_size or n
+    comm = connect_zeropp(None, CPU, node_size, None, QGZ)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for numel in (16, 16 * 33, 16 * 7 * 5 + 8):
+            brought = torch.stack([random_full(r, n, dtype, numel) for r in range(n)]).double()
+            fulls = brought.view(n // inner, inner, -1)
+            blocks = fulls.view(n // inner, inner, inner, -1)  # node, who brings it, whose block it is
+            off = steps_of(blocks, 24, LEVELS[4])
+            mine = torch.eye(inner, dtype=torch.bool)[None, :, :, None]  # nobody codes for himself
+            within = off.masked_fill(mine, 0).sum(1).reshape(n // inner, -1)  # of each node's sums
+            sums = fulls.sum(1).abs() + within
+            between = steps_of(sums.view(n // inner, n, -1), 24, LEVELS[4]).view(n // inner, -1)
+            allowed = within.sum(0) + (between.sum(0) if inner < n else 0)
+            exact = brought.sum(0)
+            for into in (None, torch.empty(numel, dtype=dtype)):
+                full = random_full(rank, n, dtype, numel)
+                comm.reduce_scatter(full, "u", Stamp(3, 4), into).wait()
+                own = slice(comm.rank * numel, (comm.rank + 1) * numel)
+                found = (full[own] if into is None else into).double()
+                bound = allowed[own] + roundings(exact[own].abs() + allowed[own], dtype)
+                assert ((found - exact[own]).abs() <= bound).all(), (dtype, numel)
+                assert (found - exact[own]).abs().max() > 0  # it was coded indeed
+    weights_within_the_bound(rank, n, node_size)
+
+
+def weights_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
+    """qwZ's gather: every rank gets the same, its own slice too, and a stamp is checked."""
+    comm = connect_zeropp(None, CPU, node_size, None, QWZ)
+    for dtype in (torch.float32, torch.bfloat16):
+        numel = 16 * 33
+        owners: list[Any] = [None] * n
+        dist.all_gather_object(owners, comm.rank)
+        slices = torch.stack([random_full(owners.index(j), 1, dtype, numel) for j in range(n)])
+        full = torch.zeros(n * numel, dtype=dtype)
+        full.view(n, -1)[comm.rank] = slices[comm.rank]
+        comm.all_gather(full, "u", Stamp(9, 9)).wait()
+        exact = slices.double()
+        bound = steps_of(exact, 24, LEVELS[8]) + roundings(exact, dtype)
+        off = (full.view(n, -1).double() - exact).abs()
+        assert (off <= bound).all()
+        assert (off[comm.rank] > 0).any()
+        everyones: list[Any] = [None] * n
+        dist.all_gather_object(everyones, full)
+        assert all(torch.equal(one, full) for one in everyones)
+        comm.exact.all_gather(full, "u").wait()
+    double = torch.full((n * 16,), float(rank), dtype=torch.float64) / 3
+    comm.all_gather(double, "u").wait()  # not coded
+    assert double.view(n, -1)[comm.rank, 0].item() == rank / 3
+
+
+def test_every_element_is_within_the_bound() -> None:
+    run_ranks(4, gradients_within_the_bound, 2)
+    run_ranks(3, gradients_within_the_bound, None)
+
+
+def elsewhere(rank: int, n: int, kind: str) -> None:
+    comm = connect_zeropp(None, CPU, 2, None, ALL)
+    getattr(comm, kind)(torch.zeros(n * 64), "u", Stamp(3 + (rank == n - 1), 1)).wait()
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_a_rank_that_is_elsewhere_is_heard_of_through_payloads(kind: str) -> None:
+    with pytest.raises(
+        AssertionError, match=r"raised RuntimeError: rank \d is at unit \d of step 1, this rank at \d of"
+    ):
+        run_ranks(4, elsewhere, kind)
+
+
+def train(rank: int, n: int, model: str, **options: Any) -> Any:
+    return training.train(rank, n, "zero3", model, "sgd", 4, **options)
+
+
+def mean_gradients(rank: int, n: int, policy: Zeropp | None, dtype: torch.dtype, node_size: int) -> dict[str, Any]:
+    """The mean over the ranks of every parameter's gradient, as SGD with lr 1 sees it; whole."""
+    model = zoo.build("tied").to(dtype)
+    engine = initialize(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), "zero3", zeropp=policy, node_size=node_size,
+        gradient_dtype=torch.float32,
+    )  # fmt: skip
+    engine.backward(engine(*zoo.tokens(rank, n, 0)))
+    engine.update.agree()
+    found = {}
+    for segment in engine.segments:
+        gradient = segment.gradient()
+        found[engine.names[segment.segment.parameter], segment.segment.start] = (
+            None if gradient is None else gradient.detach().float().clone()
+        )
+    return found
+
+
+def gradients(rank: int, n: int) -> None:
+    """Of a whole model: means are means, 1-D and uneven parameters too, and what is off is of the codec's size."""
+    for dtype in (torch.float32, torch.bfloat16):
+        exact = mean_gradients(rank, n, None, dtype, 2)
+        coded = mean_gradients(rank, n, QGZ, dtype, 2)
+        assert exact.keys() == coded.keys()
+        wanted, found = (torch.cat([g.flatten() for g in one.values()]) for one in (exact, coded))
+        ratio = (found @ wanted) / (wanted @ wanted)
+        assert abs(ratio.item() - 1) < 0.02, ratio  # neither node_size times too large nor too small
+        assert 0.01 < ((found - wanted).norm() / wanted.norm()).item() < 0.2
+        for key in exact:
+            assert (exact[key] - coded[key]).abs().max() <= exact_bound(exact), key
+
+
+def exact_bound(gradients: dict[Any, torch.Tensor]) -> float:
+    """A step of the largest block there is, three times over: two hops of coding, and sums that are larger."""
+    return 3 * max(g.abs().max().item() for g in gradients.values()) / LEVELS[4] + 1e-2
+
+
+def whole_runs(rank: int, n: int) -> dict[str, Any]:
+    gradients(rank, n)
+    found: dict[str, Any] = {}
+    for model in ("tied", "rich", "adapted"):
+        for name, options in {
+            "plain": {}, "hpz": {"zeropp": HPZ}, "qwz": {"zeropp": QWZ}, "qgz": {"zeropp": QGZ}, "all": {"zeropp": ALL},
+            "all, kept": {"zeropp": ALL, "persistence_numel": 60, "prefetch": 0},
+            "all, one node": {"zeropp": ALL, "node_size": 4}, "all, no nodes": {"zeropp": ALL, "node_size": 1},
+        }.items():  # fmt: skip
+            found[f"{model} {name}"] = train(rank, n, model, **{"node_size": 2, **options})
+    found["interrupted"] = interrupted(rank, n)
+    return found
+
+
+def interrupted(rank: int, n: int) -> tuple[list[float], list[float]]:
+    """Losses with and without somebody who looks at the parameters and evaluates on the way."""
+    both = []
+    for looks in (False, True):
+        model = zoo.build("tied")
+        optimizer = zoo.OPTIMIZERS["adamw"](model.parameters())
+        engine = initialize(model, optimizer, "zero3", zeropp=ALL, node_size=2)
+        losses = []
+        for step in range(3):
+            if looks:
+                engine.full_state_dict()
+                with torch.inference_mode():
+                    engine(*zoo.tokens(rank, n, 50 + step))
+            loss = engine(*zoo.tokens(rank, n, step))
+            engine.backward(loss)
+            if looks:
+                with engine.full_parameters() as module:
+                    assert all(p.isfinite().all() for p in module.parameters())
+            engine.step()
+            losses.append(loss.item())
+        saved, optimizer_state = engine.state_dict(), engine.full_state_dict()
+        engine.load_state_dict(saved)
+        assert all(torch.equal(v, optimizer_state[k]) for k, v in engine.full_state_dict().items())
+        both.append(losses)
+    return both[0], both[1]
+
+
+def test_models_train_near_enough_and_all_ranks_alike() -> None:
+    found = run_ranks(4, whole_runs)
+    for name, (losses, state) in found[0].items():
+        if name == "interrupted":
+            continue
+        model, how = name.split(" ", 1)
+        plain_losses, plain = found[0][f"{model} plain"]
+        for mine in found:
+            assert all(torch.equal(mine[name][1][key], state[key]) for key in state), name
+        if how == "hpz":  # secondary shards are the same bits
+            assert losses == plain_losses
+            assert all(torch.equal(state[key], plain[key]) for key in plain)
+        elif how != "plain":
+            assert losses != plain_losses, name
+            assert max(abs(a - b) for a, b in zip(losses, plain_losses, strict=True)) < 0.3, name
+    for mine in found:
+        without, with_looks = mine["interrupted"]
+        assert without == with_looks
+
+
+def test_the_digits_of_a_stamp_fit_into_bytes() -> None:
+    payload = torch.zeros(64, dtype=torch.uint8)
+    Stamp(65535, 65535).write(payload)
+    assert payload[-STAMP_NUMEL:].tolist() == [15] * STAMP_NUMEL
