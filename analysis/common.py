@@ -37,6 +37,8 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
+    "zeropp": "zeropp",
+    "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 
