@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration", "plain", "board"},
+    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board"},
     {
         "baselines",
         "models",
@@ -26,8 +26,11 @@ LAYERS = [
         "world",
         "systems",
         "grouping",
+        "policies",
+        "composition",
+        "offloading",
     },
-    {"worker", "microbenchmarks", "tables", "resolve", "provenance", "overrides", "flags"},
+    {"worker", "microbenchmarks", "disk_benchmark", "tables", "resolve", "provenance", "overrides", "flags"},
     {"launch", "join", "coded", "naming", "summary", "folders", "estimate", "flops", "compose"},
     {"joined", "console"},
     {"cell"},

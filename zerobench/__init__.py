@@ -3,6 +3,7 @@
     zerobench.initialize(model, optimizer, strategy="zero2")   the engine as a library (zerobench.zero)
     zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.tables)
     zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibration)
+    zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.disk_calibration)
     zerobench.register_model("mine", build)                    a model of your own (zerobench.models)
     zerobench.main()                                           the command line
 
@@ -17,18 +18,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .calibration import load_calibration
     from .cli import main
+    from .disk_calibration import load_disk_calibration
     from .models import register_model
     from .tables import Results, load
     from .zero import initialize
 
 __version__ = "0.1.0"
-__all__ = ["Results", "initialize", "load", "load_calibration", "main", "register_model"]
+__all__ = ["Results", "initialize", "load", "load_calibration", "load_disk_calibration", "main", "register_model"]
 
 _HOMES = {
     "initialize": ".zero",
     "load": ".tables",
     "Results": ".tables",
     "load_calibration": ".calibration",
+    "load_disk_calibration": ".disk_calibration",
     "register_model": ".models",
     "main": ".cli",
 }

@@ -45,6 +45,7 @@ Verbs:
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
+  zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
   zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs

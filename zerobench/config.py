@@ -97,7 +97,10 @@ class Model:
 
 @dataclass
 class Gpt(Model):
-    """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`."""
+    """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`.
+
+    `tiles`: what each of the MLP's matrices is cut into; under zero3 each is gathered apart (memory-centric tiling).
+    """
 
     kind: str = "gpt"
     layers: int = 6
@@ -107,6 +110,7 @@ class Gpt(Model):
     positions: int | None = None
     tied: bool = True
     checkpointing: bool = False
+    tiles: int = 1
 
 
 @dataclass

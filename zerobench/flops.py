@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from . import policies
 from .worker import build_model
 
 
@@ -57,20 +58,26 @@ class StepFlops:
     hardware: int
 
 
+BUILT_BY = ("model", "huggingface", "activation", "micro_batch", "sequence")
+"""Keys of a config that say what runs in a micro-batch."""
+
+
 def step_flops(config: dict[str, Any]) -> StepFlops | None:
     """Of a resolved cell. None for a model that cannot run without memory: its code reads values, say."""
-    plain = {**config, "model": {**config["model"], "checkpointing": False}}
-    model = _count(plain if "checkpointing" in config["model"] else config)
+    plain = {key: value for key, value in config.items() if key != "activation"}
+    if "checkpointing" in config["model"]:
+        plain["model"] = {**config["model"], "checkpointing": False}
+    model = _count(plain)
     if model is None:
         return None
-    hardware = _count(config) if config["model"].get("checkpointing") else model
+    hardware = _count(config) if policies.recomputes(config) else model
     micro_batches = config["accumulation"]
     return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
 
 
 def _count(config: dict[str, Any]) -> int | None:
     """Of a micro-batch; the same in every dtype and under every strategy, so a model is counted once a process."""
-    what = {key: config[key] for key in ("model", "huggingface", "micro_batch", "sequence") if key in config}
+    what = {key: config[key] for key in BUILT_BY if key in config}
     return _count_fp32(json.dumps(what, sort_keys=True))
 
 

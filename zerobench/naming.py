@@ -20,7 +20,8 @@ def base_name(config: dict[str, Any]) -> str:
     name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
     if config["accumulation"] not in (1, None):
         name += f" a={config['accumulation']}"
-    name += " recomputed" * bool(config["model"].get("checkpointing"))
+    name += " recomputed" * (bool(config["model"].get("checkpointing")) and "activation" not in config)
+    name += f" tiles={config['model']['tiles']}" if "tiles" in config["model"] else ""
     name += " tuned" * bool(config["strategy"].get("tuned"))
     name += " simulated" * (config.get("backend") == SIMULATED)
     name += f" nodes={config['nodes']}" if "nodes" in config else ""

@@ -44,6 +44,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.lambd": (0, 1e6),
     "optimizer.t0": (1, 1e12),
     "precision.tile_bytes": (1024, 2**40),
+    "activation.least_bytes": (0, 2**40),
+    "model.tiles": (1, 1e6),
     "precision.initial_scale": (2**-24, 2**100),
     "precision.minimum_scale": (2**-24, 2**100),
     "precision.growth": (1, 1e6),
@@ -52,11 +54,19 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.beta1": (0, 0.9999999),
     "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, 1e6),
+    "offload.fraction": (1e-9, 1),
+    "offload.delayed_after": (0, 1e9),
+    "offload.block_bytes": (4096, 2**30),
+    "offload.buffers": (8, 65536),
+    "offload.depth": (1, 256),
 }
 """Key of a resolved config -> least and greatest value that makes sense."""
 
 USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
 
+
+USUAL: dict[str, Any] = {"model.tiles": 1}
+"""Key -> its usual value, which a resolved config does not name."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "deterministic": (False, True),
@@ -69,7 +79,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def leave_out_usual(plain: dict[str, Any]) -> list[str]:
-    """Removes the keys of CHOICES that are as usual, in place. Returns sentences on those that cannot be."""
+    """Removes the keys of CHOICES and USUAL that are as usual, in place. Returns sentences on those that cannot be."""
     problems = []
     for key, choices in CHOICES.items():
         *path, last = key.split(".")
@@ -78,6 +88,10 @@ def leave_out_usual(plain: dict[str, Any]) -> list[str]:
             problems.append(f"{key}={node[last]}: use one of {', '.join(map(str, choices))}")
         if node[last] == choices[0]:
             del node[last]
+    for key, usual in USUAL.items():
+        section, last = key.split(".")
+        if plain[section].get(last) == usual:
+            del plain[section][last]
     return problems
 
 

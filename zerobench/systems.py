@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import grouping, zero
-
 MIB = 2**20
 
 OURS = ("zero1", "zero2", "zero3")
-"""Strategies that tiers, codecs and groups compose with."""
+"""Strategies that tiers, codecs, groups and arenas compose with."""
 
 
 @dataclass
@@ -44,7 +42,7 @@ class CpuOffload(Offload):
 @dataclass
 class NvmeOffload(Offload):
     """ZeRO-Infinity (arXiv 2104.07857): the parts live in files under `path` (null: a folder of the run's own beside
-    the results), read and written in blocks of `block_bytes` through a pool of `buffers` of them.
+    the results), read and written in blocks of `block_bytes`, `depth` at a time, through a pool of `buffers` of them.
 
     `parameters`: null means under zero3. `direct`: past the page cache where the file system can. `checksums`: every
     block is checked as it is read.
@@ -55,8 +53,10 @@ class NvmeOffload(Offload):
     optimizer: bool = True
     gradients: bool = True
     parameters: bool | None = None
+    fraction: float = 1.0
     block_bytes: int = 4 * MIB
     buffers: int = 16
+    depth: int = 8
     direct: bool = True
     checksums: bool = True
 
@@ -168,9 +168,6 @@ SCHEMAS: dict[str, dict[str, type]] = {
 USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
 """Keys that stand alone -> their usual value."""
 
-NOT_YET = ("activation", "buffers", "arena")
-"""What can be asked for and is not built."""
-
 
 def leave_out_usual(plain: dict[str, Any]) -> None:
     """Removes from a resolved config, in place, what is at its usual choice."""
@@ -180,31 +177,6 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
     for key, usual in USUAL.items():
         if plain[key] == usual:
             del plain[key]
-
-
-def problems_of(plain: dict[str, Any]) -> list[str]:
-    """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    unbuilt = [f"{name}={words_of(plain, name)}: not built yet; leave it out" for name in NOT_YET if name in plain]
-    return unbuilt + _offload_problems(plain) + grouping.problems_of(plain)
-
-
-def _offload_problems(plain: dict[str, Any]) -> list[str]:
-    section, strategy = plain.get("offload"), plain["strategy"]["name"]
-    if section is None:
-        return []
-    name = f"offload={section['name']}"
-    if strategy not in OURS:
-        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
-    if section["name"] == "nvme":
-        return [f"{name}: not built yet; use offload=cpu"]
-    problems = []
-    if section["parameters"] and strategy != "zero3":
-        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
-    try:
-        _offload_of(section).check(strategy)
-    except ValueError as error:
-        problems.append(str(error))
-    return list(dict.fromkeys(problems))
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
@@ -217,21 +189,3 @@ def all_words(plain: dict[str, Any]) -> str:
     """All that is not usual: "offload=cpu activation=checkpoint"."""
     names = (*SCHEMAS, *USUAL)
     return " ".join(f"{name}={words_of(plain, name)}" for name in names if name in plain)
-
-
-def files_in(plain: dict[str, Any], folder: str) -> str | None:
-    """Where ranks make folders for the states that live in files: `offload.path`, or the run's own `folder`."""
-    offload = plain.get("offload", {})
-    return (offload["path"] or folder) if offload.get("name") == "nvme" else None
-
-
-def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for our engine: what a resolved config says of tiers, codecs and groups, beside the usual."""
-    offload = {"offload": _offload_of(plain["offload"])} if "offload" in plain else {}
-    return offload | grouping.engine_options(plain)
-
-
-def _offload_of(section: dict[str, Any]) -> zero.Offload:
-    delayed_after = section["delayed_after"] if section["delayed"] else None
-    parts = {key: section[key] for key in ("optimizer", "gradients", "parameters", "fraction")}
-    return zero.Offload(**parts, delayed_after=delayed_after)

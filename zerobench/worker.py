@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, data, models, optimizers, precision, systems
+from . import baselines, composition, data, models, offloading, optimizers, policies, precision
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
 from .probes.nvidia_smi import GpuState
@@ -23,7 +23,7 @@ from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
-from .zero import materialise
+from .zero import materialise, residual
 from .zero.modules import default_units, unit_of_parameters
 
 Tell = Callable[[dict[str, Any]], None]
@@ -44,7 +44,7 @@ class RankJob:
     @property
     def scratch(self) -> str | None:
         """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
-        return systems.files_in(self.config, self.folder)
+        return offloading.files_in(self.config, self.folder)
 
     @property
     def records_history(self) -> bool:
@@ -187,7 +187,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= systems.engine_options(config) | _initial(config, device)
+        options |= composition.engine_options(config, job.scratch) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = build_batches(config, job.rank, device)
     if device.type == "cuda":
@@ -214,10 +214,13 @@ def _initial(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:
-    """The model of a resolved cell, in training mode: built in fp32 and cast, so that a seed means one model."""
+    """The model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built in
+    fp32 and cast, so that a seed means one model.
+    """
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
     model = models.build(config["model"]["kind"], options)
+    residual.apply(model, policies.activation_policy(config))
     return precision.cast(model, config["precision"], config["strategy"]["name"])
 
 

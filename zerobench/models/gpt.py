@@ -12,21 +12,26 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+
+from ..zero import residual, tiling
 
 
 class Block(nn.Module):
-    """Attention, then a four times wider MLP, each on the normalised residual stream."""
+    """Attention, then a four times wider MLP, each on the normalised residual stream.
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    With `tiles` above 1 the MLP's matrices are cut into as many, along their outputs.
+    """
+
+    def __init__(self, hidden: int, heads: int, tiles: int = 1) -> None:
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(hidden)
         self.attention_in = nn.Linear(hidden, 3 * hidden)
         self.attention_out = nn.Linear(hidden, hidden)
         self.mlp_norm = nn.LayerNorm(hidden)
-        self.mlp_in = nn.Linear(hidden, 4 * hidden)
-        self.mlp_out = nn.Linear(4 * hidden, hidden)
+        linear = nn.Linear if tiles == 1 else partial(tiling.TiledLinear, out_splits=tiles)
+        self.mlp_in = linear(hidden, 4 * hidden)
+        self.mlp_out = linear(4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, H) -> (B, S, H)."""
@@ -43,7 +48,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`forward(tokens, targets)` returns the loss."""
+    """`forward(tokens, targets)` returns the loss. With `checkpointing` blocks are computed again in backward."""
 
     def __init__(
         self,
@@ -54,12 +59,12 @@ class GPT(nn.Module):
         positions: int,
         tied: bool,
         checkpointing: bool,
+        tiles: int = 1,
     ) -> None:
         super().__init__()
-        self.checkpointing = checkpointing
         self.token_embedding = nn.Embedding(vocabulary, hidden)
         self.position_embedding = nn.Embedding(positions, hidden)
-        self.blocks = nn.ModuleList([Block(hidden, heads) for _ in range(layers)])
+        self.blocks = nn.ModuleList([Block(hidden, heads, tiles) for _ in range(layers)])
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if not self.head.weight.is_meta:  # there are no values, and torch takes long to draw none
@@ -67,6 +72,9 @@ class GPT(nn.Module):
                 initialise(module)
         if tied:
             self.head.weight = self.token_embedding.weight
+        if checkpointing:
+            for block in self.blocks:
+                residual.recompute(block)
 
     def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
         """What the constructor does to its modules, in order; a model built on meta is initialised by it later."""
@@ -76,25 +84,25 @@ class GPT(nn.Module):
         for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
             assert isinstance(block, Block)
             yield block.attention_out, smaller
-            yield block.mlp_out, smaller
+            for part in tiling.parts_of(block.mlp_out):
+                yield part, smaller
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of predicting `targets`, both (B, S)."""
         positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+            x = block(x)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:
+    if isinstance(module, nn.Linear | nn.Embedding | tiling.Tile):
+        tiling.draw_weight(module, partial(nn.init.normal_, std=0.02))
+    if isinstance(module, nn.Linear | tiling.Tile) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
 def _initialise_projection(module: nn.Module, std: float) -> None:
-    assert isinstance(module, nn.Linear)
-    nn.init.normal_(module.weight, std=std)
+    tiling.draw_weight(module, partial(nn.init.normal_, std=std))

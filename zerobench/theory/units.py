@@ -92,6 +92,8 @@ class _Units:
         self.row = [part for use in self.uses for part in use.parts]
         sizes = [len(use.parts) for use in self.uses]
         self.starts = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        self.last = _last_inside([self._name(use) for use in self.uses])
+        self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
         self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
         self.first = int(bool(self.uses) and self.uses[0].is_root)
         for part in self.row if self.groups.sharers > 1 else ():
@@ -103,50 +105,53 @@ class _Units:
             self._unshard(use.parts)
             end = self.starts[place + 1]
             self._unshard(self.row[end : end + self.strategy["prefetch"]], ahead=True)
-            if not use.is_root and self.strategy["reshard_after_forward"]:
-                self._reshard(use.parts)
+            for over in (self.uses[other] for other in self.ends if self.last[other] == place):
+                if not over.is_root and self.strategy["reshard_after_forward"]:
+                    self._reshard(over.parts)
         if not self.strategy["keep_root"]:
             self._reshard(self.row[: self.starts[self.first]])
 
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
         self._unshard(self.row[: self.starts[self.first]])
-        self._prefetch(len(self.uses))
-        names = [self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit for use in self.uses]
-        here = len(self.uses)
+        self._prefetch(len(self.row))
+        to_come = [place for place in self.ends if not self.uses[place].is_root]
+        names = [self._name(self.uses[place]) for place in to_come]
 
         def enter(i: int) -> None:
-            nonlocal here
-            while self.schedule.shapes[i].unit in names[self.first : here]:
-                here -= 1
-                self._enter(here)
+            while self.schedule.shapes[i].unit in names:
+                names.pop()
+                self._enter(to_come.pop())
 
         for i in hand_over(self.replay, self.schedule, enter):
             part = self.part_of[i]
             if part.gradients:
                 self.reductions.write(part.gradients)
-        for place in reversed(range(self.first, here)):
-            self._enter(place)
+        while to_come:
+            self._enter(to_come.pop())
         self._finish()
+
+    def _name(self, use: Use) -> str:
+        return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
 
     def _enter(self, place: int) -> None:
         """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
         if not self.uses[place].returns:
             return
-        end = self.starts[place + 1]
+        end = self.starts[self.last[place] + 1]
         for passed in dict.fromkeys(reversed(self.row[end:])):
             if passed not in self.row[:end] and passed not in self.done:
                 self.done.add(passed)
                 self._reshard([passed])
                 self._send(passed)
         self._unshard(self.uses[place].parts)
-        self._prefetch(place)
+        self._prefetch(end - len(self.uses[place].parts))
 
-    def _prefetch(self, place: int) -> None:
-        """What backward comes to after this use travels already."""
-        before = [part for use in self.uses[:place] for part in use.parts if use.returns]
-        behind = self.row[max(0, self.starts[place] - self.strategy["prefetch"]) : self.starts[place]]
-        self._unshard([part for part in behind if part in before], ahead=True)
+    def _prefetch(self, end: int) -> None:
+        """What stands before that in the row, and backward comes to it, travels already."""
+        returns = [use.returns for use in self.uses for _ in use.parts]
+        window = range(max(0, end - self.strategy["prefetch"]), end)
+        self._unshard([self.row[at] for at in window if returns[at]], ahead=True)
 
     def _finish(self) -> None:
         self._reshard(self.row)
@@ -182,3 +187,14 @@ class _Units:
     def _keep_secondary(self, part: Part) -> None:
         if self.groups.secondary:
             self.replay.hold("parameters", ("secondary", part), part.buffer.padded_bytes // self.groups.nodes[0])
+
+
+def _last_inside(names: list[str]) -> list[int]:
+    """Of each use the last one that runs inside of it: of a module that holds other units; else itself."""
+    found = []
+    for place, name in enumerate(names):
+        last = place
+        while name != ROOT and last + 1 < len(names) and names[last + 1].startswith(f"{name}."):
+            last += 1
+        found.append(last)
+    return found

@@ -1,4 +1,7 @@
-"""`zerobench calibrate`: what each collective costs by its size, the engine's beside torch's and a copy in memory."""
+"""`zerobench calibrate`: what each collective costs by its size, the engine's beside torch's and a copy in memory.
+
+With `--disk` a disk is measured instead (calibrate_disk.py).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from ..launch import Interrupted, Outcome
 from ..microbenchmarks import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
 from ..provenance import device_class, machine, started
 from ..units import parse_bytes, show_bytes
+from .calibrate_disk import add_arguments, calibrate_disk
 
 FOLDER = Path("results/calibration")
 SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
@@ -34,6 +38,8 @@ def calibrate(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     try:
         _check(chosen)
+        if chosen.disk is not None:
+            return calibrate_disk(chosen)
         sizes = _sizes(chosen.sizes, chosen.world_size)
     except ValueError as error:
         print(f"zerobench calibrate: {error}", file=sys.stderr)
@@ -68,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="default: %(default)s")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for all of it (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS)")
+    parser.add_argument("--out", type=Path, help=f"a folder (default: {FOLDER}/DEVICE/N=RANKS, or disk)")
+    add_arguments(parser)
     return parser
 
 

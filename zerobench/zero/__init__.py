@@ -22,6 +22,7 @@ from torch import nn, optim
 
 from . import materialise, megatron
 from .host import Offload
+from .infinity import NvmeOffload
 from .megatron import Megatron
 from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
@@ -42,7 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 
 _ADOPTED = "_zerobench_engine"
 
-__all__ = ["MODES", "STAGES", "LossScaling", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
+__all__ = ["MODES", "STAGES", "LossScaling", "NvmeOffload", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
 
 
 def initialize(

@@ -57,6 +57,11 @@ class Offload:
                 " optimizer and gradients leave, with fraction=1"
             )
 
+    def part_of(self, shard_numel: int, align: int) -> int:
+        """Elements of a shard that leave."""
+        part = math.ceil(shard_numel * self.fraction)
+        return min(shard_numel, -(-part // align) * align)
+
     def places(self, device: torch.device) -> Places:
         """What an engine on `device` asks where to keep things."""
         return HostPlaces(self, device)
@@ -227,8 +232,7 @@ class HostPlaces(Places):
         self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
 
     def leaving(self, shard_numel: int, align: int) -> int:
-        part = math.ceil(shard_numel * self._policy.fraction)
-        return min(shard_numel, -(-part // align) * align)
+        return self._policy.part_of(shard_numel, align)
 
     def runs(self, unit: Unit) -> list[Run]:
         stop, most = unit.leaving, unit.layout.shard_numel
@@ -240,10 +244,10 @@ class HostPlaces(Places):
     def away(self, unit: Unit) -> HostGradients | None:
         return HostGradients(unit, unit.leaving, self._bus) if self._policy.gradients else None
 
-    def keep_parameters(self, shard: torch.Tensor, name: str) -> torch.Tensor:
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
-            return super().keep_parameters(shard, name)
-        kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, name)
+            return super().keep_parameters(unit, shard)
+        kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
 
     def settle(self) -> None:

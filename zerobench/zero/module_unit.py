@@ -70,7 +70,7 @@ class ModuleUnit(Unit):
         share(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
-            self.parameter_shard = places.keep_parameters(self.parameter_shard, name)
+            self.parameter_shard = places.keep_parameters(self, self.parameter_shard)
         self.reshard()
 
     def _make_places(self) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ class ModuleUnit(Unit):
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
         if start < stop:
             part = flat[start - piece.offset : stop - piece.offset]
-            self.parameter_shard.narrow(0, start - first, stop - start).copy_(part)
+            self.places.put(self, start - first, part)
 
     def launch_unshard(self) -> None:
         """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
@@ -99,7 +99,7 @@ class ModuleUnit(Unit):
         full = self.full_parameters
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.own_slice(full).copy_(self.parameter_shard)
+            self.places.fetch(self, self.own_slice(full))
             self.gather = self.source.launch(full, self.name, self._stamp(self))
             self.is_from_source = True
 
@@ -112,7 +112,7 @@ class ModuleUnit(Unit):
         if not self.is_whole:
             full = self.full_parameters
             full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.own_slice(full).copy_(self.parameter_shard)
+            self.places.fetch(self, self.own_slice(full))
             self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self))
             self.unshard()
 

@@ -12,6 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .tiling import Tile
+
 ROOT = ""
 """The path of the unit that holds what no other unit does: the model's own path."""
 
@@ -30,10 +32,17 @@ class Hook:
         return Hook, ()
 
 
-def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
+def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
     """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
     without one, those of every outermost nn.Sequential. A list inside a list is no block: its elements are."""
     return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
+
+
+def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The blocks, and the tiles of Linears, in blocks or not, in the order of the model's modules."""
+    names = {module: name for name, module in blocks(root)}
+    names |= {module: name for name, module in root.named_modules() if isinstance(module, Tile)}
+    return [(names[module], module) for module in root.modules() if module in names]
 
 
 def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -140,3 +149,8 @@ class watching_parameters(TorchFunctionMode):
 def inside_backward() -> bool:
     """Whether autograd is at work: a module that runs now is being recomputed. (torch-private, tested.)"""
     return torch._C._current_graph_task_id() != -1
+
+
+def saved_by_others() -> bool:
+    """Whether somebody's hooks get what autograd saves now. (torch-private, tested.)"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from .comm import Comm, Handle
+from .delayed import DelayedUpdate
 from .host import Offload
 from .places import Places
 from .precision import LossScaling
 from .stamp import Stamp
+from .update import Update
 from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
@@ -63,6 +65,7 @@ class Options:
     `device`             where a model that was built on the meta device gets its values; default: the CPU
     `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
     `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
+    `arena`              gradients that come and go live in slots that are made once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
     `elementwise`        vouches for an optimizer that is not torch's
     `offload`            what leaves the device, and whereto: host.Offload
@@ -86,6 +89,7 @@ class Options:
     device: torch.device | None = None
     initial_dtype: torch.dtype = torch.float32
     initial_device: torch.device | None = None
+    arena: bool = False
     broadcast_buffers: bool = True
     elementwise: bool = False
     offload: Offload | None = None
@@ -97,6 +101,14 @@ class Options:
         """Where the engine over `module` keeps things."""
         device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
         return Places() if self.offload is None else self.offload.places(device)
+
+    def new_update(self, *parts: Any) -> Update:
+        """How the optimizer is run: in `step`, or late. `parts`: what Update is made of."""
+        if self.offload is None or self.offload.delayed_after is None:
+            return Update(*parts)
+        update = DelayedUpdate(*parts)
+        update.delayed_after = self.offload.delayed_after
+        return update
 
     @property
     def reduction(self) -> Reduction:
@@ -117,6 +129,10 @@ class Options:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")
+        if self.offload is not None and self.offload.delayed_after is not None and self.loss_scaling is not None:
+            raise ValueError(
+                "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
+            )
         if self.reduce_with not in REDUCTIONS:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
         if self.gradient_dtype not in (None, *HALVES):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import optim
 
 from . import labels
 
@@ -45,11 +46,19 @@ class Run:
         return self.unit.parameter_shard.narrow(0, self.start, self.stop - self.start)
 
     def make_master(self) -> None:
-        """The master, from the parameters: these themselves where they have its dtype."""
-        self.master = self.parameters
-        if self.unit.dtypes.master != self.unit.dtypes.parameters:
-            self.master = self.parameters.to(self.unit.dtypes.master)
+        """The master, from the parameters: these themselves where they are here, of its dtype."""
+        dtypes, places = self.unit.dtypes, self.unit.places
+        if self.is_parameters:
+            self.master = self.parameters
+        else:
+            self.master = torch.empty(self.stop - self.start, dtype=dtypes.master, device=self.unit.device)
             labels.label(self.master, labels.MASTER, self.unit.name)
+            places.read(self.unit, self.start, self.master)
+
+    @property
+    def is_parameters(self) -> bool:
+        """Whether master and parameters are one tensor."""
+        return self.unit.places.keeps_parameters and self.unit.dtypes.master == self.unit.dtypes.parameters
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """The master of elements [offset, offset + numel) of the unit's shard."""
@@ -57,17 +66,22 @@ class Run:
 
     def round_master(self) -> None:
         """The parameters become the rounded master."""
-        if self.unit.dtypes.master != self.unit.dtypes.parameters:
-            self.parameters.copy_(self.master)
+        if not self.is_parameters:
+            self.unit.places.put(self.unit, self.start, self.master)
 
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         """Inside, masters, states and gradients of a tile of this run's are there to be updated."""
         yield
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, the gradients of this run are there to be read."""
+        yield
+
     @property
     def group(self) -> object:
-        """Runs of one group may be updated in one tile."""
+        """Runs of one group may be updated in one tile; one that is a group by itself always is."""
         return self.tier
 
 
@@ -108,12 +122,29 @@ class Places:
         """Where gradients go, if they leave."""
         return None
 
-    def keep_parameters(self, shard: torch.Tensor, name: str) -> torch.Tensor:
-        """A shard of parameters, (shard_numel,), a copy of one on the device."""
-        return labels.label(shard.clone(), labels.PARAMETERS, name)
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+        """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""
+        return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
+
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+        """place := the unit's shard of parameters, for a gather."""
+        place.copy_(unit.parameter_shard, non_blocking=True)
+
+    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
+        """place := elements from `start` on of the unit's shard."""
+        place.copy_(unit.parameter_shard.narrow(0, start, place.numel()))
+
+    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
+        """Elements from `start` on of the unit's shard := values."""
+        unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
+
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
+        """`optimizer` is the one whose states are to be kept, `segments` what it holds."""
+
+    @contextmanager
+    def in_memory(self, write_back: bool) -> Iterator[None]:
+        """Inside, everything can be read, and with `write_back` changed: checkpoints, a rank's state."""
+        yield
 
     def settle(self) -> None:
         """What an update has sent to the device is there for whoever comes after in the current stream."""
-
-    def close(self) -> None:
-        """Gives back what is outside of memory."""

@@ -229,7 +229,7 @@ class TileBuffers:
         self._offsets.clear()
 
     def ready(self, share: Share) -> torch.Tensor | None:
-        """The share's gradient in its master's tier and dtype; it crosses from another tier as it is, and is cast here."""
+        """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
         gradient = share.gradient()
         if gradient is not None and share.crosses:
             gradient = self._place(share, gradient.dtype).copy_(gradient)

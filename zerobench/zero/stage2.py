@@ -44,7 +44,7 @@ class Stage2(Stage1):
         return REDUCTIONS_IN_FLIGHT
 
     def send_gradients(self, unit: Unit) -> None:
-        unit.full_gradients = None
+        unit.drop_full()
 
     def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
         if unit.reduced or not unit.sums_in_place or not self.options.sums_own_slice:
@@ -66,7 +66,7 @@ class Stage2(Stage1):
         super().forget()
         for unit in self.units:
             if not unit.is_alone:
-                unit.full_gradients = None
+                unit.drop_full()
                 unit.free_gradient_shard()
 
 

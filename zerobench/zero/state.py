@@ -26,14 +26,16 @@ class StateFace:
 
     def state_dict(self: Any) -> dict[str, Any]:
         """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
-        return state_dict(self)
+        with self.places.in_memory(write_back=False):
+            return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
-        load_state_dict(self, saved)
+        with self.places.in_memory(write_back=True):
+            load_state_dict(self, saved)
 
     def save(
-        self, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
+        self: Any, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
     ) -> SaveHandle | None:
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
@@ -42,15 +44,17 @@ class StateFace:
         checkpoint that is there already stays until the new one is whole. Raises ValueError for what cannot be
         saved, RuntimeError where writing failed, on all ranks.
         """
-        return _checkpoints().save(self, path, asynchronous, user_state or {})
+        with self.places.in_memory(write_back=False):
+            return _checkpoints().save(self, path, asynchronous, user_state or {})
 
-    def load(self, path: str | PathLike[str]) -> dict[str, Any]:
+    def load(self: Any, path: str | PathLike[str]) -> dict[str, Any]:
         """Takes back what `save` wrote, under any stage and N, and returns its `user_state`; collective.
 
         Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is damaged or of
         another model or optimizer.
         """
-        return _checkpoints().load(self, path)
+        with self.places.in_memory(write_back=True):
+            return _checkpoints().load(self, path)
 
     def export_safetensors(self, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""

@@ -24,6 +24,7 @@ import torch
 from torch import nn, optim
 
 from . import materialise
+from .arena import Arena, Heap
 from .comm import Comm
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .modules import watching_parameters
@@ -33,7 +34,6 @@ from .segments import OptimizerSegment
 from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
-from .update import Update
 
 
 class Strategy(StateFace):
@@ -52,6 +52,7 @@ class Strategy(StateFace):
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
         self.steps = 0
+        heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
         self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
@@ -66,9 +67,10 @@ class Strategy(StateFace):
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:
+                unit.heap = heap
                 unit.make_master()
         self.gradients = GradientFlow(self)
-        self.update = Update(
+        self.update = options.new_update(
             optimizer, comm, self.units, self.trainable, self.names, options.tile_bytes, options.loss_scaling
         )
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
@@ -151,7 +153,9 @@ class Strategy(StateFace):
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self.update.launch()
+        else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronising
         if self._watching == 0:
@@ -285,7 +289,8 @@ class Strategy(StateFace):
         self.gradients.launch(unit)
 
     def _extra_state(self) -> dict[str, Any]:
-        return {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
+        scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
+        return scaler | self.update.describe_pending()
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from . import labels
+from .arena import Heap
 from .comm import Comm, Handle
 from .layout import Layout, Piece
 from .places import Away, Places, Run
@@ -47,12 +48,14 @@ class Unit:
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
     `mean`      where it writes the mean, if not into the own slice of what travels
+    `heap`      where memory that comes and goes is from: an arena has it in slots
     """
 
     full_parameters: torch.Tensor
     parameter_shard: torch.Tensor
     gradient_shard: torch.Tensor
     full_gradients: torch.Tensor | None
+    heap = Heap()
 
     def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places) -> None:
         self.name = name
@@ -113,7 +116,7 @@ class Unit:
 
     def new_full_gradients(self, dtype: torch.dtype, category: str = labels.COMMUNICATION) -> torch.Tensor:
         """A (padded_numel,) buffer, not filled, for gradients on their way or, by its category, to be kept."""
-        full = torch.empty(self.layout.padded_numel, dtype=dtype, device=self.device)
+        full = self.heap.take(self.layout.padded_numel, dtype, self.device)
         return labels.label(full, category, self.name)
 
     def new_gradient_shard(self) -> torch.Tensor:
@@ -144,12 +147,11 @@ class Unit:
 
     def allocate_gradient_shard(self) -> None:
         """The gradient shard, one tensor for life, has memory again; not filled."""
-        shard = self.gradient_shard
-        shard.untyped_storage().resize_(shard.numel() * shard.element_size())
+        self.heap.restore(self.gradient_shard)
 
     def free_gradient_shard(self) -> None:
         """Its memory goes back: the forward, and the backward's start, where activations are most, need none."""
-        self.gradient_shard.untyped_storage().resize_(0)
+        self.heap.release(self.gradient_shard)
 
     def write_gradient(self, piece: Piece, gradient: torch.Tensor, scale: float) -> None:
         """Puts `scale` · gradient, (piece.numel,), into the full gradients; adds where one waits already."""
@@ -189,13 +191,19 @@ class Unit:
         assert self.wire_gradients is not None
         return self.own_slice(self.wire_gradients)
 
+    def drop_full(self) -> None:
+        """The full gradients are needed no more, unless it is they that travel."""
+        full, self.full_gradients = self.full_gradients, None
+        if full is not None and full is not self.wire_gradients:
+            self.heap.give_back(full)
+
     def drop_wire(self) -> None:
         """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
         wire, self.wire_gradients = self.wire_gradients, None
         if wire is not None and wire is not self.full_gradients:
             if self.departure is not None:  # in the order of who computes, which is behind the copy that leaves
                 self.departure.wait()
-            wire.untyped_storage().resize_(0)
+            self.heap.give_back(wire)
         self.departure = None
 
     def forget_gradients(self) -> None:

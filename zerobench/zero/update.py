@@ -39,6 +39,7 @@ class Update:
         names: list[str], tile_bytes: int | None, scaling: LossScaling | None,
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
+        self.units = units
         self.comm = comm
         self.trainable = trainable
         self.names = names
@@ -59,6 +60,8 @@ class Update:
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
         swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments)
+        for places in {unit.places for unit in units}:
+            places.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
 
@@ -124,12 +127,46 @@ class Update:
         for segment in self.segments:
             segment.tensor.grad, segment.used = None, False
 
+    # -- what an update that is late has, and this one has not (delayed.py) ------------------------------------
+
+    def launch(self) -> None:
+        """A training forward begins."""
+
+    def check_saveable(self) -> None:
+        """Raises ValueError where a checkpoint cannot be taken now."""
+
+    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
+        """Gradients whose update is still to come."""
+        return []
+
+    def describe_pending(self) -> dict[str, Any]:
+        """What else is to be known of it."""
+        return {}
+
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
+        """A checkpoint of an engine that updates late: its pending update is made now."""
+        for segment, gradient in gradients.items():
+            segment.tensor.grad = gradient.to(segment.tensor.dtype)
+            if facts["coefficient"] is not None:
+                segment.tensor.grad.mul_(facts["coefficient"])
+        self._running = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._running = False
+        for segment in gradients:
+            segment.tensor.grad = None
+
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
-        gradients = [g for segment in self.segments if (g := segment.gradient()) is not None]
-        total = sum_of_powers(gradients, norm_type, self._device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for tile in self.tiles:
+            with tile[0].run.reading() if tile else nullcontext():
+                gradients = [g for segment in tile if (g := segment.gradient()) is not None]
+                part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
+            total = torch.maximum(total, part) if norm_type == math.inf else total + part
         total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
         (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
         return norm_of(total, norm_type)
@@ -174,7 +211,11 @@ def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[Opti
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
         groups.setdefault(segment.run.group, []).append(segment)
-    return [tile for group in groups.values() for tile in (tiles_of(group, most) if most else [group])]
+    return [
+        tile
+        for name, group in groups.items()
+        for tile in (tiles_of(group, most) if most and name is not group[0].run else [group])
+    ]
 
 
 def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:

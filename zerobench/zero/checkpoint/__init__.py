@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
@@ -67,7 +68,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     ranks, folder = ranks_of(engine), Path(path).absolute()
     metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
     engine.zero_grad()
-    targets = Targets(engine, metadata.planner_data)
+    targets = Targets(engine, metadata.planner_data, _pending_in(metadata))
     planner, reader = LoadPlanner(), FolderReader(folder, metadata)
     with labels.collective("control"):
         _run(
@@ -82,6 +83,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
 def _take(engine: Strategy, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
     if engine.update.used:
         raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
+    engine.update.check_saveable()
     return tensors_of(engine, copy), facts_of(engine, user_state)
 
 
@@ -104,6 +106,13 @@ def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
         raise ValueError(f"{folder}: {sentence}")
     check_files(folder, metadata, share)
     return metadata
+
+
+def _pending_in(metadata: Metadata) -> dict[str, torch.dtype]:
+    """The parameters with gradients in the checkpoint, and the gradients' dtype."""
+    found: dict[str, Any] = metadata.state_dict_metadata
+    head = "pending."
+    return {name[len(head) :]: kind.properties.dtype for name, kind in found.items() if name.startswith(head)}
 
 
 def _run(failure: str, ranks: Ranks, operation: Callable[..., Any]) -> None:

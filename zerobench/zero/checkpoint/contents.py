@@ -4,6 +4,7 @@
     master.<parameter>              what the optimizer updates; each rank's segments are its chunks
     optimizer.<parameter>.<state>   states of the parameter's size, cut in the same way
     frozen.<parameter>              parameters that are not trained: cut as the stage cuts them, else from one rank
+    pending.<parameter>             gradients whose update is late (delayed.py), cut in the same way
     buffer.<name>                   the module's persistent buffers, from rank 0
 
 All are flat, and a chunk is known by its first element in the whole parameter: nothing of stage, N or bucket size is
@@ -43,6 +44,9 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
         for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
                 _put(flats, f"optimizer.{name}.{key}", whole, start, value)
+    for segment, gradient in engine.update.pending_gradients():
+        index = segment.segment.parameter
+        _put(flats, f"pending.{engine.names[index]}", engine.trainable[index], segment.segment.start, gradient)
     for name, parameter, start, chunk in _sharded_frozen(engine):
         _put(flats, f"frozen.{name}", parameter, start, chunk)
     for number, (name, parameter) in enumerate(_whole_frozen(engine).items()):
@@ -60,10 +64,13 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
 class Targets:
     """The tensors that a checkpoint of these facts is read into, and what remains to be done when they are filled."""
 
-    def __init__(self, engine: Strategy, facts: Mapping[str, Any]) -> None:
+    def __init__(self, engine: Strategy, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
+        """`pending`: the parameters whose gradients are in the checkpoint, and their dtype."""
         self.engine = engine
         self.facts = facts
+        self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self.flats: dict[str, Flat] = {}
+        self._pending_dtypes = pending
         self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that cannot be read into, and what can
         for segment in engine.segments:
@@ -89,6 +96,10 @@ class Targets:
             else:
                 new[key] = decode(value)
         self._states.append(new)
+        if name in self._pending_dtypes:
+            gradient = torch.empty(segment.tensor.shape, dtype=self._pending_dtypes[name], device=segment.tensor.device)
+            self._pending[segment] = labels.label(gradient, labels.GRADIENTS, f"{name} pending", tier=segment.tier)
+            _put(self.flats, f"pending.{name}", whole, start, gradient)
 
     def _add_whole(self, name: str, tensor: torch.Tensor) -> None:
         flat = tensor.detach()
@@ -114,6 +125,9 @@ class Targets:
         for group, options in zip(optimizer.param_groups, self.facts["optimizer"]["options"], strict=True):
             _set_options(group, options)
         engine._load_extra_state(self.facts["extra"])
+        if self._pending:
+            with torch.no_grad():
+                engine.update.restore_pending(self._pending, self.facts["extra"]["pending"])
         engine.after_load()
 
 

@@ -46,12 +46,13 @@ def free_bytes(place: Path | int) -> int:
 
 
 class Channel:
-    """A new file at `path`, open for pieces of at most `piece_bytes`. `direct`: wanted; the attribute: granted.
+    """A new file at `path`, open for `depth` pieces at once of at most `piece_bytes`. `direct`: wanted; the attribute:
+    granted.
 
     Raises DiskError where the file cannot be made.
     """
 
-    def __init__(self, path: Path, direct: bool, piece_bytes: int) -> None:
+    def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
         self.path, self._piece_bytes = path, aligned(piece_bytes)
         self.bytes = 0
         self.direct = direct and hasattr(os, "O_DIRECT") and _takes_direct(path)
@@ -60,6 +61,7 @@ class Channel:
         except OSError as error:
             raise DiskError(f"{path} cannot be made: {os.strerror(error.errno or 0)}", error.errno) from error
         self._own = threading.local()
+        self._slots = threading.Semaphore(depth)
 
     def grow(self, nbytes: int) -> int:
         """Reserves `nbytes` more on the disk and returns where they begin. Raises DiskError without room."""
@@ -117,7 +119,8 @@ class Channel:
         wanted, done = sum(len(part) for part in parts), 0
         while done < wanted:
             try:
-                moved = call(self._fd, _from(parts, done), offset + done)
+                with self._slots:
+                    moved = call(self._fd, _from(parts, done), offset + done)
             except OSError as error:
                 raise self._failed(kind, offset, nbytes, error) from error
             done += moved

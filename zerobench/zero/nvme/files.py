@@ -11,10 +11,8 @@ Requests to one block keep their order, so that a read sees the write before it;
 
 from __future__ import annotations
 
-import ctypes
 import uuid
 import weakref
-import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,10 +22,14 @@ import torch
 
 from .. import labels
 from .channel import Channel, DiskError, aligned
+from .checksum import checksum, memory_of
 from .requests import Carriers, Handle
 
 BLOCK_BYTES = 4 * 2**20
 DEPTH = 8
+
+CHECKERS = 2
+"""More threads than are at the disk at once: while some do sums, the others keep it busy."""
 
 
 class Region:
@@ -52,7 +54,7 @@ class Region:
 
     def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> Handle:
         self._check(tensor, at)
-        memory, size = _memory(tensor), self.store.block_bytes
+        memory, size = memory_of(tensor), self.store.block_bytes
         handle = Handle(-(-len(memory) // size), keep=tensor)
         for begin in range(0, len(memory), size):
             number = (at + begin) // size
@@ -74,7 +76,7 @@ class Region:
             raise ValueError(f"{words}: {ends}, which has {self.nbytes} bytes")
 
     def _write(self, number: int, piece: memoryview) -> None:
-        self._sums[number] = zlib.crc32(piece) if self.store.checksums else 0
+        self._sums[number] = checksum(piece) if self.store.checksums else 0
         self.store.channel.write(piece, self.offset + number * self.store.block_bytes, self.name)
 
     def _read(self, number: int, piece: memoryview) -> None:
@@ -82,7 +84,7 @@ class Region:
         if self._sums[number] is None:
             raise DiskError(f"{path}: {len(piece)} bytes at {offset} were never written")
         self.store.channel.read(piece, offset, self.name)
-        if self.store.checksums and zlib.crc32(piece) != self._sums[number]:
+        if self.store.checksums and checksum(piece) != self._sums[number]:
             words = "are not what was written there (their checksum differs)"
             raise DiskError(f"{path}: {len(piece)} bytes at {offset} {words}")
 
@@ -90,8 +92,8 @@ class Region:
 class FileStore:
     """A file in `folder`, gone when it is closed, garbage or when the interpreter ends.
 
-    `depth` threads carry requests of `block_bytes`, past the page cache where `direct` is wanted and possible (the
-    attribute says). `checksums`: zlib's CRC-32 a block. Raises DiskError where the file cannot be made.
+    `depth` requests of `block_bytes` are at the disk at once, past the page cache where `direct` is wanted and possible
+    (the attribute says). `checksums`: 32 bits a block (checksum.py). Raises DiskError where the file cannot be made.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class FileStore:
             words = f"block_bytes={block_bytes}, depth={depth}"
             raise ValueError(f"{words}: blocks must be multiples of 4096 bytes, and at least 1 be under way")
         self.block_bytes, self.depth, self.checksums = block_bytes, depth, checksums
-        self.channel = Channel(Path(folder) / f"{name}-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes)
+        self.channel = Channel(Path(folder) / f"{name}-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
         self.direct = self.channel.direct
-        self.carriers = Carriers(depth, name)
+        self.carriers = Carriers(depth + (CHECKERS if checksums else 0), name)
         self._under_way: list[Handle] = []
         self._regions: list[Region] = []
         self._end = weakref.finalize(self, _shut, self.carriers, self.channel)
@@ -169,12 +171,6 @@ class FileStore:
         """Keeps it for `drain`; what is done and was heard of needs no watching any more."""
         self._under_way = [one for one in self._under_way if not one.done or one.failed]
         self._under_way.append(handle)
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """A tensor's bytes; whoever uses them keeps the tensor."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _shut(carriers: Carriers, channel: Channel) -> None:

@@ -8,6 +8,8 @@ Nothing else of the file tier grows with the model: who finds no free buffer wai
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -40,6 +42,12 @@ class Buffer:
         return self.tensor[offset:end].view(dtype)
 
 
+def _in_large_pages(address: int, nbytes: int) -> None:
+    """Advice, no more: direct I/O handles page by page, and with large ones takes half the CPU time."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)
+
+
 class Pool:
     """`count` buffers of `buffer_bytes` (rounded up to ALIGN_BYTES). Any thread may take and give."""
 
@@ -51,6 +59,8 @@ class Pool:
         slab = torch.empty(size + ALIGN_BYTES, dtype=torch.uint8, pin_memory=pinned)
         labels.label(slab, labels.COMMUNICATION, "nvme pool", tier=labels.HOST)
         begin = -slab.data_ptr() % ALIGN_BYTES
+        if not pinned:
+            _in_large_pages(slab.data_ptr() + begin, size)
         parts = slab[begin : begin + size].split(self.buffer_bytes)
         self.bytes = slab.numel()
         """Host memory of the pool, alignment included: what it takes from its making to its end."""

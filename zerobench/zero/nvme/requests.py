@@ -78,13 +78,13 @@ class Handle:
 
 
 class Carriers:
-    """`depth` threads: so many requests are at the disk at once."""
+    """`count` threads."""
 
-    def __init__(self, depth: int, name: str) -> None:
+    def __init__(self, count: int, name: str) -> None:
         self._ready: SimpleQueue[tuple[Hashable, Act] | None] = SimpleQueue()
         self._behind: dict[Hashable, deque[Act]] = {}
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(depth)]
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(count)]
         for thread in self._threads:
             thread.start()
 

@@ -1,0 +1,84 @@
+"""What a disk moves, and how much of it the engine's files reach, as `zerobench calibrate --disk` measured it.
+
+    python analysis/disk.py FOLDER --out DIR
+
+A panel for mixed, read and write; bars are medians by block size × depth, whiskers their 95 % intervals, numbers the
+share of the plain calls' throughput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.style import BLUE, GREY, ORANGE, save
+from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, DiskCalibration, DiskRate, load_disk_calibration
+
+LOOKS = {
+    RAW: (GREY, "", "preadv and pwritev"),
+    STORE: (BLUE, "//", "the engine's files"),
+    CHECKED: (ORANGE, "xx", "with checksums"),
+}
+MIB = 2**20
+WIDTH = 0.27
+
+
+def draw(found: DiskCalibration) -> Figure:
+    """A panel a kind."""
+    kinds = list(dict.fromkeys(rate.kind for rate in found.rates))
+    figure = Figure(figsize=(3.6 * len(kinds), 3.4), layout="constrained")
+    for axes, kind in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
+        _bars(axes, [rate for rate in found.rates if rate.kind == kind])
+        axes.set_title(kind)
+        axes.set_xlabel("block (MiB) × at once")
+    figure.axes[0].set_ylabel("GiB/s")
+    told, direct = found.provenance, found.rates[0].direct
+    words = f"{told['disk']['file_system']}, {'direct I/O' if direct else 'through the page cache'}"
+    figure.suptitle(f"{words}, {told['cores']} cores, {told['date'][:10]}", fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _bars(axes: Axes, rates: list[DiskRate]) -> None:
+    places = list(dict.fromkeys((rate.block_bytes, rate.depth) for rate in rates))
+    for number, (via, (colour, hatch, label)) in enumerate(LOOKS.items()):
+        mine = [rate for rate in rates if rate.via == via]
+        x = [places.index((rate.block_bytes, rate.depth)) + WIDTH * (number - 1) for rate in mine]
+        y = [rate.bytes_per_s / GIB for rate in mine]
+        reach = [
+            [(rate.bytes_per_s - rate.bytes_per_s_low) / GIB for rate in mine],
+            [(rate.bytes_per_s_high - rate.bytes_per_s) / GIB for rate in mine],
+        ]
+        axes.bar(x, y, WIDTH, yerr=reach, color=colour, hatch=hatch, edgecolor="white", lw=0.4, capsize=2, label=label,
+                 error_kw={"lw": 0.8})  # fmt: skip
+        for place, rate in zip(x, mine, strict=True):
+            if via != RAW:
+                axes.text(place, 0.02, f"{rate.of_raw:.2f}", rotation=90, ha="center", va="bottom", fontsize=6,
+                          bbox={"color": "white", "pad": 0.5})  # fmt: skip
+    axes.set_xticks(range(len(places)), [f"{block / MIB:g} × {depth}" for block, depth in places], fontsize=7)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what zerobench calibrate --disk wrote, as results/calibration/disk")
+    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="for PNG and SVG (%(default)s)")
+    chosen = parser.parse_args(arguments)
+    try:
+        figure = draw(load_disk_calibration(chosen.folder))
+    except FileNotFoundError as error:
+        print(f"disk.py: {error}", file=sys.stderr)
+        return 2
+    save(figure, chosen.out, "disk")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

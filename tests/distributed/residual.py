@@ -1,0 +1,79 @@
+"""Trains models under residual policies on this rank; what the tests of residual policies run on ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests import zoo
+from tests.distributed.training import engine_of, loss_of
+from zerobench.zero.residual import POLICIES, ActivationPolicy, apply
+
+
+class Attending(nn.Module):
+    """A block that saves views of one memory, odd strides, a mask and what is written to before it is saved."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.three = nn.Linear(width, 3 * width)
+        self.drop = nn.Dropout(0.2)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.three(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+        h = self.out(self.drop(mixed.transpose(1, 2).flatten(2)))
+        return x + torch.relu_(h.mul_(2.0))[..., ::2].repeat(1, 1, 2) * h[..., 1::2].repeat(1, 1, 2).cos()
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(zoo.WORDS, 24)
+        self.blocks = nn.ModuleList(Attending() for _ in range(4))
+        self.head = nn.Linear(24, zoo.WORDS)
+
+    def forward(self, x, y):
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = block(h)
+        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+zoo.MODELS["dropping"] = Dropping
+
+SLABS = ActivationPolicy(recompute=True, keep="slab")
+WAYS = {**POLICIES, "checkpoint in slabs": SLABS}
+STEPS = 3
+
+
+def train(rank: int, n: int, model_name: str, strategy: str, policy: ActivationPolicy, **options: Any) -> Any:
+    """(losses, the full state at the end), with two micro-batches a step, in dropout's own random numbers."""
+    model = zoo.build(model_name)
+    apply(model, replace(policy, least_bytes=256))
+    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()), **options)
+    torch.manual_seed(rank)
+    losses = []
+    for step in range(STEPS):
+        for micro in range(2):
+            loss = loss_of(engine(*zoo.tokens(rank, n, 2 * step + micro)))
+            engine.backward(loss / 2)
+            losses.append(loss.item())
+        engine.step()
+    return losses, engine.full_state_dict()
+
+
+def train_all(rank: int, n: int, models: list[str], strategies: list[str]) -> dict[Any, Any]:
+    """Every model under every strategy and policy, and in an arena."""
+    found = {}
+    for model in models:
+        for strategy in strategies:
+            for name, policy in WAYS.items():
+                found[model, strategy, name] = train(rank, n, model, strategy, policy)
+            if strategy != "ddp":
+                found[model, strategy, "arena"] = train(rank, n, model, strategy, SLABS, arena=True)
+    return found

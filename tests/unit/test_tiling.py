@@ -1,0 +1,91 @@
+"""Linears in tiles: the same function, the same values, the same units whoever asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zerobench import models
+from zerobench.zero import initialize
+from zerobench.zero.modules import blocks, default_units, unit_of_parameters
+from zerobench.zero.tiling import TiledLinear, tiled_state, whole_state
+
+SHAPE: dict[str, Any] = {
+    "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "tied": True, "checkpointing": False
+}  # fmt: skip
+
+
+def gpt(tiles: int, **more: Any) -> nn.Module:
+    torch.manual_seed(3)
+    return models.build("gpt", {**SHAPE, **more, "tiles": tiles})
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "exact"), [(1, 1, True), (1, 3, True), (3, 1, False), (4, 5, False)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_the_whole_linear(inputs: int, outputs: int, exact: bool, bias: bool) -> None:
+    """To the bit with splits of the outputs alone; to rounding otherwise, gradients too."""
+    torch.manual_seed(0)
+    linear = nn.Linear(70, 52, bias=bias)
+    tiled = TiledLinear.from_linear(linear, inputs, outputs)
+    x = torch.randn(3, 7, 70, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    expected, found = linear(x), tiled(y)
+    if exact:
+        assert torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    expected.sin().sum().backward()
+    found.sin().sum().backward()
+    torch.testing.assert_close(y.grad, x.grad, rtol=1e-5, atol=1e-6)
+    for parameter in tiled.parameters():
+        assert parameter.is_contiguous()
+    for (weight, tiled_bias), whole in (((linear.weight, linear.bias), tiled.whole()),):
+        assert torch.equal(whole[0], weight)
+        assert tiled_bias is None if whole[1] is None else torch.equal(whole[1], tiled_bias)
+
+
+def test_sizes_that_do_not_divide_differ_by_one_and_bad_ones_are_refused() -> None:
+    tiled = TiledLinear(10, 7, in_splits=3, out_splits=2)
+    assert [tuple(tile.weight.shape) for tile in tiled.tiles] == [(4, 4), (4, 3), (4, 3), (3, 4), (3, 3), (3, 3)]
+    assert [tile.bias is not None for tile in tiled.tiles] == [True, False, False] * 2
+    with pytest.raises(ValueError, match="out_splits: 8 cannot be; use 1 to 7, the number of features"):
+        TiledLinear(10, 7, out_splits=8)
+
+
+@pytest.mark.parametrize("tiles", [2, 3])
+def test_a_seed_means_one_model_however_it_is_tiled(tiles: int) -> None:
+    plain, tiled = gpt(1), gpt(tiles)
+    expected = plain.state_dict()
+    found = whole_state(tiled, tiled.state_dict())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    back = tiled_state(tiled, expected)
+    assert back.keys() == tiled.state_dict().keys()
+    tiled.load_state_dict(back)
+    tokens = torch.randint(0, 50, (2, 16))
+    assert torch.equal(plain(tokens, tokens), tiled(tokens, tokens))
+
+
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_from_the_meta_device_it_has_the_same_values(tiles: int) -> None:
+    plain = gpt(1)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        hollow = models.build("gpt", {**SHAPE, "tiles": tiles})
+    initialize(hollow, torch.optim.AdamW(hollow.parameters(), fused=True), "zero3")
+    found = whole_state(hollow, hollow.state_dict())
+    assert all(torch.equal(found[key], value) for key, value in plain.state_dict().items())
+
+
+def test_tiles_are_units_and_no_blocks() -> None:
+    model = gpt(2)
+    names = [name for name, _ in default_units(model)]
+    tiles = [f"{layer}.tile_{number}_0" for layer in ("mlp_in", "mlp_out") for number in (0, 1)]
+    assert names == [name for block in ("blocks.0", "blocks.1") for name in (block, *(f"{block}.{t}" for t in tiles))]
+    assert [name for name, _ in blocks(model)] == ["blocks.0", "blocks.1"]
+    units = unit_of_parameters(model, default_units(model))
+    assert all(units[p] == name.rsplit(".", 1)[0] for name, p in model.named_parameters() if "tile" in name)
+    alone = nn.Sequential(nn.Linear(4, 4), TiledLinear(4, 4, out_splits=2))
+    assert [name for name, _ in default_units(alone)] == ["0", "1", "1.tile_0_0", "1.tile_1_0"]

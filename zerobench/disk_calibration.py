@@ -1,0 +1,126 @@
+"""What a disk moves, as measured by `zerobench calibrate --disk`, and how much of it the engine's files reach.
+
+    of_raw = seconds(raw) / seconds(via)            the same bytes, blocks and depth, one right after the other
+
+A folder of a calibration holds `transfers.parquet` (a DiskRow each), `rates.parquet` (a DiskRate each) and
+`provenance.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+RAW, STORE, CHECKED = "raw", "store", "checked"
+"""Plain preadv and pwritev in threads; the engine's files without checksums; with them."""
+
+GIB = 2**30
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class DiskRow:
+    """One repetition: `file_bytes` in blocks of `block_bytes`, `depth` at once."""
+
+    via: str
+    kind: str
+    """"read", "write", or "mixed": every other block is read, the others are written."""
+    block_bytes: int
+    depth: int
+    direct: bool
+    """Past the page cache."""
+    file_bytes: int
+    repetition: int
+    seconds: float
+    cpu_seconds: float
+    """Of all threads of the process, the kernel's share included."""
+
+
+@dataclass(frozen=True)
+class DiskRate:
+    """Medians over the repetitions, with 95 % intervals."""
+
+    via: str
+    kind: str
+    block_bytes: int
+    depth: int
+    direct: bool
+    bytes_per_s: float
+    bytes_per_s_low: float
+    bytes_per_s_high: float
+    of_raw: float
+    of_raw_low: float
+    of_raw_high: float
+    cpu_s_per_gib: float
+
+
+@dataclass(frozen=True)
+class DiskCalibration:
+    """A disk's transfers: rows, rates, and where they come from."""
+
+    transfers: pd.DataFrame
+    rates: list[DiskRate]
+    provenance: dict[str, Any]
+
+    def rate(self, kind: str, block_bytes: int, depth: int, via: str = CHECKED) -> DiskRate:
+        """What was reached. Raises KeyError with what there is."""
+        for row in self.rates:
+            if (row.via, row.kind, row.block_bytes, row.depth) == (via, kind, block_bytes, depth):
+                return row
+        there = ", ".join(f"{row.via} {row.kind} {row.block_bytes} × {row.depth}" for row in self.rates)
+        raise KeyError(f"{via} {kind} {block_bytes} × {depth} is not calibrated; there is {there}")
+
+
+def rates_of(transfers: pd.DataFrame) -> list[DiskRate]:
+    """A rate for each way, kind, block size and depth."""
+    keys = ["kind", "block_bytes", "depth", "direct", "file_bytes"]
+    found = []
+    for key, same in transfers.groupby(keys, sort=False):
+        times = same.pivot(index="repetition", columns="via", values="seconds")
+        cpu = same.groupby("via")["cpu_seconds"].median()
+        kind, block, depth, direct, size = cast(tuple[str, int, int, bool, int], key)
+        for via in same["via"].unique():
+            rate = _median(size / times[via].to_numpy())
+            of_raw = _median((times[RAW] / times[via]).to_numpy())
+            found.append(DiskRate(via, kind, block, depth, direct, *rate, *of_raw, float(cpu[via] * GIB / size)))
+    return found
+
+
+def _median(values: np.ndarray) -> tuple[float, float, float]:
+    """With the interval that resampling gives."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.quantile(np.median(values[drawn], axis=1), [0.025, 0.975])
+    return float(np.median(values)), float(low), float(high)
+
+
+def write_disk_calibration(folder: Path, transfers: Sequence[DiskRow], provenance: dict[str, Any]) -> DiskCalibration:
+    """Finds the rates, and writes all to `folder`; an earlier calibration there is replaced."""
+    frame = pd.DataFrame([asdict(row) for row in transfers])
+    rates = rates_of(frame)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in (("transfers", frame), ("rates", pd.DataFrame([asdict(rate) for rate in rates]))):
+        aside = folder / f"{name}.parquet.partial"
+        table.to_parquet(aside, index=False)
+        aside.replace(folder / f"{name}.parquet")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    return DiskCalibration(frame, rates, provenance)
+
+
+def load_disk_calibration(folder: Path | str) -> DiskCalibration:
+    """What `zerobench calibrate --disk` wrote. Raises FileNotFoundError where there is none."""
+    where = Path(folder)
+    if not (where / "rates.parquet").is_file():
+        raise FileNotFoundError(
+            f"{where}: no calibration of a disk; zerobench calibrate --disk --out {where} makes one"
+        )
+    table = pd.read_parquet(where / "rates.parquet")
+    make: Callable[..., DiskRate] = DiskRate
+    rates = [make(**{field.name: row[field.name] for field in fields(DiskRate)}) for _, row in table.iterrows()]
+    provenance = json.loads((where / "provenance.json").read_text())
+    return DiskCalibration(pd.read_parquet(where / "transfers.parquet"), rates, provenance)

@@ -1,0 +1,48 @@
+"""Tiers in a resolved config: what makes no sense, and what engine, launcher and theory hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import zero
+from .systems import OURS
+from .zero.nvme import problems_of_path
+
+
+def problems_of(plain: dict[str, Any]) -> list[str]:
+    """Sentences on tiers that cannot be; fills in, in place, what follows from the strategy."""
+    section, strategy = plain.get("offload"), plain["strategy"]["name"]
+    if section is None:
+        return []
+    name = f"offload={section['name']}"
+    if strategy not in OURS:
+        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
+    if section["name"] == "nvme" and section["parameters"] is None:
+        section["parameters"] = strategy == "zero3"
+    problems = problems_of_path(section["path"]) if section.get("path") else []
+    problems = [f"offload.path={problem}" for problem in problems]
+    if section["parameters"] and strategy != "zero3":
+        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
+    try:
+        _offload_of(section).check(strategy)
+    except ValueError as error:
+        problems.append(str(error))
+    return list(dict.fromkeys(problems))
+
+
+def files_in(plain: dict[str, Any], folder: str) -> str | None:
+    """Where ranks make folders for the states that live in files: `offload.path`, or the run's own `folder`."""
+    offload = plain.get("offload", {})
+    return (offload["path"] or folder) if offload.get("name") == "nvme" else None
+
+
+def engine_options(plain: dict[str, Any], folder: str | None) -> dict[str, Any]:
+    """Keyword arguments for our engine. `folder`: for files, where the config names none."""
+    return {"offload": _offload_of(plain["offload"], folder)} if "offload" in plain else {}
+
+
+def _offload_of(section: dict[str, Any], folder: str | None = None) -> zero.Offload:
+    chosen = {key: value for key, value in section.items() if key not in ("name", "delayed", "delayed_after")}
+    if section["name"] == "nvme":
+        return zero.NvmeOffload(**chosen | {"path": section["path"] or folder or "(the run's own folder)"})
+    return zero.Offload(**chosen, delayed_after=section["delayed_after"] if section["delayed"] else None)

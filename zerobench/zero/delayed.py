@@ -1,0 +1,162 @@
+"""Delayed parameter update (ZeRO-Offload, arXiv 2101.06840, section 5.2): the host updates while the device computes.
+
+    step i       the update by the gradients of step i - 1 is waited for, its parameters go up and are gathered;
+                 the gradients of step i, which are on the host, become *pending*
+    forward      the update by the pending gradients begins, in a thread, over the masters
+    backward     gradients arrive in host memory beside the pending ones: 2ψ/N bytes more
+
+So a forward's parameters are one update older than without delay. The first `delayed_after` steps are not delayed, for
+early training takes staleness badly. Learning rate and other options are those of the step that gave the gradients.
+
+Between a step and the next forward the update has not begun: a checkpoint holds masters, states and pending gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import optim
+
+from .host import HostGradients
+from .precision import Share, update_tiles
+from .segments import OptimizerSegment
+from .update import Update
+
+
+class PendingShare(Share):
+    """A segment with the gradient that its next update is to take, in host memory."""
+
+    def __init__(self, segment: OptimizerSegment, gradient: torch.Tensor | None) -> None:
+        self.tensor, self.tier = segment.tensor, segment.tier
+        self.segment = segment
+        self._gradient = gradient
+
+    def gradient(self) -> torch.Tensor | None:
+        return self._gradient
+
+
+@dataclass
+class Pending:
+    """An update that is still to be made. `options`: of each parameter group, as they were."""
+
+    tiles: Sequence[Sequence[PendingShare]]
+    coefficient: torch.Tensor | float | None
+    options: list[dict[str, Any]]
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+
+    def run(self, step: Callable[[], Any]) -> None:
+        """Updates the masters; what goes wrong is kept for whoever waits."""
+        try:
+            with torch.no_grad():
+                update_tiles(step, self.tiles, self.coefficient)
+        except BaseException as error:
+            self.error = error
+
+
+class DelayedUpdate(Update):
+    """See above. `pending`: None where nothing is still to be made."""
+
+    pending: Pending | None = None
+    delayed_after = 0
+    _steps = 0
+
+    def run(self) -> bool:
+        """Finishes the update before, and makes the present gradients the pending ones."""
+        self._steps += 1
+        if self._steps <= self.delayed_after:
+            return super().run()
+        self.agree()
+        self._check_held()
+        finished = self.finish()
+        self._stepped = True
+        self.pending = self._put_aside()
+        return finished
+
+    def launch(self) -> None:
+        """A forward begins, and with it the pending update."""
+        pending = self.pending
+        if pending is not None and pending.thread is None:
+            step = self._step_as_of(pending)
+            pending.thread = threading.Thread(target=pending.run, args=(step,), name="delayed update")
+            self._running = True
+            pending.thread.start()
+
+    def finish(self) -> bool:
+        """No update is pending: masters and parameters are as if there were no delay. Returns whether one was."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return False
+        self._running = True
+        try:
+            if pending.thread is None:
+                pending.run(self._step_as_of(pending))
+            else:
+                pending.thread.join()
+        finally:
+            self._running = False
+        if pending.error is not None:
+            raise pending.error
+        for unit in self.units:
+            unit.round_masters()
+        return True
+
+    def _put_aside(self) -> Pending:
+        for unit in self.units:
+            assert isinstance(unit.away, HostGradients)
+            unit.away.settle()
+        tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self.tiles]
+        for unit in self.units:
+            assert isinstance(unit.away, HostGradients)
+            unit.away.put_aside()
+        return Pending(tiles, self.scaling.coefficient, [_options(group) for group in self.optimizer.param_groups])
+
+    def _step_as_of(self, pending: Pending) -> Callable[[], Any]:
+        """The optimizer's step with the options of then, on its states: what a scheduler does now is for the next."""
+        then: optim.Optimizer = copy.copy(self.optimizer)
+        groups = zip(self.optimizer.param_groups, pending.options, strict=True)
+        then.param_groups = [{**group, **options} for group, options in groups]
+        return lambda: type(then).step(then)
+
+    # -- in checkpoints ------------------------------------------------------------------------------------------
+
+    def check_saveable(self) -> None:
+        """Raises ValueError while the pending update is being made."""
+        if self.pending is not None and self.pending.thread is not None:
+            raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
+
+    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
+        """Of each segment that has one."""
+        shares = [share for tile in self.pending.tiles for share in tile] if self.pending else []
+        return [(share.segment, g) for share in shares if (g := share.gradient()) is not None]
+
+    def describe_pending(self) -> dict[str, Any]:
+        """What a checkpoint must know of the pending update beside its gradients, as JSON; empty for none."""
+        if self.pending is None:
+            return {}
+        coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
+        return {"pending": {"coefficient": coefficient, "options": [_plain(one) for one in self.pending.options]}}
+
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
+        """An update of these gradients is pending; a step that was delayed has been taken."""
+        self._steps = max(self._steps, self.delayed_after)
+        tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self.tiles]
+        self.pending = Pending(tiles, facts["coefficient"], [_tuples(one) for one in facts["options"]])
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in kept.items()}
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+
+
+def _tuples(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

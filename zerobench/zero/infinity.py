@@ -1,0 +1,350 @@
+"""Files as a tier (ZeRO-Infinity, arXiv 2104.07857): what leaves the device lies in a file of this rank's own.
+
+    cut        what of a unit's shard is read, updated and written together: `block_bytes` of fp32 at most
+    kept       a tensor of the shard's elements in the file, cut by cut: parameters, gradients, master, a state
+    visit      a cut's master, states and gradients are in buffers of the pool while the optimizer updates them
+
+A step's update is a pipeline over cuts: cut k + 1 is read, cut k is updated, cut k - 1 is written. Parameters of stage
+3 are read for the gather after the next, in the order of the last step; gradients are written as they are reduced.
+Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
+
+In host memory there are the pool, `buffers` of `block_bytes`; a cut's gradients in fp32, where they are kept in half;
+and 1 Mi parameters twice on their way up. None of it grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import optim
+
+from . import labels
+from .host import Bus, NoUpload, Offload, Upload
+from .kept import Kept, Shelf
+from .places import Away, Places, Run
+
+if TYPE_CHECKING:
+    from .segments import OptimizerSegment
+    from .unit import Unit
+
+
+@dataclass(frozen=True)
+class NvmeOffload(Offload):
+    """What leaves for files below the folder `path`. `block_bytes`: of one buffer, of which there are `buffers`;
+    `depth` requests are at the disk at once; `direct`: past the page cache where the file system can; `checksums`: each
+    block is checked as it is read.
+    """
+
+    path: str = ""
+    block_bytes: int = 4 * 2**20
+    buffers: int = 16
+    depth: int = 8
+    direct: bool = True
+    checksums: bool = True
+
+    def check(self, strategy: str) -> None:
+        super().check(strategy)
+        if not self.path:
+            raise ValueError("offload.path: name the folder for files")
+        if self.gradients and not self.optimizer:
+            raise ValueError("offload.gradients: in files they need an optimizer there; let the optimizer leave, too")
+        if self.delayed_after is not None:
+            raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
+        if self.buffers < LEAST_BUFFERS:
+            raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
+        if self.block_bytes < 4096 or self.block_bytes % 4096:
+            raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")
+
+    def places(self, device: torch.device) -> Places:
+        return FilePlaces(self, device)
+
+
+LEAST_BUFFERS = 8
+"""A cut's master, gradients, rounded parameters and up to 5 states at once."""
+
+
+class FileGradients(Away):
+    """(leaving,) gradients in the file; read into the pool for an update, or for a norm."""
+
+    tier = labels.HOST
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+
+    def take(self, mean: torch.Tensor, adds: bool) -> Any:
+        self.kept.write_all(mean, adds)
+
+    def view(self, offset: int, numel: int) -> torch.Tensor:
+        return self.kept.view(offset, numel)
+
+    def settle(self) -> None:
+        """A read waits for the writes before it."""
+
+
+class FileRun(Run):
+    """A cut: elements [start, stop) of a unit's shard, number `cut` of it, whose master and states are in the file."""
+
+    tier = labels.HOST
+    rounds_late = False
+
+    def __init__(self, unit: Unit, start: int, stop: int, cut: int, places: FilePlaces, master: Kept) -> None:
+        super().__init__(unit, start, stop)
+        self.cut = cut
+        self._places = places
+        self.kept: dict[str, Kept] = {MASTER: master}
+        self.master = places.absent(stop - start, unit.dtypes.master)
+
+    @property
+    def group(self) -> object:
+        return self
+
+    def make_master(self) -> None:
+        master = self.kept[MASTER].open(self.cut)
+        self._places.read(self.unit, self.start, master)
+        self.kept[MASTER].write_back(self.cut)
+
+    def round_master(self) -> None:
+        if self._places.is_in_memory:
+            self._places.give_back(self, self.master)
+            return
+        self.kept[MASTER].load(self.cut)
+        self._places.give_back(self, self.kept[MASTER].present(self.cut))
+        self.kept[MASTER].drop(self.cut)
+
+    @contextmanager
+    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
+        places = self._places
+        places.bring(self)
+        self._fill(tile)
+        with labels.on_tier(labels.HOST):
+            yield
+        master = self.kept[MASTER].present(self.cut)
+        places.give_back(self, master)
+        self._empty(tile)
+        for kept in self.kept.values():
+            kept.write_back(self.cut)
+        places.forget_gradients(self)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._places.reading_gradients(self):
+            yield
+
+    def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
+        """Masters and states lie in memory of their own, until `put_in`."""
+        copies = {key: kept.copy(self.cut) for key, kept in self.kept.items()}
+        self.master = copies[MASTER]
+        for share in segments:
+            at, numel = share.segment.offset - self.start, share.segment.numel
+            share.tensor.data = self.master.narrow(0, at, numel)
+            state = self._places.optimizer.state.get(share.tensor, {})
+            state |= {key: copies[key].narrow(0, at, numel) for key in state.keys() & copies.keys()}
+
+    def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
+        """They lie in the file again; with `write_back` as they are now."""
+        if write_back:
+            self.kept[MASTER].write(self.cut, self.master)
+        self._empty(segments, keep=write_back)
+        for key in self.kept.keys() - {MASTER}:
+            if self.kept[key].is_present(self.cut):
+                self.kept[key].write_back(self.cut)
+        self.master = self._places.absent(self.stop - self.start, self.unit.dtypes.master)
+
+    def _fill(self, tile: Sequence[OptimizerSegment]) -> None:
+        """The optimizer's tensors are those in the pool."""
+        for share in tile:
+            at, numel = share.segment.offset - self.start, share.segment.numel
+            share.tensor.data = self.kept[MASTER].present(self.cut).narrow(0, at, numel)
+            state = self._places.optimizer.state.get(share.tensor, {})
+            for key in state.keys() & self.kept.keys():
+                state[key] = self.kept[key].present(self.cut).narrow(0, at, numel)
+
+    def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
+        """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
+        for share in tile:
+            at, numel = share.segment.offset - self.start, share.segment.numel
+            state = self._places.optimizer.state.get(share.tensor, {})
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor) or value.shape != share.tensor.shape:
+                    continue
+                if keep:
+                    place = self._places.state_of(self, key, value.dtype).narrow(0, at, numel)
+                    if place.data_ptr() != value.data_ptr():
+                        place.copy_(value)
+                state[key] = self._places.absent(numel, value.dtype)
+            share.tensor.data = self._places.absent(numel, share.tensor.dtype)
+
+
+MASTER = "master"
+
+
+class FilePlaces(Places):
+    """See NvmeOffload."""
+
+    tiles_always = True
+    optimizer: optim.Optimizer
+
+    def __init__(self, policy: NvmeOffload, device: torch.device) -> None:
+        self._policy, self._device = policy, device
+        self.shelf = Shelf(policy, pinned=device.type == "cuda")
+        self.keeps_parameters = not policy.parameters
+        self._upload = NoUpload() if policy.parameters else Upload(device, Bus(device))
+        self._parameters: dict[Unit, Kept] = {}
+        self._states: dict[tuple[Unit, str], Kept] = {}
+        self._absent: dict[torch.dtype, torch.Tensor] = {}
+        self._runs: list[FileRun] = []
+        self._segments: dict[FileRun, list[OptimizerSegment]] = {}
+        self.is_in_memory = False
+
+    # -- what a unit asks ------------------------------------------------------------------------------------
+
+    def leaving(self, shard_numel: int, align: int) -> int:
+        return self._policy.part_of(shard_numel, align)
+
+    def runs(self, unit: Unit) -> list[Run]:
+        stop, most = unit.leaving, unit.layout.shard_numel
+        if not self._policy.optimizer:
+            return [Run(unit, 0, most)]
+        master = self.shelf.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
+        mine = [FileRun(unit, a, b, k, self, master) for k, (a, b) in enumerate(master.cuts)]
+        self._runs += mine
+        return [*mine, *([Run(unit, stop, most)] * (stop < most))]
+
+    def away(self, unit: Unit) -> FileGradients | None:
+        if not self._policy.gradients:
+            return None
+        return FileGradients(self.shelf.keep(unit.leaving, unit.dtypes.gradients, labels.GRADIENTS, unit.name))
+
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+        if self.keeps_parameters:
+            return super().keep_parameters(unit, shard)
+        self._parameters[unit] = kept = self.shelf.keep(shard.numel(), shard.dtype, labels.PARAMETERS, unit.name)
+        kept.write_all(shard)
+        return self.absent(shard.numel(), shard.dtype)
+
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+        if unit in self._parameters and not self.is_in_memory:
+            self.shelf.fetch(self._parameters[unit], place)
+        else:
+            super().fetch(unit, place)
+
+    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
+        if unit in self._parameters and not self.is_in_memory:
+            self._parameters[unit].read(start, place)
+        else:
+            super().read(unit, start, place)
+
+    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
+        if unit in self._parameters and not self.is_in_memory:
+            self._parameters[unit].put(start, values)
+        else:
+            super().put(unit, start, values)
+
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
+        self.optimizer = optimizer
+        self._segments = {run: [] for run in self._runs}
+        for segment in segments:
+            if isinstance(segment.run, FileRun):
+                self._segments[segment.run].append(segment)
+
+    @contextmanager
+    def in_memory(self, write_back: bool) -> Iterator[None]:
+        for unit, kept in self._parameters.items():
+            unit.parameter_shard = torch.cat([kept.copy(cut) for cut in range(len(kept.cuts))])
+        for run, segments in self._segments.items():
+            run.take_out(segments)
+        self.is_in_memory = True
+        try:
+            yield
+        finally:
+            self.is_in_memory = False
+            for run, segments in self._segments.items():
+                run.put_in(segments, write_back)
+            for unit, kept in self._parameters.items():
+                if write_back:
+                    kept.write_all(unit.parameter_shard)
+                unit.parameter_shard = self.absent(kept.numel, kept.dtype)
+            self.shelf.end_step()
+
+    def settle(self) -> None:
+        """The update is over: all is written, or what went wrong is raised here."""
+        self.shelf.end_step()
+
+    # -- what a cut asks -------------------------------------------------------------------------------------
+
+    def absent(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A NaN of that size, without memory: whoever reads what lies in the file shows that he did."""
+        if dtype not in self._absent:
+            nan = torch.full((), float("nan"), dtype=dtype)
+            self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, "in the file", tier=labels.HOST)
+        return self._absent[dtype].expand(numel)
+
+    def bring(self, run: FileRun) -> None:
+        """The run's cut is in the pool; the next one's reading has begun."""
+        following = self._runs[self._runs.index(run) + 1 :][:1] if run in self._runs else []
+        self._kept_of(run).load_all(run.cut)
+        for one in following:
+            self._kept_of(one).load_ahead(one.cut)
+
+    def _kept_of(self, run: FileRun) -> Together:
+        away = run.unit.away
+        gradients = [away.kept] if isinstance(away, FileGradients) else []
+        return Together([*run.kept.values(), *gradients])
+
+    def give_back(self, run: FileRun, master: torch.Tensor) -> None:
+        """The parameters of the run become the rounded master."""
+        kept = self._parameters.get(run.unit)
+        if kept is not None and not self.is_in_memory:
+            kept.write(run.cut, master)
+        else:
+            self._upload.send(run.parameters, master)
+
+    def state_of(self, run: FileRun, key: str, dtype: torch.dtype) -> torch.Tensor:
+        """Where a state of the run's cut lies in the pool; made, of zeros, where the file does not have it yet."""
+        unit = run.unit
+        if (unit, key) not in self._states:
+            self._states[unit, key] = self.shelf.keep(unit.leaving, dtype, labels.OPTIMIZER, f"{unit.name} {key}")
+        run.kept[key] = kept = self._states[unit, key]
+        if not kept.is_present(run.cut):
+            kept.open(run.cut).zero_()
+        return kept.present(run.cut)
+
+    @contextmanager
+    def reading_gradients(self, run: FileRun) -> Iterator[None]:
+        """Inside, the run's gradients are in the pool."""
+        away = run.unit.away
+        if not isinstance(away, FileGradients):
+            yield
+            return
+        away.kept.load(run.cut)
+        yield
+        away.kept.drop(run.cut)
+
+    def forget_gradients(self, run: FileRun) -> None:
+        """Nobody reads the run's gradients any more."""
+        away = run.unit.away
+        if isinstance(away, FileGradients):
+            away.kept.drop(run.cut)
+
+
+class Together:
+    """What is read of one cut at once."""
+
+    def __init__(self, kept: list[Kept]) -> None:
+        self._kept = kept
+
+    def load_all(self, cut: int) -> None:
+        """All of it is in the pool."""
+        for one in self._kept:
+            one.launch(cut)
+        for one in self._kept:
+            one.load(cut)
+
+    def load_ahead(self, cut: int) -> None:
+        """Its reading begins, as far as the pool has room."""
+        for one in self._kept:
+            one.launch_if_free(cut)

@@ -1,0 +1,205 @@
+"""Memory-centric tiling: a large Linear as many small ones (ZeRO-Infinity, arXiv 2104.07857, section 5.1.3).
+
+A Linear of (out, in) is cut into out_splits × in_splits *tiles*, as even as can be; tile (o, i) holds::
+
+    weight   (out_o, in_i)   rows and columns of the whole
+    bias     (out_o,)        in the first tile of a row alone
+
+    y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles make parts of the output, side by side
+
+Under stage 3 each tile is a unit of its own, gathered when it runs and given back when it has run: whole at once are
+that tile and those that prefetch brings, not the layer. With out_splits alone the output is the whole Linear's to the
+bit; in_splits sum in another order, and so do gradients of the input, over the rows of tiles.
+
+A whole Linear's initial values are drawn whole and cut, so that a seed means one model however it is tiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Draw = Callable[[torch.Tensor], Any]
+"""Fills a tensor in place, from the default generator."""
+
+
+class TiledLinear(nn.Module):
+    """(..., in_features) -> (..., out_features), as nn.Linear. Raises ValueError for splits that leave a tile empty."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, in_splits: int = 1, out_splits: int = 1,
+        device: Any = None, dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        for name, splits, size in (("in_splits", in_splits, in_features), ("out_splits", out_splits, out_features)):
+            if not 1 <= splits <= size:
+                raise ValueError(f"{name}: {splits} cannot be; use 1 to {size}, the number of features")
+        self.in_features, self.out_features = in_features, out_features
+        self._in_sizes = [part.stop - part.start for part in _slices(in_features, in_splits)]
+        whole = nn.Linear(in_features, out_features, bias, device, dtype)
+        drawn = Drawn(whole)
+        self._rows = [
+            [Tile(whole, rows, columns, drawn) for columns in _slices(in_features, in_splits)]
+            for rows in _slices(out_features, out_splits)
+        ]
+        for o, row in enumerate(self._rows):
+            for i, tile in enumerate(row):
+                self.add_module(f"tile_{o}_{i}", tile)
+
+    @staticmethod
+    def from_linear(linear: nn.Linear, in_splits: int = 1, out_splits: int = 1) -> TiledLinear:
+        """The same function in tiles, with copies of the values."""
+        like, has_bias = linear.weight, linear.bias is not None
+        shape = linear.in_features, linear.out_features, has_bias, in_splits, out_splits
+        tiled = TiledLinear(*shape, device="meta", dtype=like.dtype).to_empty(device=like.device)
+        tiled.load_whole(like, linear.bias)
+        return tiled.train(linear.training)
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """Row by row."""
+        return [tile for row in self._rows for tile in row]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        columns = x.split(self._in_sizes, dim=-1) if len(self._in_sizes) > 1 else [x]
+        rows = [
+            reduce(torch.add, (tile(column) for tile, column in zip(row, columns, strict=True))) for row in self._rows
+        ]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Copies of the whole weight, (out_features, in_features), and of the bias, (out_features,) or None."""
+        first = self.tiles[0]
+        weight = first.weight.detach().new_empty(self.out_features, self.in_features)
+        bias = None if first.bias is None else first.bias.detach().new_empty(self.out_features)
+        for tile in self.tiles:
+            weight[tile.rows, tile.columns] = tile.weight.detach()
+            if bias is not None and tile.bias is not None:
+                bias[tile.rows] = tile.bias.detach()
+        return weight, bias
+
+    @torch.no_grad()
+    def load_whole(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Takes the values of a whole Linear; those of the bias stay where none is given."""
+        for tile in self.tiles:
+            tile.take(weight, bias)
+
+
+class Tile(nn.Module):
+    """Rows and columns of a Linear, with its bias where they are the first columns. A unit of stage 3."""
+
+    def __init__(self, whole: nn.Linear, rows: slice, columns: slice, drawn: Drawn) -> None:
+        super().__init__()
+        self.rows, self.columns = rows, columns
+        self._drawn = drawn
+        has_bias = whole.bias is not None and columns.start == 0
+        self.weight = nn.Parameter(whole.weight.detach()[rows, columns].clone())
+        self.bias = nn.Parameter(whole.bias.detach()[rows].clone()) if has_bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., columns) -> (..., rows)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Copies its part of a whole Linear's values."""
+        self.weight.copy_(weight[self.rows, self.columns])
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias[self.rows])
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Its part of the values that nn.Linear starts with."""
+        whole = self._drawn.by(self, nn.Linear.reset_parameters)
+        self.take(whole.weight, whole.bias)
+
+    @torch.no_grad()
+    def draw_weight(self, draw: Draw) -> None:
+        """Its part of what `draw` makes of the whole weight."""
+        self.take(self._drawn.by(self, lambda whole: draw(whole.weight)).weight, None)
+
+    def extra_repr(self) -> str:
+        return f"rows={self.rows.start}:{self.rows.stop}, columns={self.columns.start}:{self.columns.stop}"
+
+
+class Drawn:
+    """A whole Linear while its tiles take their parts, one after the other in their order, the first one first: drawn
+    for the first, let go of by the last. Between that there is nothing.
+    """
+
+    def __init__(self, like: nn.Linear) -> None:
+        self._shape = like.in_features, like.out_features, like.bias is not None
+        self._whole: nn.Linear | None = None
+
+    def by(self, tile: Tile, draw: Callable[[nn.Linear], Any]) -> nn.Linear:
+        """The whole for `tile`, of its dtype and on its device."""
+        columns, rows, _ = self._shape
+        if (tile.rows.start, tile.columns.start) == (0, 0):
+            like = tile.weight
+            self._whole = nn.Linear(*self._shape, device="meta", dtype=like.dtype).to_empty(device=like.device)
+            draw(self._whole)
+        whole = self._whole
+        assert whole is not None, "tiles are initialised in their order"
+        if (tile.rows.stop, tile.columns.stop) == (rows, columns):
+            self._whole = None
+        return whole
+
+
+def draw_weight(module: nn.Module, draw: Draw) -> None:
+    """Has `draw` fill the weight of a module, or of the whole that a tile is a part of."""
+    if isinstance(module, Tile):
+        module.draw_weight(draw)
+    else:
+        draw(module.weight)  # type: ignore[arg-type]
+
+
+def parts_of(linear: nn.Module) -> Sequence[nn.Module]:
+    """The tiles of a TiledLinear; of another module itself."""
+    return linear.tiles if isinstance(linear, TiledLinear) else [linear]
+
+
+def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`state`, of a model with TiledLinears, as that of the same model with Linears; what is cut is copied."""
+    found = dict(state)
+    for path, tiled in _tiled(model):
+        weights, biases = [], []
+        for name, tile in tiled.named_children():
+            assert isinstance(tile, Tile)
+            weights.append((tile, found.pop(f"{path}{name}.weight")))
+            biases += [(tile, found.pop(f"{path}{name}.bias"))] if tile.bias is not None else []
+        found[f"{path}weight"] = weight = weights[0][1].new_empty(tiled.out_features, tiled.in_features)
+        for tile, part in weights:
+            weight[tile.rows, tile.columns] = part
+        if biases:
+            found[f"{path}bias"] = torch.cat([part for _, part in biases])
+    return found
+
+
+def tiled_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`state`, of a model with Linears, as that of `model`, which has TiledLinears in their places; views."""
+    found = dict(state)
+    for path, tiled in _tiled(model):
+        weight, bias = found.pop(f"{path}weight"), found.pop(f"{path}bias", None)
+        for name, tile in tiled.named_children():
+            assert isinstance(tile, Tile)
+            found[f"{path}{name}.weight"] = weight[tile.rows, tile.columns]
+            if tile.bias is not None and bias is not None:
+                found[f"{path}{name}.bias"] = bias[tile.rows]
+    return found
+
+
+def _tiled(model: nn.Module) -> list[tuple[str, TiledLinear]]:
+    named = model.named_modules()
+    return [(f"{name}." if name else "", module) for name, module in named if isinstance(module, TiledLinear)]
+
+
+def _slices(size: int, splits: int) -> list[slice]:
+    """`size` in as many parts, the first ones one larger where it does not divide."""
+    edges = [size // splits * part + min(part, size % splits) for part in range(splits + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
