@@ -40,6 +40,8 @@ FIGURES = {
     "activation": "activation",
     "buffers": "buffers",
     "tiling": "tiling",
+    "zeropp": "zeropp",
+    "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 

@@ -14,8 +14,14 @@ from analysis.common import FIGURES
 ROOT = Path(__file__).parents[2]
 COMPARED = ("ddp", "zero1", "zero2", "zero3")
 """The strategies of the committed runs."""
-OF = {"activation": ("zero2", "zero3"), "buffers": ("zero2",), "tiling": ("zero3",)}
-"""Those of experiments that are not about strategies."""
+OF = {
+    "activation": ("zero2", "zero3"),
+    "buffers": ("zero2",),
+    "tiling": ("zero3",),
+    "zeropp": ("zero3",),
+    "shard_group": ("zero1", "zero2", "zero3"),
+}
+"""Those of experiments on what only some strategies have."""
 REFERENCE = ROOT / "results/reference/cpu"
 
 
