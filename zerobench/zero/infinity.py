@@ -96,7 +96,8 @@ class FilePlaces(Places):
         self._policy, self._device = policy, device
         self.shelf = Shelf(policy, pinned=device.type == "cuda")
         self.keeps_parameters = not policy.parameters
-        self._upload = NoUpload() if policy.parameters else Upload(device, Bus(device))
+        self._bus = Bus(device)
+        self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
         self._parameters: dict[Unit, Kept] = {}
         self._states: dict[tuple[Unit, str], Kept] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
@@ -176,6 +177,7 @@ class FilePlaces(Places):
 
     def settle(self) -> None:
         """The update is over: all is written, or what went wrong is raised here."""
+        self._bus.join()
         self.shelf.end_step()
 
     # -- what a cut asks -------------------------------------------------------------------------------------
