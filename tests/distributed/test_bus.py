@@ -1,4 +1,4 @@
-"""Copies between a GPU and host memory in streams of their own, without a GPU: a modelled one (streams.py) sees races."""
+"""Copies between a GPU and host memory in streams of their own: no race in a modelled GPU (streams.py)."""
 
 from __future__ import annotations
 
@@ -66,24 +66,26 @@ def test_no_race(cuda: ModelledCuda, strategy: str, parts: str, dtype: torch.dty
 @contextmanager
 def let_go_at_once() -> Iterator[None]:
     """What gradients leave from is given back while it is copied."""
-    waits = mock.patch.object(
-        unit.Departing, "let_go", lambda self: self.wire is None or self.heap.give_back(self.wire)
-    )
-    with now:
+
+    def let_go(departing: unit.Departing) -> None:
+        if departing.wire is not None:
+            departing.heap.give_back(departing.wire)
+
+    with mock.patch.object(unit.Departing, "let_go", let_go):
         yield
 
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
     """The host reads gradients that are still on their way."""
-    with mock.patch.object(host, "_wait", lambda end: None):
+    with mock.patch.object(host, "_wait", return_value=None):
         yield
 
 
 @contextmanager
 def gathered_too_early() -> Iterator[None]:
     """Updated parameters are sent on before they are up."""
-    with mock.patch.object(host.Bus, "join", lambda self: None):
+    with mock.patch.object(host.Bus, "join", return_value=None):
         yield
 
 
