@@ -37,6 +37,11 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
+    "activation": "activation",
+    "buffers": "buffers",
+    "tiling": "tiling",
+    "zeropp": "zeropp",
+    "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 
