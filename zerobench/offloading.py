@@ -20,15 +20,17 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
         return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
     if section["name"] == "nvme" and section["parameters"] is None:
         section["parameters"] = strategy == "zero3"
+    if section["parameters"] and strategy != "zero3":
+        return [f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3"]
     problems = problems_of_path(section["path"]) if section.get("path") else []
     problems = [f"offload.path={problem}" for problem in problems]
-    if section["parameters"] and strategy != "zero3":
-        problems.append(f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3")
+    if section.get("delayed") and plain["precision"]["name"] == "fp16":
+        problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
     try:
         _offload_of(section).check(strategy)
     except ValueError as error:
         problems.append(str(error))
-    return list(dict.fromkeys(problems))
+    return problems
 
 
 def shape_of(plain: dict[str, Any]) -> TierShape:

@@ -78,12 +78,12 @@ class FlatBuffer:
 
         `most`: where they have more elements they are cut.
         """
-        return [(parameter, numel) for parameter, _, numel, _ in self.held(rank, most)]
+        return [(parameter, numel) for parameter, _, _, numel, _ in self.held(rank, most)]
 
-    def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int]]:
-        """The same as (parameter, first element in the shard, elements, elements of the shard)."""
+    def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
+        """The same as (parameter, number of the unit, first element in its shard, elements, elements of the shard)."""
         found = _runs(self._pattern, rank, most)
-        return [(self.spans[at].parameter, first, numel, shard) for at, first, numel, shard in found]
+        return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
 
     @cached_property
     def _pattern(self) -> FlatBuffer:
@@ -92,10 +92,10 @@ class FlatBuffer:
 
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
-def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int]]:
+def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
     """FlatBuffer.held of a pattern."""
     found = []
-    for start, numel in pattern.units:
+    for number, (start, numel) in enumerate(pattern.units):
         low = start + rank * numel // pattern.world_size
         high = low + numel // pattern.world_size
         for span in pattern.spans:
@@ -103,7 +103,8 @@ def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, i
             step = most or max(1, common)
             first = max(low, span.start) - low
             found += [
-                (span.parameter, first + done, min(step, common - done), high - low) for done in range(0, common, step)
+                (span.parameter, number, first + done, min(step, common - done), high - low)
+                for done in range(0, common, step)
             ]
     return found
 

@@ -109,8 +109,16 @@ class Reductions:
     def _hold_shard(self, unit: Travelling) -> None:
         if not self.keeps_whole:
             shard = unit.numel // self.n
-            here = shard - self.tiers.gradients_away(shard, unit.element_bytes)
+            away = self.tiers.gradients_away(shard, unit.element_bytes)
+            self._arrive(unit, away)
+            here = shard - away
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
+
+    def _arrive(self, unit: Travelling, away: int) -> None:
+        """In host memory what is to be summed, or cast, lies beside what is kept there."""
+        if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
+            self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
+            self.replay.host.drop("gradients", "arrived")
 
     def _drop_full(self, name: Any) -> None:
         for category in ("communication", "gradients"):

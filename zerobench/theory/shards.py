@@ -11,6 +11,7 @@ before they are cast; and half-precision parameters go up through two places of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,32 +41,44 @@ class Shards:
         replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
         if replay.host is None:
             return
-        states = max(self._kept_bytes(rank, used, away=True) for rank in ranks)
+        kept = self._host_bytes(self._host_rank(used), used)
         if self.tiers.place == "nvme":
-            counts = max(self._kept_bytes(rank, used, away=True, counts_only=True) for rank in ranks)
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
-            replay.host.hold("optimizer", "counts", counts + self._absent_bytes())
+            replay.host.hold("optimizer", "counts", kept + self._absent_bytes())
             replay.files += masters[True] + self.optimizer.states * self._away_bytes() + self._gradient_bytes()
         else:
             replay.host.hold("master", "all", masters[True])
-            replay.host.hold("optimizer", "all", states)
+            replay.host.hold("optimizer", "all", kept)
             replay.host.hold("gradients", "away", self._gradient_bytes() * (1 + self.tiers.delayed))
         if self.tiers.optimizer and not self.tiers.parameters and any(b.is_half for b in self.buffers):
             replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
 
-    def update(self, replay: Replay) -> None:
+    def update(self, replay: Replay, schedule: Schedule) -> None:
         """The optimizer is handed its gradients, brought where it is and cast where that is due."""
-        most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
-        for there, is_there, crosses in (
-            (replay, here, self.tiers.gradients and not self.tiers.optimizer),
-            (replay.host, away, self.tiers.optimizer and not self.tiers.gradients),
-        ):
-            if there is None or not is_there:
-                continue
-            size = (self.precision.gradient_bytes if self.casts else 4) if crosses else 0
-            there.hold("gradients", "tile", most * (size + 4 * self.casts))
-            there.drop("gradients", "tile")
+        if here:
+            most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
+            replay.hold("gradients", "tile", most * self._tile_bytes(away=False))
+            replay.drop("gradients", "tile")
+        if away and replay.host is not None:
+            most = self._tile_numel_of(self._host_rank(set(schedule.arrivals)))
+            replay.host.hold("gradients", "tile", most * self._tile_bytes(away=True))
+            replay.host.drop("gradients", "tile")
+
+    def _tile_bytes(self, away: bool) -> int:
+        """Of an element of a tile: as it comes from the other tier, and cast."""
+        there, back = self.tiers.optimizer, self.tiers.gradients
+        crosses = (there and not back) if away else (back and not there)
+        return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
+
+    def _host_rank(self, used: set[int]) -> int:
+        """The rank whose host memory is fullest in an update: states may be most on one, and a tile on another."""
+        size = self._tile_bytes(away=True)
+        return max(range(self.world_size), key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
+
+    def _host_bytes(self, rank: int, used: set[int]) -> int:
+        """Of the optimizer's states, as far as they are in host memory for good."""
+        return self._kept_bytes(rank, used, away=True, counts_only=self.tiers.place == "nvme")
 
     @property
     def casts(self) -> bool:
@@ -114,33 +127,38 @@ class Shards:
         return sum(
             self.optimizer.bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
             for buffer in self.buffers
-            for parameter, numel in self._segments(buffer, rank, away)
+            for parameter, _, numel in self._segments(buffer, rank, away)
             if parameter in used
         )
 
-    def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, int]]:
-        """(parameter, elements) of each segment that is updated away, or here; cut where a tier or a cut ends."""
+    def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
+        """(parameter, (unit, cut), elements) of each segment that is updated away, or here; cut where a tier or a cut
+        ends.
+        """
         cut = self.tiers.cut_numel if away else None
-        for parameter, offset, numel, shard in buffer.held(rank, self.tile_numel):
+        for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
             gone = self.tiers.updates_away(shard, buffer.element_bytes)
             low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
             while low < high:
-                end = high if cut is None else min(high, (low // cut + 1) * cut)
-                yield parameter, end - low
+                number = 0 if cut is None else low // cut
+                end = high if cut is None else min(high, (number + 1) * cut)
+                yield parameter, (unit, number), end - low
                 low = end
 
     def _tile_numel_of(self, rank: int) -> int:
-        """Elements of the largest tile."""
-        cut = self.tiers.cut_numel if self.tiers.optimizer else None
-        if cut is not None:
-            largest = max((min(cut, n) for b in self.buffers for n in self._units(b, True)), default=0)
-            return max(largest, self._largest(rank, away=False))
-        return max(self._largest(rank, away) for away in (False, True))
+        """Elements of the largest tile: a cut is one, whatever a tile may hold."""
+        if self.tiers.cut_numel is None:
+            return max(self._largest(rank, away) for away in (False, True))
+        cuts: Counter[tuple[int, tuple[int, int]]] = Counter()
+        for number, buffer in enumerate(self.buffers):
+            for _, cut, numel in self._segments(buffer, rank, away=True):
+                cuts[number, cut] += numel
+        return max([*cuts.values(), self._largest(rank, away=False)])
 
     def _largest(self, rank: int, away: bool) -> int:
         most, largest, tile = self.tile_numel, 0, 0
         for buffer in self.buffers:
-            for _, numel in self._segments(buffer, rank, away):
+            for _, _, numel in self._segments(buffer, rank, away):
                 tile = numel if most is not None and tile + numel > most else tile + numel
                 largest = max(largest, tile)
         return largest

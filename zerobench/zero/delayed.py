@@ -136,11 +136,20 @@ class DelayedUpdate(Update):
         return [(share.segment, g) for share in shares if (g := share.gradient()) is not None]
 
     def describe_pending(self) -> dict[str, Any]:
-        """What a checkpoint must know of the pending update beside its gradients, as JSON; empty for none."""
+        """What a checkpoint must know beside the gradients, as JSON: steps so far; and of the pending update."""
         if self.pending is None:
-            return {}
+            return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
-        return {"pending": {"coefficient": coefficient, "options": [_plain(one) for one in self.pending.options]}}
+        pending = {"coefficient": coefficient, "options": [_plain(one) for one in self.pending.options]}
+        return {"steps": self._steps, "pending": pending}
+
+    def restart(self, steps: int) -> None:
+        """What is pending here belongs to weights that go."""
+        pending, self.pending = self.pending, None
+        if pending is not None and pending.thread is not None:
+            pending.thread.join()
+            self._running = False
+        self._steps = steps
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
         """An update of these gradients is pending; a step that was delayed has been taken."""

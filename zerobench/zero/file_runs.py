@@ -59,6 +59,9 @@ class FileRun(Run):
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         places = self._places
+        if not places.is_used(self):  # nothing is updated: nothing need be read
+            yield
+            return
         places.bring(self)
         self._fill(tile)
         with labels.on_tier(labels.HOST):

@@ -9,7 +9,8 @@ A step's update is a pipeline over cuts: cut k + 1 is read, cut k is updated, cu
 Every rank reads and writes its own 1/N (bandwidth-centric partitioning, section 5.1).
 
 In host memory there are the pool, `buffers` of `block_bytes`; a cut's gradients in fp32, where they are kept in half;
-and 1 Mi parameters twice on their way up. None of it grows with the model.
+and 1 Mi parameters twice on their way up. Nothing else grows with the model but the optimizer's counts: 4 bytes for
+each parameter's part of a cut.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import optim
 from . import labels
 from .file_runs import FileRun, Together
 from .host import Bus, NoUpload, Offload, Upload
-from .kept import Kept, Shelf
+from .kept import LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
 if TYPE_CHECKING:
@@ -62,10 +63,6 @@ class NvmeOffload(Offload):
 
     def places(self, device: torch.device) -> Places:
         return FilePlaces(self, device)
-
-
-LEAST_BUFFERS = 8
-"""A cut's master, gradients, rounded parameters and up to 5 states at once."""
 
 
 class FileGradients(Away):
@@ -190,11 +187,15 @@ class FilePlaces(Places):
         return self._absent[dtype].expand(numel)
 
     def bring(self, run: FileRun) -> None:
-        """The run's cut is in the pool; the next one's reading has begun."""
-        following = self._runs[self._runs.index(run) + 1 :][:1] if run in self._runs else []
+        """The run's cut is in the pool; the reading of the next one that is updated has begun."""
         self._kept_of(run).load_all(run.cut)
-        for one in following:
-            self._kept_of(one).load_ahead(one.cut)
+        behind = self._runs[self._runs.index(run) + 1 :]
+        for following in [one for one in behind if self.is_used(one)][:1]:
+            self._kept_of(following).load_ahead(following.cut)
+
+    def is_used(self, run: FileRun) -> bool:
+        """Whether a gradient has come to anything in it; else none need be in the file."""
+        return any(segment.used for segment in self._segments[run])
 
     def _kept_of(self, run: FileRun) -> Together:
         away = run.unit.away
@@ -205,7 +206,7 @@ class FilePlaces(Places):
         """The parameters of the run become the rounded master."""
         kept = self._parameters.get(run.unit)
         if kept is not None and not self.is_in_memory:
-            kept.write(run.cut, master)
+            kept.put(run.start, master)
         else:
             self._upload.send(run.parameters, master)
 
@@ -223,7 +224,7 @@ class FilePlaces(Places):
     def reading_gradients(self, run: FileRun) -> Iterator[None]:
         """Inside, the run's gradients are in the pool."""
         away = run.unit.away
-        if not isinstance(away, FileGradients):
+        if not isinstance(away, FileGradients) or not self.is_used(run):
             yield
             return
         away.kept.load(run.cut)

@@ -4,6 +4,10 @@ absent     the cut is in the file alone
 launched   a buffer of the pool is being filled from the file
 present    the buffer holds it: `present` is a view of it
            then dropped, or written back and given back when that is done
+
+[Note: ahead of need]
+What is launched ahead waits for whoever wants it, who may first want buffers for something else: were all of the pool
+ahead, he would wait for ever. So of `buffers` so many are never taken ahead as one cut's update needs at once.
 """
 
 from __future__ import annotations
@@ -23,18 +27,41 @@ MOST_FETCHED = 2**16
 """Fetches that are remembered of a step."""
 
 
+LEAST_BUFFERS = 8
+"""What an update of one cut takes at once: its master, gradients, rounded parameters and up to 5 states."""
+
+
+class Ahead:
+    """Buffers of `pool` that may be taken ahead of need. [Note: ahead of need]"""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._left = pool, max(0, pool.count - LEAST_BUFFERS)
+
+    def take(self) -> Buffer | None:
+        """A buffer, if one is free and may be taken."""
+        buffer = self._pool.take_free() if self._left else None
+        self._left -= buffer is not None
+        return buffer
+
+    def arrive(self) -> None:
+        """What was taken so is wanted now, or not wanted any more."""
+        self._left += 1
+
+
 class Kept:
     """(numel,) of `dtype` in the file. `cuts`: [start, stop) of each."""
 
     def __init__(
-        self, store: FileStore, pool: Pool, numel: int, step: int, dtype: torch.dtype, category: str, name: str
-    ) -> None:
+        self, store: FileStore, pool: Pool, ahead: Ahead, numel: int, step: int, dtype: torch.dtype, category: str,
+        name: str,
+    ) -> None:  # fmt: skip
         self.numel, self.dtype = numel, dtype
         self.cuts = [(start, min(numel, start + step)) for start in range(0, numel, step)]
-        self._step, self._pool = step, pool
+        self._step, self._pool, self._ahead = step, pool, ahead
         sizes = ((stop - start) * dtype.itemsize for start, stop in self.cuts)
         self._regions: list[Region] = [store.allocate(size, category, name) for size in sizes]
         self._here: dict[int, tuple[Buffer, Handle | None]] = {}
+        self._early: set[int] = set()  # cuts that were launched ahead, and not wanted yet
 
     def open(self, cut: int) -> torch.Tensor:
         """absent -> present, whatever is in the buffer."""
@@ -43,14 +70,21 @@ class Kept:
 
     def launch(self, cut: int) -> None:
         """absent -> launched."""
+        self._is_wanted(cut)
         if cut not in self._here:
             self._launch(cut, self._pool.take())
 
     def launch_if_free(self, cut: int) -> None:
         """The same, where the pool has a buffer at once."""
-        buffer = self._pool.take_free() if cut not in self._here else None
+        buffer = self._ahead.take() if cut not in self._here else None
         if buffer is not None:
+            self._early.add(cut)
             self._launch(cut, buffer)
+
+    def _is_wanted(self, cut: int) -> None:
+        if cut in self._early:
+            self._early.remove(cut)
+            self._ahead.arrive()
 
     def _launch(self, cut: int, buffer: Buffer) -> None:
         self._here[cut] = buffer, self._regions[cut].read(self._view(cut, buffer))
@@ -80,6 +114,7 @@ class Kept:
 
     def drop(self, cut: int) -> None:
         """-> absent, nothing having changed."""
+        self._is_wanted(cut)
         buffer, handle = self._here.pop(cut)
         self._pool.give(buffer, after=handle)
 
@@ -110,11 +145,14 @@ class Kept:
             self.write(cut, values[start:stop], adds)
 
     def put(self, start: int, values: torch.Tensor) -> None:
-        """Elements from `start` on := values; the rest of their cuts stays."""
+        """Elements from `start` on := values, of any dtype and device; the rest of their cuts stays."""
         for cut, low, high in self._overlaps(start, values.numel()):
+            part, (first, last) = values[low - start : high - start], self.cuts[cut]
+            if (low, high) == (first, last):  # nothing stays
+                self.write(cut, part)
+                continue
             self.load(cut)
-            first = self.cuts[cut][0]
-            self.present(cut)[low - first : high - first].copy_(values[low - start : high - start])
+            self.present(cut)[low - first : high - first].copy_(part)
             self.write_back(cut)
 
     def read(self, start: int, place: torch.Tensor) -> None:
@@ -148,6 +186,7 @@ class Shelf:
         self._scratch = Scratch(policy.path)
         self._store = FileStore(self._scratch.path, policy.block_bytes, policy.depth, policy.direct, policy.checksums)
         self.pool = Pool(policy.block_bytes, policy.buffers, pinned)
+        self._ahead = Ahead(self.pool)
         self._block_bytes = policy.block_bytes
         self._fetched: list[Kept] = []  # in this step, in order
         self._last_step: list[Kept] = []
@@ -160,7 +199,7 @@ class Shelf:
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> Kept:
         """A new tensor in the file; a cut of it in fp32 fills a buffer."""
         step = self._block_bytes // max(4, dtype.itemsize)
-        return Kept(self._store, self.pool, numel, step, dtype, category, name)
+        return Kept(self._store, self.pool, self._ahead, numel, step, dtype, category, name)
 
     def fetch(self, kept: Kept, place: torch.Tensor) -> None:
         """place := the whole tensor; the reading of what came after it in the last step begins."""

@@ -96,12 +96,15 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 def state_dict(engine: Strategy) -> dict[str, Any]:
     """This rank's part, copied, and what it belongs to."""
     engine.settle()
+    engine.update.check_saveable()
+    pending = dict(engine.update.pending_gradients())
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
         "rank": engine.comm.rank,
         "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
         "optimizer": deepcopy(engine.optimizer.state_dict()),
+        "pending": {number: pending[s].clone() for number, s in enumerate(engine.segments) if s in pending},
         "extra": engine._extra_state(),
     }
 
@@ -116,11 +119,17 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     for name, tensor in own.items():
         if name not in given or given[name].shape != tensor.shape:
             raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
+    engine.update.restart(0)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
     engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
-    engine._load_extra_state(saved.get("extra", {}))
+    extra = saved.get("extra", {})
+    engine._load_extra_state(extra)
+    if saved.get("pending"):
+        pending = {engine.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
+        with torch.no_grad():
+            engine.update.restore_pending(pending, extra["pending"])
     engine.after_load()
 
 

@@ -295,3 +295,4 @@ class Strategy(StateFace):
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
             self.update.scaling.scaler.load(extra["loss_scaler"])
+        self.update.restart(extra.get("steps", 0))

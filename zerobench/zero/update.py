@@ -146,6 +146,9 @@ class Update:
         """What else is to be known of it."""
         return {}
 
+    def restart(self, steps: int) -> None:
+        """A checkpoint after so many steps is loaded: what was late here is not to be made any more."""
+
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
         """A checkpoint of an engine that updates late: its pending update is made now."""
         for segment, gradient in gradients.items():

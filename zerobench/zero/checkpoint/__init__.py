@@ -68,6 +68,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     ranks, folder = ranks_of(engine), Path(path).absolute()
     metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
     engine.zero_grad()
+    engine.update.restart(0)
     targets = Targets(engine, metadata.planner_data, _pending_in(metadata))
     planner, reader = LoadPlanner(), FolderReader(folder, metadata)
     with labels.collective("control"):

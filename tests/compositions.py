@@ -1,0 +1,204 @@
+"""What composes with what: axes of a run, the combinations that make sense, and few of these that hold every pair.
+
+axis           a choice of a run, {name: keys of Config}; the usual value comes first
+combination    {axis: name}
+core           the axes that composition.problems_of looks at; the others go with everything
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import zerobench
+from tests import zoo
+from tests.cells import MODELS, cell
+from zerobench import composition, systems, training
+from zerobench.config import Model
+from zerobench.models import schema_of
+from zerobench.resolve import Cell
+
+Combination = dict[str, str]
+
+BLOCK_BYTES = 8192
+"""Of files: every unit of a zoo model has several cuts."""
+
+STRATEGIES: dict[str, list[dict[str, Any]]] = {
+    "zero1": [{}, {"mode": "vendor"}, {"accumulate": "every"}],
+    "zero2": [{}, {"overlap_gather": True, "accumulate": "last"}, {"mode": "vendor"}],
+    "zero3": [{}, {"persistence_numel": 60, "prefetch": 2}, {"mode": "paper", "prefetch": 0, "accumulate": "last"}],
+}
+"""Name -> options that combinations have by turns."""
+
+
+def _files(**more: Any) -> systems.NvmeOffload:
+    return systems.NvmeOffload(block_bytes=BLOCK_BYTES, buffers=8, depth=2, **more)
+
+
+CORE: dict[str, dict[str, dict[str, Any]]] = {
+    "offload": {
+        "none": {},
+        "cpu": {"offload": systems.CpuOffload()},
+        "cpu, states stay": {"offload": systems.CpuOffload(optimizer=False)},
+        "cpu, gradients stay": {"offload": systems.CpuOffload(gradients=False)},
+        "cpu, 0.4": {"offload": systems.CpuOffload(fraction=0.4)},
+        "cpu, parameters": {"offload": systems.CpuOffload(parameters=True)},
+        "cpu, parameters alone": {"offload": systems.CpuOffload(optimizer=False, gradients=False, parameters=True)},
+        "nvme": {"offload": _files()},
+        "nvme, gradients stay": {"offload": _files(gradients=False)},
+        "nvme, parameters stay": {"offload": _files(parameters=False)},
+        "nvme, 0.4": {"offload": _files(fraction=0.4)},
+        "nvme, parameters alone": {"offload": _files(optimizer=False, gradients=False, parameters=True)},
+    },
+    "activation": {
+        "none": {},
+        "checkpoint": {"activation": systems.CheckpointActivations()},
+        "offload": {"activation": systems.OffloadActivations(least_bytes=256)},
+        "checkpoint_offload": {"activation": systems.CheckpointOffloadActivations(least_bytes=256)},
+    },
+    "arena": {"no": {}, "yes": {"arena": True}},
+    "buffers": {"constant": {}, "fused": {"buffers": systems.FusedBuffers()}},
+    "precision": {
+        "fp32": {"precision": training.Fp32(tile_bytes=4096)},
+        "bf16": {"precision": training.Bf16(tile_bytes=4096)},
+        "bf16, wide": {"precision": training.Bf16(tile_bytes=2048, gradient_dtype="fp32", wire_dtype="bf16")},
+        "fp16": {"precision": training.Fp16(tile_bytes=4096, initial_scale=1024.0, interval=2)},
+    },
+    "node_size": {"none": {}, "2": {"node_size": 2}},
+    "shard_group": {"none": {}, "2": {"shard_group": 2}},
+    "zeropp": {
+        "none": {},
+        "qwz": {"zeropp": systems.Qwz()},
+        "hpz": {"zeropp": systems.Hpz()},
+        "qgz": {"zeropp": systems.Qgz()},
+        "all": {"zeropp": systems.AllOfZeropp(weight_block=64, gradient_block=64)},
+    },
+}
+
+FREE: dict[str, dict[str, dict[str, Any]]] = {
+    "clip": {"none": {}, "0.1": {"clip": 0.1}, "inf": {"clip": 0.01, "clip_norm": "inf"}},
+    "accumulation": {"1": {}, "2": {"accumulation": 2}},
+    "optimizer": {
+        "adamw": {"optimizer": training.AdamW(lr=1e-2)},
+        "sgd": {"optimizer": training.Sgd(lr=1e-2, momentum=0.9, implementation="loop")},
+    },
+    "model": {"tied": {}, "unused": {}, "adapted": {}},
+}
+
+
+def tied():
+    return zoo.MODELS["tied"]()
+
+
+def unused():
+    return zoo.MODELS["unused"]()
+
+
+def adapted():
+    return zoo.MODELS["adapted"]()
+
+
+for builder in (tied, unused, adapted):
+    zerobench.register_model(builder.__name__, builder)
+    MODELS[builder.__name__] = schema_of(builder.__name__, builder, Model)()
+
+
+def keys_of(chosen: Combination) -> dict[str, Any]:
+    """The keys of Config that a combination means, without its strategy and model."""
+    axes = CORE | FREE
+    return {key: value for axis in axes if axis in chosen for key, value in axes[axis][chosen[axis]].items()}
+
+
+def cell_of(chosen: Combination, n: int) -> Cell:
+    """The whole way from a config."""
+    options = STRATEGIES[chosen["strategy"]][int(chosen.get("options", "0"))]
+    return cell(chosen["strategy"], n, chosen["model"], bucket_bytes=4096, strategy=dict(options), **keys_of(chosen))
+
+
+def problems_of(chosen: Combination, n: int) -> list[str]:
+    """What the config says of a combination of the core: as `cell_of`, a hundred times as fast."""
+    return composition.problems_of(plain_of(chosen, n))
+
+
+def plain_of(chosen: Combination, n: int) -> dict[str, Any]:
+    """A combination of the core as a config, before systems are looked at."""
+    plain = copied(_base(chosen["strategy"], chosen["precision"], n))
+    for axis in CORE.keys() - {"precision"}:
+        plain |= copied(_sections(axis, chosen[axis]))
+    return plain
+
+
+@cache
+def _base(strategy: str, precision: str, n: int) -> dict[str, Any]:
+    return cell_of({"strategy": strategy, "precision": precision, "model": "tied"}, n).config
+
+
+@cache
+def _sections(axis: str, name: str) -> dict[str, Any]:
+    return {k: asdict(v) if is_dataclass(v) else v for k, v in CORE[axis][name].items()}
+
+
+def copied(plain: dict[str, Any]) -> dict[str, Any]:
+    """A config whose sections may be changed."""
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in plain.items()}
+
+
+def core() -> Iterator[Combination]:
+    """The whole cross product of what may be refused."""
+    names = ("strategy", *CORE)
+    for values in product(STRATEGIES, *CORE.values()):
+        yield dict(zip(names, values, strict=True))
+
+
+FEW_RANKS = {
+    "offload": ("none", "cpu", "cpu, 0.4", "cpu, parameters", "nvme", "nvme, gradients stay"),
+    "node_size": ("none",),
+    "shard_group": ("none",),
+    "zeropp": ("none",),
+}
+"""What is tried of an axis below 4 ranks: there is nobody to be grouped, and the rest is as with more."""
+
+MANY_RANKS = {"precision": ("fp32", "bf16"), "zeropp": ("none", "hpz", "all")}
+"""And with 4: other precisions differ in roundings alone, and `all` has the parts of ZeRO++ in it."""
+
+
+@cache
+def legal(n: int) -> list[Combination]:
+    """What of it makes sense at N ranks."""
+    few = FEW_RANKS if n < 4 else MANY_RANKS
+    kept = (one for one in core() if all(one[axis] in names for axis, names in few.items()))
+    return [one for one in kept if not problems_of(one, n)]
+
+
+def covering(n: int, tries: int = 60) -> list[Combination]:
+    """Combinations of all axes that make sense at N ranks and hold every pair that does: greedily, always the same.
+
+    For the first pair that is missing, of `tries` combinations with it the one that brings most that are missing.
+    """
+    drawn, missing = random.Random(n), _pairs(n)
+    rows: list[Combination] = []
+    while missing:
+        pair = dict(next(iter(missing)))
+        fitting = [one for one in legal(n) if all(one.get(axis, name) == name for axis, name in pair.items())]
+        free = ({axis: drawn.choice(list(values)) for axis, values in FREE.items()} for _ in range(tries))
+        candidates = [drawn.choice(fitting) | one | pair for one in free]
+        best = max(candidates, key=lambda one: sum(pair in missing for pair in combinations(one.items(), 2)))
+        for found in combinations(best.items(), 2):
+            missing.pop(found, None)
+        rows.append(best | {"options": str(len(rows) % 3)})
+    return rows
+
+
+def _pairs(n: int) -> dict[Any, None]:
+    """Every pair of (axis, name) that occurs in a combination that makes sense, in the order of the axes."""
+    found: dict[Any, None] = {}
+    for one in legal(n):
+        found |= dict.fromkeys(combinations(one.items(), 2))
+    cores = dict.fromkeys((axis, name) for one in legal(n) for axis, name in one.items())
+    free = [(axis, name) for axis, values in FREE.items() for name in values]
+    found |= dict.fromkeys(product(cores, free))
+    return found | dict.fromkeys(pair for pair in combinations(free, 2) if pair[0][0] != pair[1][0])

@@ -1,0 +1,106 @@
+"""Trains one combination of tests/compositions.py on this rank, beside what it must equal."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from tests import zoo
+from tests.compositions import Combination, cell_of
+from zerobench import baselines, composition, optimizers, precision, worker
+from zerobench.training import NORMS
+from zerobench.zero.infinity import FilePlaces
+
+STEPS = 3
+
+REORDERS = ("node_size", "shard_group")
+"""Axes after which sums are the same but for rounding."""
+
+CHANGES = ("strategy", "options", "precision", "zeropp", "clip", "accumulation", "optimizer", "model")
+"""Axes that make another training of it; the rest only says where things are."""
+
+NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
+"""Of losses and norms, relatively, and of weights, where sums have another order: Adam may make a step of a rounding."""
+
+Outcome = tuple[list[float], dict[str, torch.Tensor]]
+
+
+def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
+    """(losses and norms, the full state at the end) of a resolved cell, over the zoo's data, built as a run is."""
+    torch.manual_seed(0)
+    model = worker.build_model(config)
+    optimizer = optimizers.build(config["optimizer"], model.parameters())
+    options = precision.options_of(config["precision"], config["strategy"]["name"])
+    options |= composition.engine_options(config, folder)
+    engine = baselines.wrap(config["strategy"], model, optimizer, **options)
+    heard = []
+    for step in range(STEPS):
+        for micro in range(config["accumulation"]):
+            last = micro == config["accumulation"] - 1
+            with baselines.synchronising(engine, config["strategy"]["accumulate"], last):
+                loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
+                engine.backward(loss / config["accumulation"])
+            heard.append(loss.item())
+        if config["clip"] is not None:
+            heard.append(engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]]).item())
+        engine.step()
+    if isinstance(engine.places, FilePlaces):
+        engine.places.settle()
+        assert engine.places.shelf.pool.taken == 0, "buffers of the pool did not come back"
+    state = engine.full_state_dict()
+    del engine, model, optimizer, loss
+    gc.collect()  # an engine is a circle, and has files
+    return heard, state
+
+
+class References:
+    """Trainings without anything that should not matter, each made once."""
+
+    def __init__(self, rank: int, n: int, folder: str) -> None:
+        self._place = rank, n
+        self._folder = folder
+        self._made: dict[tuple[Any, ...], Outcome] = {}
+
+    def of(self, chosen: Combination, axes: tuple[str, ...]) -> Outcome:
+        """What `chosen` is in these axes, everything else as usual."""
+        kept = {axis: chosen[axis] for axis in axes if chosen[axis] != "none"}
+        key = tuple(kept.items())
+        if key not in self._made:
+            rank, n = self._place
+            self._made[key] = train(rank, n, cell_of(kept, n).config, self._folder)
+        return self._made[key]
+
+
+def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list[str]:
+    """Trains each combination; a sentence for each that does not train as it should."""
+    references, wrong = References(rank, n, folder), []
+    for row in rows:
+        config = cell_of(row, n).config
+        try:
+            found = train(rank, n, config, folder)
+        except Exception as error:
+            raise RuntimeError(f"{row}: {error!r}") from error
+        # alone, where nothing leaves, gradients add up in place and are not cast for a wire
+        alone = n == 1 and (row["precision"] != "fp32" or row["accumulation"] != "1")
+        # torch's all-reduce adds in an order that depends on the place in the buffer
+        places = ("buffers",) if config["strategy"].get("reduce_with") == "all_reduce" else ()
+        near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF
+        wanted = references.of(row, (*CHANGES, *REORDERS, *places))
+        wrong += [f"{row}: {words}" for words in differences(found, wanted, *(near if alone else (0, 0)))]
+        if row["zeropp"] == "none" and any(row[axis] != "none" for axis in REORDERS):
+            plain = references.of(row, CHANGES)
+            wrong += [f"{row}: beside no groups: {words}" for words in differences(found, plain, *near)]
+    return wrong
+
+
+def differences(found: Outcome, wanted: Outcome, of_losses: float, of_weights: float) -> list[str]:
+    """Sentences; losses and norms are compared relatively."""
+    (losses, state), (wanted_losses, wanted_state) = found, wanted
+    off = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(losses, wanted_losses, strict=True))
+    heard = [] if off <= of_losses else [f"losses or norms are off by {off:.2g}: {losses} and {wanted_losses}"]
+    assert state.keys() == wanted_state.keys()
+    offs = {key: (state[key].double() - wanted_state[key].double()).abs().max().item() for key in state}
+    worst = max(offs, key=lambda key: offs[key])
+    return heard + ([] if offs[worst] <= of_weights else [f"{worst} is off by {offs[worst]:.2g}"])
