@@ -37,6 +37,9 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
+    "offload": "offload",
+    "infinity": "infinity",
+    "delayed": "delayed",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 

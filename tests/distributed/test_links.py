@@ -89,10 +89,9 @@ def test_bytes_in_tiers_and_between_them_are_those_of_the_theory(rows, name: str
 
 
 def test_in_half_precision_it_is_two_bytes_a_parameter_each_way(rows) -> None:
-    """ZeRO-Offload, arXiv 2101.06840, section 4.1: 4ψ over the bus; in files ZeRO-Infinity's 12ψ and more."""
+    """ZeRO-Offload, arXiv 2101.06840, section 4.1: 2ψ down and 2ψ up; files take all that is kept."""
     row = rows["zero2 bf16, a part"]
-    assert row.down_bytes == pytest.approx(0.3 * 2 * 2 * row.psi, rel=0.01)  # both micro-batches are reduced
-    assert row.up_bytes == pytest.approx(0.3 * 2 * row.psi, rel=0.01)
-    row = rows["zero3 bf16, past the page cache"]
-    assert row.read_bytes == pytest.approx((12 + 2 + 2 * 2) * row.psi, rel=0.05)
-    assert row.write_bytes == pytest.approx((12 + 2 + 2) * row.psi, rel=0.05)
+    assert row.down_bytes == pytest.approx(0.3 * 2 * 2 * row.psi, rel=0.02)  # both micro-batches are reduced
+    assert row.up_bytes == pytest.approx(0.3 * 2 * row.psi, rel=0.02)
+    row = rows["zero3 fp32, files"]
+    assert row.write_bytes == pytest.approx((12 + 4 + 4) * row.psi, rel=0.05)

@@ -35,10 +35,12 @@ def predict_links(
     strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape, norms: int = 0,
 ) -> Links:  # fmt: skip
-    """`strategy`: a resolved section. `norms`: how often a step takes the norm of all gradients (clipping, overflow)."""
+    """`strategy`: a resolved section. `norms`: how often a step takes the norm of all gradients."""
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
-    if tiers.place is not None:
-        (flow.of_units if strategy["name"] == "zero3" else flow.of_buckets)()
+    if tiers.place is not None and strategy["name"] == "zero3":
+        flow.of_units()
+    elif tiers.place is not None:
+        flow.of_buckets()
     return flow.links
 
 
@@ -99,9 +101,7 @@ class _Flow:
     def _kind(self, buffer: FlatBuffer, leaves: bool, gathers: int, reductions: int) -> _Kind:
         shape = self.schedule.shapes[buffer.spans[0].parameter]
         sizes = gradient_bytes(shape, self.precision), wire_bytes(shape, self.precision)
-        return _Kind(
-            buffer.element_bytes, buffer.master_bytes, *sizes, leaves, gathers, reductions, shape.trainable
-        )  # fmt: skip
+        return _Kind(buffer.element_bytes, buffer.master_bytes, *sizes, leaves, gathers, reductions, shape.trainable)
 
     def _add(self, buffer: FlatBuffer, kind: _Kind) -> None:
         for start, numel in buffer.units:
