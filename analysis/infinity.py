@@ -1,9 +1,9 @@
-"""Files take what grows: peaks of host memory and of the device, and bytes in files, against the model's size.
+"""Files take what grows: host memory at its peak, states on the device and in files, against the model's size.
 
     python analysis/infinity.py [RUNS ...] --out DIR
 
-Of the fullest rank, one panel. Dashed: the pool through which files are read and written, which host memory is to stay
-near. The mark on the line of the files is the prediction.
+Of the fullest rank, one panel. Dashed: the pool through which files are read and written; host memory is to stay near
+it. The marks on the line of the files are the prediction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIB = 2**20
 LINES = {
     "nvme_bytes": ("in files", GREEN, "D"),
     "host_peak_bytes": ("host memory, peak", SKY, "s"),
-    "peak_bytes": ("device, peak", BLUE, "o"),
+    "states_bytes": ("states on the device", BLUE, "o"),
 }
 """Column -> what it is called, its colour and marker."""
 
@@ -43,7 +43,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         sizes = runs[column].astype("float64") / MIB
         axes.plot(psi, sizes, color=colour, marker=marker, ms=5.5)
         for x, y in zip(psi, sizes, strict=True):
-            axes.annotate(f"{y:.0f}", (x, y), (0, 5), textcoords="offset points", ha="center", fontsize=7)
+            axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7)
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)

@@ -2,9 +2,9 @@
 
     python analysis/offload.py [RUNS ...] --out DIR
 
-A bar a cell, of the fullest rank in each tier. On the device what is in flight (buckets, units being sent) is told apart
-from what is kept; the black mark is the paper's formula for what the device keeps, which at N = 1 gives the rows of table
-1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2. One panel for each set of cells that train the same thing.
+A bar a cell, of the fullest rank in each tier. On the device what is in flight (buckets, units being sent) is told
+apart from what is kept; the black mark is the paper's formula for what the device keeps, which at N = 1 gives the rows
+of table 1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2. One panel for each set of cells that train the same thing.
 """
 
 from __future__ import annotations
