@@ -37,6 +37,9 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
+    "activation": "activation",
+    "buffers": "buffers",
+    "tiling": "tiling",
     "zeropp": "zeropp",
     "shard_group": "shard_group",
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from . import grouping
+from . import grouping, offloading
 from .coded import coded_share, units_of
 from .environment import SIMULATED
 from .estimate import training_shapes
@@ -66,8 +66,10 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
 
 def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
     shapes, groups = training_shapes(config), grouping.shape_of(config)
-    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups)
+    tiers = offloading.shape_of(config)
+    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
+    row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     if row.psi:
         moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import zero
 from .systems import OURS
+from .theory.tiers import NOWHERE, TierShape
 from .zero.nvme import problems_of_path
 
 
@@ -28,6 +29,16 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
     except ValueError as error:
         problems.append(str(error))
     return list(dict.fromkeys(problems))
+
+
+def shape_of(plain: dict[str, Any]) -> TierShape:
+    """What theory needs to know of them."""
+    section = plain.get("offload")
+    if section is None:
+        return NOWHERE
+    place = {"cpu": "host", "nvme": "nvme"}[section["name"]]
+    names = ("optimizer", "gradients", "parameters", "fraction", "delayed", "block_bytes", "buffers")
+    return TierShape(place, **{name: section[name] for name in names if name in section})
 
 
 def files_in(plain: dict[str, Any], folder: str) -> str | None:

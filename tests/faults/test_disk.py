@@ -126,6 +126,25 @@ def test_a_disk_without_room_says_what_is_needed_and_free(tmp_path: Path) -> Non
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_what_could_not_be_reserved_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may reserve a part before it refuses; what is more than free is not even tried."""
+
+    def half(fd: int, offset: int, nbytes: int) -> None:
+        real(fd, offset, nbytes // 2)
+        raise OSError(errno.ENOSPC, "")
+
+    real = os.posix_fallocate
+    with FileStore(tmp_path, BLOCK) as store:
+        store.allocate(BLOCK)
+        monkeypatch.setattr(os, "posix_fallocate", half)
+        with pytest.raises(DiskError, match="the disk is full: 65536 bytes are needed"):
+            store.allocate(4 * BLOCK)
+        assert files_in(tmp_path)[0].stat().st_size == store.bytes == BLOCK
+        monkeypatch.setattr(os, "posix_fallocate", None)
+        with pytest.raises(DiskError, match="the disk is full"):
+            store.allocate(2 * shutil.disk_usage(tmp_path).free)
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, where one may be mounted."""

@@ -6,14 +6,15 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from zerobench.zero import labels
-from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Pool
+from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Handle, Pool
 from zerobench.zero.nvme.checksum import checksum, memory_of
 
 BLOCK = 4 * ALIGN_BYTES
@@ -71,6 +72,42 @@ def test_any_size_comes_back(tmp_path: Path, direct: bool, aligned: bool) -> Non
             pool.give(back)
         assert pool.taken == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("direct", "most"), [(True, ALIGN_BYTES), (False, 1000)])
+def test_short_transfers_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, most: int
+) -> None:
+    """The system may move less than it was asked for, and is asked again for the rest."""
+
+    def at_most(call: Callable[..., int]) -> Callable[..., int]:
+        return lambda fd, parts, offset: call(fd, [parts[0][:most]], offset)
+
+    monkeypatch.setattr(os, "preadv", at_most(os.preadv))
+    monkeypatch.setattr(os, "pwritev", at_most(os.pwritev))
+    with FileStore(tmp_path, BLOCK, direct=direct) as store:
+        region, values = store.allocate(BLOCK + 4), noise(BLOCK + 4)
+        into = torch.zeros_like(values)
+        region.write(values)
+        region.read(into).wait()
+        assert torch.equal(into, values)
+
+
+def test_what_comes_after_a_failure_is_spared() -> None:
+    """And who waits hears of the first."""
+    carried: list[str] = []
+
+    def request(name: str) -> None:
+        carried.append(name)
+        if name != "well":
+            raise OSError(name)
+
+    handle = Handle(4)
+    for name in ("well", "first", "second", "well"):
+        handle.carry(partial(request, name))
+    assert carried == ["well", "first"]
+    with pytest.raises(OSError, match="first"):
+        handle.wait()
 
 
 @pytest.mark.parametrize("direct", [True, False])

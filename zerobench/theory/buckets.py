@@ -14,24 +14,25 @@ from .reductions import Reductions, Travelling, whole_bytes
 from .replay import Replay, bytes_of, hand_over, is_synchronising, micro_batches, trainable
 from .shapes import OptimizerShape, PrecisionShape, Schedule
 from .shards import Shards
+from .tiers import NOWHERE, TierShape
 
 
 def replay_buckets(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
-    precision: PrecisionShape,
+    precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
     """A step of zero1, zero2 and megatron, in buckets. `strategy`: a resolved section; bytes of the fullest rank."""
     n = groups.sharers
-    shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2"
+    shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2" and not tiers.gradients
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
     whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
-    replay.hold("gradients", "kept", whole if keeps_whole or n == 1 else 0)
-    shards = Shards(buffers, n, optimizer, precision)
+    replay.hold("gradients", "kept", whole if keeps_whole or (n == 1 and not tiers.gradients) else 0)
+    shards = Shards(buffers, n, optimizer, precision, tiers)
     shards.hold(replay, schedule)
-    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"))
+    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"), tiers)
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)

@@ -20,8 +20,9 @@ from typing import Any
 from .buckets import replay_buckets
 from .ddp import replay_ddp
 from .groups import GroupShape
-from .replay import Replay, bytes_of, gradient_bytes, is_half, master_bytes
+from .replay import InSlots, Replay, bytes_of, gradient_bytes, is_half, master_bytes
 from .shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
+from .tiers import NOWHERE, TierShape
 from .units import replay_units
 
 FULL = PrecisionShape()
@@ -34,6 +35,9 @@ class Prediction:
     states_bytes: int
     floor_bytes: int
     highest: dict[str, int]
+    host_bytes: int = 0
+    """Largest sum over time of the states in host memory."""
+    file_bytes: int = 0
 
     def of_category(self, category: str) -> int | None:
         """The expected maximum of `category`, or None where theory says nothing."""
@@ -47,13 +51,18 @@ def predicts(strategy: dict[str, Any]) -> bool:
 
 def predict_states(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, optimizer: OptimizerShape,
-    precision: PrecisionShape = FULL, groups: GroupShape | None = None,
+    precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
 ) -> Prediction:  # fmt: skip
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
-    replay, groups = Replay(), groups or GroupShape(world_size)
-    _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision)
+    groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
+    replay = InSlots(host=host) if schedule.arena else Replay(host=host)
+    more = {"tiers": tiers} if tiers.place else {}
+    for _ in range(2 if schedule.arena else 1):  # its slots are all there once a step has been
+        replay.files = 0
+        _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision, **more)
     floor = _floor(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision)
-    return Prediction(replay.most, floor, replay.highest)
+    floor = max(0, floor - _away(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision, tiers))
+    return Prediction(replay.most, floor, replay.highest, host.most if host is not None else 0, replay.files)
 
 
 _SHARED: dict[str, tuple[bool, bool, bool]] = {
@@ -76,6 +85,17 @@ def _floor(name: str, shapes: Sequence[ParameterShape], n: int, states: int, pre
         kept += sum(master_bytes(s) for s in trained if gradient_bytes(s, precision) < 4)
     ranks = (n if shared else 1 for shared in _SHARED[name])
     return sum(-(-size // each) for size, each in zip((parameters, gradients, kept), ranks, strict=True))
+
+
+def _away(
+    name: str, shapes: Sequence[ParameterShape], n: int, states: int, precision: PrecisionShape, tiers: TierShape
+) -> int:
+    """Of the formula, what leaves the device."""
+    trained = [s for s in shapes if s.trainable]
+    whole = n if not _SHARED[name][1] and tiers.gradients else 1  # streamed: whole gradients are gone, not 1/N of them
+    gone = tiers.fraction * tiers.optimizer * sum((states + is_half(s)) * master_bytes(s) for s in trained)
+    gone += tiers.fraction * tiers.gradients * whole * sum(s.numel * gradient_bytes(s, precision) for s in trained)
+    return int((gone + tiers.parameters * sum(bytes_of(s) for s in shapes)) / n)
 
 
 _REPLAYS: dict[str, Callable[..., None]] = {

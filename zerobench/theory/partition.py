@@ -78,7 +78,12 @@ class FlatBuffer:
 
         `most`: where they have more elements they are cut.
         """
-        return [(self.spans[at].parameter, numel) for at, numel in _runs(self._pattern, rank, most)]
+        return [(parameter, numel) for parameter, _, numel, _ in self.held(rank, most)]
+
+    def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int]]:
+        """The same as (parameter, first element in the shard, elements, elements of the shard)."""
+        found = _runs(self._pattern, rank, most)
+        return [(self.spans[at].parameter, first, numel, shard) for at, first, numel, shard in found]
 
     @cached_property
     def _pattern(self) -> FlatBuffer:
@@ -87,8 +92,8 @@ class FlatBuffer:
 
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
-def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int]]:
-    """FlatBuffer.segments of a pattern."""
+def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int]]:
+    """FlatBuffer.held of a pattern."""
     found = []
     for start, numel in pattern.units:
         low = start + rank * numel // pattern.world_size
@@ -96,7 +101,10 @@ def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, i
         for span in pattern.spans:
             common = min(high, span.stop) - max(low, span.start)
             step = most or max(1, common)
-            found += [(span.parameter, min(step, common - done)) for done in range(0, common, step)]
+            first = max(low, span.start) - low
+            found += [
+                (span.parameter, first + done, min(step, common - done), high - low) for done in range(0, common, step)
+            ]
     return found
 
 

@@ -16,6 +16,7 @@ from .groups import GroupShape
 from .partition import FlatBuffer
 from .replay import Replay, casts, gradient_bytes, wire_bytes
 from .shapes import ParameterShape, PrecisionShape
+from .tiers import NOWHERE, TierShape
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,13 @@ class Travelling:
     gradient_bytes: int
     wire_bytes: int
     casts: bool
+    element_bytes: int
 
     @staticmethod
     def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Travelling:
         """Those of a unit of `numel` elements that holds a parameter of that shape."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
-        return Travelling(name, numel, *sizes, casts(shape, precision))
+        return Travelling(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -43,8 +45,12 @@ def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precisio
 class Reductions:
     """The reductions of one step on a rank. `keeps_whole`: full gradients stay, as in stage 1."""
 
-    def __init__(self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str) -> None:
+    def __init__(
+        self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str, tiers: TierShape = NOWHERE
+    ) -> None:
         self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.sharers, keeps_whole
+        self.tiers = tiers
+        self.is_alone = self.n == 1 and not tiers.gradients
         self.receives = reduce_with == "reduce_scatter"
         self.synchronising = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
@@ -53,7 +59,7 @@ class Reductions:
 
     def write(self, unit: Travelling) -> None:
         """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
-        if self.n == 1 or unit.name in self._opened:
+        if self.is_alone or unit.name in self._opened:
             return
         self._opened[unit.name] = self.synchronising and not self.keeps_whole
         if not self.keeps_whole:
@@ -65,7 +71,7 @@ class Reductions:
 
     def send(self, unit: Travelling) -> None:
         """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
-        if self.n == 1:
+        if self.is_alone:
             return
         self.write(unit)
         self.land()
@@ -74,7 +80,7 @@ class Reductions:
             self.replay.hold("communication", ("wire", unit.name), size)
             self._drop_full(unit.name)
         if self.receives:
-            if not unit.casts:
+            if not unit.casts and not self.tiers.gradients:
                 self._hold_shard(unit)
             self._hold_beside(unit, slice(1))
         self._sent = unit
@@ -102,7 +108,9 @@ class Reductions:
 
     def _hold_shard(self, unit: Travelling) -> None:
         if not self.keeps_whole:
-            self.replay.hold("gradients", ("shard", unit.name), unit.numel // self.n * unit.gradient_bytes)
+            shard = unit.numel // self.n
+            here = shard - self.tiers.gradients_away(shard, unit.element_bytes)
+            self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
 
     def _drop_full(self, name: Any) -> None:
         for category in ("communication", "gradients"):

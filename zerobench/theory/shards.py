@@ -4,17 +4,22 @@
     optimizer   states of each segment (parameter ∩ shard), and 4-byte counts; segments are cut at the size of a tile
     tile        fp32 gradients in place of half-precision ones, for the segments that are updated together
 
-There are tiles where gradients are cast, and where the optimizer is not fused and so needs temporaries.
+There are tiles where gradients are cast, where the optimizer is not fused and so needs temporaries, and where it runs
+in another tier (tiers.py). There masters are beside parameters in fp32, too; gradients come to a tile as they are
+before they are cast; and half-precision parameters go up through two places of 1 Mi elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .partition import ALIGN_BYTES, FlatBuffer
 from .replay import Replay
 from .shapes import OptimizerShape, PrecisionShape, Schedule
+from .tiers import NOWHERE, STAGING, STAGING_NUMEL, TierShape
+
+HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -25,19 +30,42 @@ class Shards:
     world_size: int
     optimizer: OptimizerShape
     precision: PrecisionShape
+    tiers: TierShape = NOWHERE
 
     def hold(self, replay: Replay, schedule: Schedule) -> None:
         """Masters, and the optimizer's states of the rank that owns most of what is used."""
-        masters = [b.padded_numel // self.world_size * b.master_bytes for b in self.buffers if b.is_half]
-        replay.hold("master", "all", sum(masters))
-        used = set(schedule.arrivals)
-        replay.hold("optimizer", "all", max(self._kept_bytes(rank, used) for rank in range(self.world_size)))
+        used, ranks = set(schedule.arrivals), range(self.world_size)
+        masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
+        replay.hold("master", "all", masters[False])
+        replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
+        if replay.host is None:
+            return
+        states = max(self._kept_bytes(rank, used, away=True) for rank in ranks)
+        if self.tiers.place == "nvme":
+            counts = max(self._kept_bytes(rank, used, away=True, counts_only=True) for rank in ranks)
+            replay.host.hold("communication", "pool", self.tiers.pool_bytes)
+            replay.host.hold("optimizer", "counts", counts + self._absent_bytes())
+            replay.files += masters[True] + self.optimizer.states * self._away_bytes() + self._gradient_bytes()
+        else:
+            replay.host.hold("master", "all", masters[True])
+            replay.host.hold("optimizer", "all", states)
+            replay.host.hold("gradients", "away", self._gradient_bytes() * (1 + self.tiers.delayed))
+        if self.tiers.optimizer and not self.tiers.parameters and any(b.is_half for b in self.buffers):
+            replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
 
     def update(self, replay: Replay) -> None:
-        """The optimizer is handed its gradients, cast where that is due."""
-        if self.casts:
-            replay.hold("gradients", "tile", max(self._tile_bytes(rank) for rank in range(self.world_size)))
-            replay.drop("gradients", "tile")
+        """The optimizer is handed its gradients, brought where it is and cast where that is due."""
+        most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
+        here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
+        for there, is_there, crosses in (
+            (replay, here, self.tiers.gradients and not self.tiers.optimizer),
+            (replay.host, away, self.tiers.optimizer and not self.tiers.gradients),
+        ):
+            if there is None or not is_there:
+                continue
+            size = (self.precision.gradient_bytes if self.casts else 4) if crosses else 0
+            there.hold("gradients", "tile", most * (size + 4 * self.casts))
+            there.drop("gradients", "tile")
 
     @property
     def casts(self) -> bool:
@@ -47,22 +75,72 @@ class Shards:
     @property
     def tile_numel(self) -> int | None:
         """Elements that are updated together at most; None: everything at once."""
-        if self.precision.tile_bytes is None or (self.optimizer.fused and not self.casts):
+        if self.precision.tile_bytes is None:
+            return None
+        if self.optimizer.fused and not self.casts and self.tiers.place is None:
             return None
         return max(ALIGN_BYTES, self.precision.tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
 
-    def _kept_bytes(self, rank: int, used: set[int]) -> int:
+    def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
+        """Elements of each of the buffer's shards that are updated away, or here, if any are."""
+        for _, numel in buffer.units:
+            shard = numel // self.world_size
+            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            if numel := gone if away else shard - gone:
+                yield numel
+
+    def _master_bytes(self, buffer: FlatBuffer, away: bool) -> int:
+        beside = buffer.is_half or away or self.tiers.parameters
+        return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
+
+    def _away_bytes(self) -> int:
+        """Of one state of all that is updated away."""
+        return sum(sum(self._units(b, True)) * b.master_bytes for b in self.buffers)
+
+    def _gradient_bytes(self) -> int:
         return sum(
-            self.optimizer.bytes_of(numel * buffer.master_bytes, 1)
+            self.tiers.gradients_away(numel // self.world_size, buffer.element_bytes)
+            * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
             for buffer in self.buffers
-            for parameter, numel in buffer.segments(rank, self.tile_numel)
+            for _, numel in buffer.units
+        )
+
+    def _absent_bytes(self) -> int:
+        """A scalar for each dtype of what is in files, in place of it."""
+        sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
+        return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
+
+    def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
+        return sum(
+            self.optimizer.bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
+            for buffer in self.buffers
+            for parameter, numel in self._segments(buffer, rank, away)
             if parameter in used
         )
 
-    def _tile_bytes(self, rank: int) -> int:
+    def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, int]]:
+        """(parameter, elements) of each segment that is updated away, or here; cut where a tier or a cut ends."""
+        cut = self.tiers.cut_numel if away else None
+        for parameter, offset, numel, shard in buffer.held(rank, self.tile_numel):
+            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
+            while low < high:
+                end = high if cut is None else min(high, (low // cut + 1) * cut)
+                yield parameter, end - low
+                low = end
+
+    def _tile_numel_of(self, rank: int) -> int:
+        """Elements of the largest tile."""
+        cut = self.tiers.cut_numel if self.tiers.optimizer else None
+        if cut is not None:
+            largest = max((min(cut, n) for b in self.buffers for n in self._units(b, True)), default=0)
+            return max(largest, self._largest(rank, away=False))
+        return max(self._largest(rank, away) for away in (False, True))
+
+    def _largest(self, rank: int, away: bool) -> int:
         most, largest, tile = self.tile_numel, 0, 0
         for buffer in self.buffers:
-            for _, numel in buffer.segments(rank, most):
+            for _, numel in self._segments(buffer, rank, away):
                 tile = numel if most is not None and tile + numel > most else tile + numel
                 largest = max(largest, tile)
-        return 4 * largest
+        return largest

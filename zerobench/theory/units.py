@@ -16,6 +16,7 @@ from .reductions import Reductions, Travelling, whole_bytes
 from .replay import Replay, hand_over, is_synchronising, micro_batches
 from .shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule
 from .shards import Shards
+from .tiers import NOWHERE, TierShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Use:
 
 def replay_units(
     replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
-    precision: PrecisionShape,
+    precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
     """A step of zero3, in units of modules. `strategy`: a resolved section; bytes of the fullest rank."""
     shapes, n = schedule.shapes, groups.sharers
@@ -48,15 +49,21 @@ def replay_units(
     large = [part for parts in units.values() for part in parts]
     trained = [part.buffer for part in [*small, *large] if part.gradients]
     replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
-    replay.hold("parameters", "shards", sum(part.buffer.padded_bytes // n for part in large))
-    replay.hold("gradients", "kept", sum(whole_bytes(b, shapes, precision) for b in trained) if n == 1 else 0)
-    shards = Shards(trained, n, optimizer, precision)
+    own = sum(part.buffer.padded_bytes // n for part in large)
+    replay.hold("parameters", "shards", 0 if tiers.parameters else own)
+    if tiers.parameters and replay.host is not None:
+        replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
+        replay.files += own if tiers.place == "nvme" else 0
+    whole = sum(whole_bytes(b, shapes, precision) for b in trained)
+    replay.hold("gradients", "kept", whole if n == 1 and not tiers.gradients else 0)
+    shards = Shards(trained, n, optimizer, precision, tiers)
     shards.hold(replay, schedule)
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [Use(units[ROOT], True, True)]
     uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
-    reductions = Reductions(replay, groups, False, strategy.get("reduce_with", "reduce_scatter"))
+    reductions = Reductions(replay, groups, False, strategy.get("reduce_with", "reduce_scatter"), tiers)
     steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
+    steps.comes_and_goes = n > 1 or tiers.parameters
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)
         steps.forward()
@@ -87,6 +94,8 @@ class _Units:
     small: tuple[Part, ...]
     reductions: Reductions
     done: set[Part] = field(default_factory=set)
+    comes_and_goes: bool = True
+    """Whether units are whole only while someone reads them."""
 
     def __post_init__(self) -> None:
         self.row = [part for use in self.uses for part in use.parts]
@@ -145,6 +154,8 @@ class _Units:
                 self._reshard([passed])
                 self._send(passed)
         self._unshard(self.uses[place].parts)
+        if self.schedule.recomputes:  # with all that runs inside of it
+            self._unshard(self.row[self.starts[place] : end])
         self._prefetch(end - len(self.uses[place].parts))
 
     def _prefetch(self, end: int) -> None:
@@ -168,7 +179,7 @@ class _Units:
 
     def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:
         """`ahead`: they travel still."""
-        for part in parts if self.groups.sharers > 1 else ():
+        for part in parts if self.comes_and_goes else ():
             buffer, codes = part.buffer, ("communication", ("codes", part))
             if ("parameters", part) not in self.replay.live:
                 self.replay.hold("parameters", part, buffer.padded_bytes)

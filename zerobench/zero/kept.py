@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .infinity import NvmeOffload
 
 
+MOST_FETCHED = 2**16
+"""Fetches that are remembered of a step."""
+
+
 class Kept:
     """(numel,) of `dtype` in the file. `cuts`: [start, stop) of each."""
 
@@ -160,6 +164,8 @@ class Shelf:
 
     def fetch(self, kept: Kept, place: torch.Tensor) -> None:
         """place := the whole tensor; the reading of what came after it in the last step begins."""
+        if len(self._fetched) >= MOST_FETCHED:  # an evaluation has no end of steps
+            self._fetched.clear()
         number = len(self._fetched)
         self._fetched.append(kept)
         for cut, (start, stop) in enumerate(kept.cuts):
