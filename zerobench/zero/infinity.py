@@ -201,7 +201,7 @@ class FilePlaces(Places):
         """The parameters of the run become the rounded master."""
         kept = self._parameters.get(run.unit)
         if kept is not None and not self.is_in_memory:
-            kept.write(run.cut, master)
+            kept.put(run.start, master)
         else:
             self._upload.send(run.parameters, master)
 

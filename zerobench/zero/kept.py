@@ -120,9 +120,13 @@ class Kept:
     def put(self, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on := values; the rest of their cuts stays."""
         for cut, low, high in self._overlaps(start, values.numel()):
+            part = values[low - start : high - start]
+            if (low, high) == self.cuts[cut]:
+                self.write(cut, part)
+                continue
             self.load(cut)
             first = self.cuts[cut][0]
-            self.present(cut)[low - first : high - first].copy_(values[low - start : high - start])
+            self.present(cut)[low - first : high - first].copy_(part)
             self.write_back(cut)
 
     def read(self, start: int, place: torch.Tensor) -> None:
