@@ -88,11 +88,11 @@ def launch(
     first: int = 0,
     watch: Watch = lambda: None,
 ) -> Outcome:
-    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all of them.
+    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all.
 
-    `worker` must be importable. What it returns comes back in `results`; what it tells goes to `on_progress` here. Where
-    a job names a folder as its `scratch`, what its rank leaves there is removed. Raises Interrupted, with no process
-    left, when the user stops us.
+    `worker` must be importable. What it returns comes back in `results`; what it tells goes to `on_progress` here.
+    Where a job names a folder as its `scratch`, what its rank leaves there is removed.
+    Raises Interrupted, with no process left, when the user stops us.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
     context = mp.get_context("forkserver")
