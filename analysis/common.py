@@ -40,6 +40,11 @@ FIGURES = {
     "offload": "offload",
     "infinity": "infinity",
     "delayed": "delayed",
+    "activation": "activation",
+    "buffers": "buffers",
+    "tiling": "tiling",
+    "zeropp": "zeropp",
+    "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 

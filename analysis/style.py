@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,6 +80,12 @@ mpl.rcParams.update(
         "svg.hashsalt": "zerobench",  # the same data give the same file
     }
 )
+
+
+def in_short(labels: Sequence[str]) -> list[str]:
+    """Less the words that all of them have in common, the first of each apart."""
+    shared = set.intersection(*(set(label.split()[1:]) for label in labels))
+    return [" ".join(word for word in label.split() if word not in shared) for label in labels]
 
 
 def look(strategy: str) -> Look:

@@ -46,6 +46,7 @@ Verbs:
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
+  zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
   zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
@@ -61,7 +62,7 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
 """
 
-VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate", "gpu-suite")
+VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate", "codes", "gpu-suite")
 """Each is a function of a module of that name in verbs/, with _ for -, imported when asked for."""
 
 VERSIONS = ("zerobench", "torch", "hydra-core")

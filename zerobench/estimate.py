@@ -4,12 +4,12 @@ the schedule that a model of modules in a row has. The run itself is judged by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from . import grouping, offloading, optimizers, precision
+from . import grouping, offloading, optimizers, policies, precision
 from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
@@ -37,7 +37,8 @@ def estimate(config: dict[str, Any]) -> Estimate:
     """The prediction for a resolved cell. What the model's own builder raises comes through."""
     with torch.device("meta"):
         shapes = shapes_of(build_model(config))
-    schedule, ranks = Schedule.sequential(shapes, config["accumulation"]), config["world_size"]
+    schedule = replace(Schedule.sequential(shapes, config["accumulation"]), **policies.of_schedule(config))
+    ranks = config["world_size"]
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config["strategy"]):
         return Estimate(psi)

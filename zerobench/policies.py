@@ -65,6 +65,11 @@ def recomputes(plain: dict[str, Any]) -> bool:
     return chosen.recompute or bool(plain["model"].get("checkpointing"))
 
 
+def of_schedule(plain: dict[str, Any]) -> dict[str, Any]:
+    """What theory's schedule of a step must know of it."""
+    return {"recomputes": recomputes(plain), "arena": bool(plain.get("arena"))}
+
+
 def activation_policy(plain: dict[str, Any]) -> ActivationPolicy:
     """What is to be done to the units of a resolved config's model, beside the checkpointing that it does itself."""
     section = plain.get("activation", {})

@@ -177,6 +177,8 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
     problems += [f"{where}.{k}={shape[k]}: must be at least 1" for k in too_small]
     if not too_small and "heads" in shape and shape["hidden"] % shape["heads"]:
         problems.append(f"{where}.heads={shape['heads']}: it must divide hidden={shape['hidden']}")
+    if "tiles" in model and model["tiles"] > model["hidden"]:
+        problems.append(f"model.tiles={model['tiles']}: a matrix of {model['hidden']} rows has no more tiles than that")
     if model["kind"] == "huggingface":
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 

@@ -27,10 +27,13 @@ LEAST_LAUNCHES = 3
 SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
 """What strategies are compared under: cells that agree in these train the same thing and belong side by side."""
 
+NOT_SHAPE = ("name", "kind", "checkpointing", "tiles")
+"""A model's options that change what a step costs and not what it computes."""
+
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     """A row a cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and `shape`,
-    the model's options in words, less whether it recomputes. A failed launch fails the cell.
+    the model's options in words, less those that train the same thing. A failed launch fails the cell.
     """
     kept = latest(runs)
     rows = [_summarize_cell(mine) for _, mine in kept.groupby("cell_id", sort=False)]
@@ -51,7 +54,7 @@ def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
 def _shape(config: dict[str, Any]) -> str:
     """ "layers=5 hidden=128 ...", equal for cells whose models are."""
     options = {**config["model"], **config.get("huggingface", {})}
-    return " ".join(f"{k}={v}" for k, v in options.items() if k not in ("name", "kind", "checkpointing"))
+    return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
 
 
 def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -251,14 +251,15 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
     ]
 
 
-def _schedule(probe: Any, shapes: list[ParameterShape], micro_batches: int) -> Schedule:
+def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) -> Schedule:
     """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
+    more = policies.of_schedule(config)
     if not isinstance(probe, AccountedPass):
-        return Schedule.sequential(shapes, micro_batches)
+        return replace(Schedule.sequential(shapes, config["accumulation"]), **more)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}
     runs = [(name, returns) for name, returns in probe.modules_run if name in units]
     uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
-    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, micro_batches, returns)
+    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, config["accumulation"], returns, **more)
 
 
 def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:
@@ -279,7 +280,7 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         mode=job.mode,
         steps=steps,
         process_memory=probe.memory,
-        schedule=_schedule(probe, shapes, job.config["accumulation"]),
+        schedule=_schedule(probe, shapes, job.config),
         memory=probe.memory_rows(job.rank) if accounted else [],
         tensors=probe.tensor_rows(job.rank) if accounted else [],
         traffic=probe.traffic_rows(job.rank) if accounted else [],

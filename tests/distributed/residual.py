@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
 from tests.distributed.training import engine_of, loss_of
@@ -77,3 +80,54 @@ def train_all(rank: int, n: int, models: list[str], strategies: list[str]) -> di
             if strategy != "ddp":
                 found[model, strategy, "arena"] = train(rank, n, model, strategy, SLABS, arena=True)
     return found
+
+
+class Births(TorchDispatchMode):
+    """Counts what memory is asked for inside, by its size in bytes: storages `made`, and old ones that have `grown`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: Counter[int] = Counter()
+        self.grown: Counter[int] = Counter()
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Births:
+        self._patch = mock.patch.object(torch.UntypedStorage, "resize_", lambda one, size: self._grow(one, size))
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patch.stop()
+
+    def _grow(self, storage: torch.UntypedStorage, size: int) -> Any:
+        self.grown[size] += size > storage.nbytes()
+        return self._resize(storage, size)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format:
+            self.made[out.untyped_storage().nbytes()] += 1
+        return out
+
+
+def made_anew(rank: int, n: int, strategy: str, arena: bool) -> list[int]:
+    """Of each step: how often memory was asked for of the size of full gradients, of their shards, of kept inputs."""
+    model = zoo.build("dropping")
+    apply(model, replace(SLABS, least_bytes=256) if arena else POLICIES["checkpoint"])
+    engine = engine_of(strategy, model, zoo.OPTIMIZERS["adamw"](model.parameters()), arena=arena)
+    layouts = [unit.layout for unit in engine.units]
+    shards, full = {4 * one.shard_numel for one in layouts}, {4 * one.padded_numel for one in layouts}
+    kept = 4 * zoo.tokens(rank, n, 0)[0].numel() * 24
+    found = []
+    for step in range(4):
+        with Births() as births:
+            engine.backward(engine(*zoo.tokens(rank, n, step)))
+            engine.step()
+        found.append(sum(births.made[size] for size in {*full, kept}) + sum(births.grown[size] for size in shards))
+    return found
+
+
+def made_anew_both(rank: int, n: int, strategy: str) -> tuple[list[int], list[int]]:
+    """Without an arena and within one."""
+    return made_anew(rank, n, strategy, False), made_anew(rank, n, strategy, True)

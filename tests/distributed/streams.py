@@ -27,10 +27,25 @@ from torch.utils._pytree import tree_leaves
 Clock = dict[int, int]
 
 
+class Event(dict[int, int]):
+    """What has happened in a stream so far. The host's own operators are counted in the stream that computes."""
+
+    def __init__(self, cuda: ModelledCuda, clock: Clock) -> None:
+        super().__init__(clock)
+        self._cuda = cuda
+
+    def wait(self) -> None:
+        self._cuda.current_stream().wait_event(self)
+
+    def synchronize(self) -> None:
+        self._cuda.streams[0].wait_event(self)
+
+
 class Stream:
     """A stream as torch.cuda's, but that its clock is all it has."""
 
     def __init__(self, cuda: ModelledCuda) -> None:
+        self._cuda = cuda
         self.number = len(cuda.streams)
         self.clock: Clock = {}
         cuda.streams.append(self)
@@ -38,12 +53,12 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         self.wait_event(other.record_event())
 
-    def wait_event(self, event: Clock) -> None:
+    def wait_event(self, event: Event) -> None:
         for number, count in event.items():
             self.clock[number] = max(self.clock.get(number, 0), count)
 
-    def record_event(self) -> Clock:
-        return dict(self.clock)
+    def record_event(self) -> Event:
+        return Event(self._cuda, self.clock)
 
     def tick(self) -> int:
         self.clock[self.number] = self.clock.get(self.number, 0) + 1

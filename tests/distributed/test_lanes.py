@@ -15,10 +15,18 @@ import torch.distributed as dist
 from tests import zoo
 from tests.distributed.streams import ModelledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
-from zerobench.zero import backends, initialize, lanes, simulated
+from zerobench.zero import Zeropp, backends, initialize, lanes, simulated
 from zerobench.zero.backends import FAKE
 
 STEPS = 3
+
+IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
+    ("zero1", {"node_size": 2, "overlap_gather": True}),
+    ("zero2", {"shard_group": 2}),
+    ("zero3", {"shard_group": 2, "prefetch": 2}),
+    ("zero3", {"node_size": 2}),
+    ("zero3", {"node_size": 2, "zeropp": Zeropp(True, True, True), "prefetch": 2}),
+]
 
 
 @pytest.fixture(params=[2, 4])
@@ -37,7 +45,7 @@ def races_of(cuda: ModelledCuda, strategy: str, options: dict[str, Any], model: 
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
     with RaceDetector(cuda) as detector:
         engine = initialize(module, optimizer, strategy, bucket_bytes=4096, **options)
-        assert isinstance(engine.comm, simulated.SimulatedNccl)
+        assert engine.comm.in_lanes
         with (mistake or nullcontext)():
             for step in range(STEPS):
                 for micro in range(2):
@@ -48,12 +56,19 @@ def races_of(cuda: ModelledCuda, strategy: str, options: dict[str, Any], model: 
                     engine(*zoo.tokens(1, 2, 50))
             engine.settle()
         lanes_used = [stream for stream in cuda.streams[1:] if stream.clock.get(stream.number)]
-        assert len(lanes_used) == 2
+        assert len(lanes_used) >= 2
+        if not options.keys() & {"node_size", "shard_group", "zeropp"}:
+            assert len(lanes_used) == 2
     return detector.races
 
 
 @pytest.mark.parametrize(("strategy", "options"), RUNS)
 def test_no_race(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
+    assert races_of(cuda, strategy, options) == []
+
+
+@pytest.mark.parametrize(("strategy", "options"), IN_GROUPS)
+def test_no_race_in_groups(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
 
 

@@ -18,3 +18,12 @@ def test_every_policy_trains_the_same_to_the_bit(n: int) -> None:
             assert losses == plain_losses, (model, strategy, way)
             different = [key for key in state if not torch.equal(state[key], plain_state[key])]
             assert not different, (model, strategy, way, different)
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_in_an_arena_nothing_is_allocated_from_the_second_step_on(strategy: str) -> None:
+    """Neither full gradients nor their shards nor the inputs that blocks keep."""
+    for without, within in run_ranks(2, residual.made_anew_both, strategy):
+        assert all(count >= 4 for count in without)
+        assert within[0] >= 4
+        assert within[1:] == [0, 0, 0]

@@ -11,7 +11,7 @@ import torch
 
 from tests.cells import cell
 from zerobench import cell as cells
-from zerobench import tables
+from zerobench import systems, tables
 from zerobench.launch import launch
 from zerobench.training import Bf16
 from zerobench.worker import RankJob, run_rank
@@ -42,6 +42,8 @@ def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
         ("zero1", 3, {"accumulation": 2}),
         ("zero2", 4, {"precision": Bf16()}),
         ("zero3", 4, {}),
+        ("zero2", 4, {"shard_group": 2, "node_size": 2}),
+        ("zero3", 4, {"zeropp": systems.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
     ],
 )
 def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(

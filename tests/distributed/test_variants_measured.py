@@ -55,7 +55,7 @@ def measured(ranks: int, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
             predict_volume(config["strategy"], schedule, ranks),
             sum(shape.numel for shape in schedule.shapes if shape.trainable),
             [m for record in records for m in record.memory],
-            max(sent),
+            round(max(sent), 6),  # a mean over the ranks of thirds and the like
         )
     return found
 

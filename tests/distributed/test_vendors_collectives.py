@@ -15,7 +15,7 @@ import torch
 from tests.distributed.streams import ModelledCuda
 from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
-from zerobench.zero import backends
+from zerobench.zero import Zeropp, backends
 from zerobench.zero.stamp import Stamp
 
 KINDS: dict[str, Callable[..., Any]] = {
@@ -30,15 +30,24 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def trained(rank: int, n: int, kind: str | None) -> list[list[torch.Tensor]]:
+IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
+    ("zero2", {"node_size": 2}),
+    ("zero3", {"shard_group": 2}),
+    ("zero3", {"node_size": 2, "zeropp": Zeropp(True, True, True)}),
+]
+
+
+def trained(
+    rank: int, n: int, kind: str | None, runs: list[tuple[str, dict[str, Any]]] = RUNS
+) -> list[list[torch.Tensor]]:
     """Losses and weights of every run; with a kind, stamps were seen to be checked."""
     found = []
     patched = {} if kind is None else {("gloo", "cpu"): KINDS[kind]}
     with mock.patch.dict(backends._KINDS, patched):
-        for strategy, options in RUNS:
+        for strategy, options in runs:
             torch.manual_seed(0)
             engine = engine_for(strategy, options)
-            if kind is not None:
+            if kind is not None and runs is RUNS:
                 assert isinstance(engine.comm, backends.StagedComm)
             found.append(train(engine, rank, n))
             engine.comm.check_stamps()
@@ -66,6 +75,15 @@ def test_they_train_as_slices_sent_pairwise_do(n: int) -> None:
             for run, one, other in zip(RUNS, mine, theirs, strict=True):
                 for got, want in zip(one, other, strict=True):
                     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run} rank {rank}")
+
+
+def test_groups_and_codes_through_them() -> None:
+    expected = run_ranks(4, trained, None, IN_GROUPS)
+    for kind in KINDS:
+        for mine, theirs in zip(run_ranks(4, trained, kind, IN_GROUPS), expected, strict=True):
+            for run, one, other in zip(IN_GROUPS, mine, theirs, strict=True):
+                for got, want in zip(one, other, strict=True):
+                    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, msg=f"{kind} {run}")
 
 
 def test_ranks_that_differ_hear_of_it() -> None:

@@ -12,8 +12,8 @@ from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
-from zerobench.zero import Zeropp, initialize
-from zerobench.zero.codec import LEVELS
+from zerobench.zero import Zeropp, coding_error, initialize
+from zerobench.zero.codec import LEVELS, Codec
 from zerobench.zero.stamp import STAMP_NUMEL, Stamp
 from zerobench.zero.zeropp import connect_zeropp
 
@@ -90,7 +90,25 @@ def weights_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
     assert double.view(n, -1)[comm.rank, 0].item() == rank / 3
 
 
+def the_same_bits_in_one_process(rank: int, n: int, node_size: int | None) -> None:
+    """What the error ledger works out alone is what ranks exchange."""
+    comm = connect_zeropp(None, CPU, node_size, None, ALL)
+    owners: list[Any] = [None] * n
+    dist.all_gather_object(owners, comm.rank)
+    for dtype in (torch.float32, torch.bfloat16):
+        brought = torch.stack([random_full(r, n, dtype, 16 * 33) for r in range(n)])
+        full, own = brought[rank].clone(), slice(comm.rank * 16 * 33, (comm.rank + 1) * 16 * 33)
+        comm.reduce_scatter(full).wait()
+        assert torch.equal(full[own], coding_error.exchanged(brought, node_size or n, Codec(4, 64))[own]), dtype
+        slices = brought[0].clone()
+        comm.all_gather(slices).wait()
+        assert torch.equal(slices, coding_error.gathered(brought[0], n, Codec(8, 64)))
+
+
 def test_every_element_is_within_the_bound() -> None:
+    run_ranks(4, the_same_bits_in_one_process, 2)
+    run_ranks(2, the_same_bits_in_one_process, 1)
+    run_ranks(3, the_same_bits_in_one_process, None)
     run_ranks(4, gradients_within_the_bound, 2)
     run_ranks(3, gradients_within_the_bound, None)
 

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import Model
+from zerobench.config import Gpt, Model
 from zerobench.launch import launch
 from zerobench.models import schema_of
+from zerobench.systems import CheckpointActivations, FusedBuffers
 from zerobench.training import AdamW, Bf16, Fp16, Fp32, Rprop
 from zerobench.worker import RankJob, RankRecord, run_rank
 
@@ -45,6 +46,8 @@ def half_frozen(vocabulary: int = 256) -> nn.Module:
 
 zerobench.register_model("half_frozen", half_frozen)
 MODELS["half_frozen"] = schema_of("half_frozen", half_frozen, Model)()
+
+MODELS["tiled"] = Gpt(layers=3, hidden=48, heads=4, tiles=3)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,17 @@ VARIANTS: dict[str, Variant] = {
     "zero2 vendor": _of("zero2", None, 3, strategy={"mode": "vendor", "overlap_gather": True}),
     "zero3 vendor": _of("zero3", strategy={"mode": "vendor", "persistence_numel": 600}),
     "zero3 paper": _of("zero3", strategy={"mode": "paper", "prefetch": 2}),
+    # tiles: units inside of units
+    "zero3 tiled": _of("zero3", model="tiled", strategy={"prefetch": 2}),
+    "zero3 tiled, recomputed": _of("zero3", model="tiled", precision=Bf16(), activation=CheckpointActivations()),
+    "zero3 tiled, paper": _of("zero3", model="tiled", accumulation=2, strategy={"mode": "paper", "prefetch": 0}),
+    # fused buffers, and an arena
+    "zero2 fused": _of("zero2", None, 2, precision=Bf16(wire_dtype="fp32"), buffers=FusedBuffers()),
+    "zero3 fused": _of("zero3", precision=Bf16(), buffers=FusedBuffers()),
+    "zero1 arena": _of("zero1", None, 2, precision=WIDE, arena=True),
+    "zero2 arena": _of("zero2", None, 3, accumulation=2, precision=Bf16(), arena=True),
+    "zero2 arena, last": _of("zero2", None, 2, accumulation=2, precision=WIDE, strategy=LATE, arena=True),
+    "zero3 arena": _of("zero3", arena=True, activation=CheckpointActivations()),
     # optimizers that are not fused go in tiles
     "zero2 rprop": _of("zero2", lambda n: 2 + 14 / n, 2, precision=SMALL_TILE, optimizer=Rprop()),
     "zero1 foreach": _of("zero1", lambda n: 8 + 8 / n, 2, optimizer=AdamW(implementation="foreach")),

@@ -219,4 +219,4 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
-    assert scripts == {*FIGURES, "all", "common", "style", "readme", "calibration", "disk", "compare"}
+    assert scripts == {*FIGURES, "all", "common", "style", "bars", "readme", "calibration", "disk", "compare"}

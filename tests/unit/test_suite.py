@@ -22,7 +22,8 @@ from zerobench.config import Measure
 from zerobench.suite import SECTIONS, bus, card, collectives, parity, run
 from zerobench.suite.record import Record
 from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
-from zerobench.theory.activations import GptShape, activation_bytes
+from zerobench.systems import CheckpointOffloadActivations, OffloadActivations
+from zerobench.theory.activations import GptShape, activation_bytes, host_bytes
 from zerobench.training import Bf16, Fp32
 from zerobench.verbs import gpu_suite as verb
 from zerobench.verbs.gpu_suite import MINUTES, RESERVE_S, _failures, gpu_suite
@@ -108,15 +109,36 @@ def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: 
 SHAPES = {
     "kept": schemas.Gpt(layers=6, hidden=96, heads=4, vocabulary=500),
     "layers": schemas.Gpt(layers=6, hidden=96, heads=4, checkpointing=True),
+    "offloaded": schemas.Gpt(layers=5, hidden=96, heads=4),
+    "large logits": schemas.Gpt(layers=4, hidden=96, heads=4, vocabulary=5000),
     "logits": schemas.Gpt(layers=3, hidden=96, heads=4, vocabulary=5000, checkpointing=True),
 }
 
 
-@pytest.mark.parametrize(("name", "precision"), [("kept", Bf16()), ("layers", Fp32()), ("logits", Fp32())])
-def test_activations_are_as_the_formula_says(name: str, precision: Any, tmp_path: Path, monkeypatch) -> None:
-    """Of a rank of 64 under zero3, whose states are small: what is not states at the peak, within 4 %."""
+OFFLOAD, BOTH = OffloadActivations(), CheckpointOffloadActivations()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "more"),
+    [
+        ("kept", Bf16(), {}),
+        ("layers", Fp32(), {}),
+        ("logits", Fp32(), {}),
+        ("offloaded", Fp32(), {"activation": OFFLOAD}),
+        ("offloaded", Bf16(), {"activation": BOTH}),
+        ("large logits", Fp32(), {"activation": OFFLOAD}),
+        ("large logits", Fp32(), {"activation": BOTH}),
+    ],
+)
+def test_activations_are_as_the_formula_says(
+    name: str, precision: Any, more: dict[str, Any], tmp_path: Path, monkeypatch
+) -> None:
+    """Of a rank of 64 under zero3, whose states are small: what is not states at the peak, within 4 %.
+
+    In host memory to the byte.
+    """
     monkeypatch.setitem(MODELS, name, SHAPES[name])
-    how: dict[str, Any] = {"precision": precision, "measure": Measure(1, 2, passes="accounted")}
+    how: dict[str, Any] = {"precision": precision, "measure": Measure(1, 2, passes="accounted"), **more}
     one = cell("zero3", 64, name, backend="simulated", sequence=128, results_dir=str(tmp_path), **how)
     row = run_cell(one, lambda _: None)
     assert row.status == "ok", row.reason
@@ -125,10 +147,11 @@ def test_activations_are_as_the_formula_says(name: str, precision: Any, tmp_path
     model = one.config["model"]
     shape = GptShape(
         model["layers"], model["hidden"], model["heads"], model["vocabulary"], 128, one.config["micro_batch"],
-        4 if precision.name == "fp32" else 2, model["checkpointing"],
+        4 if precision.name == "fp32" else 2, model["checkpointing"], "activation" in more,
     )  # fmt: skip
     measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
     assert activation_bytes(shape) == pytest.approx(measured, rel=0.04)
+    assert host_bytes(shape) == row.host_peak_bytes
 
 
 def test_names_lose_the_words_that_all_of_them_have() -> None:

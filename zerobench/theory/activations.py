@@ -9,6 +9,9 @@ With s tokens, b sequences, h hidden, a heads, L layers, V vocabulary, and e byt
 
     recomputed                    e sbh a layer; and while backward is in a layer that one as above, with the gradients
                                   inside its MLP, 4 e sbh                                          section 5
+    in host memory                what is offloaded, of all layers but the last: storages of `least_bytes` and more,
+                                  16 e sbh a layer; recomputed e sbh
+    offloaded, on the device      the last layer and, while backward is in it, the one before; 5 e sbh of gradients
     where backward begins         2 e sbh for the last norm and the head, and 12 sbV: the logits' logarithms in fp32 and
                                   two gradients of them at once (section 4.3 counts the first)
 """
@@ -20,7 +23,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GptShape:
-    """A GPT and its batch. `micro_batch`: sequences on a rank in one forward; `element_bytes`: of the model's dtype."""
+    """A GPT and its batch. `micro_batch`: sequences on a rank in one forward; `element_bytes`: of the model's dtype.
+    `offload`: what layers keep waits in host memory, storages of `least_bytes` and more.
+    """
 
     layers: int
     hidden: int
@@ -30,6 +35,8 @@ class GptShape:
     micro_batch: int
     element_bytes: int
     checkpointing: bool
+    offload: bool = False
+    least_bytes: int = 64 * 1024
 
     @property
     def tokens(self) -> int:
@@ -39,15 +46,38 @@ class GptShape:
 
 def layer_bytes(shape: GptShape) -> int:
     """What forward keeps of one layer for the backward."""
-    return shape.tokens * (16 * shape.element_bytes * shape.hidden + 4 * shape.heads)
+    return sum(_storages(shape))
+
+
+def _storages(shape: GptShape) -> list[int]:
+    """One by one: two inputs and outputs of norms, what attention makes and its three inputs in one, the logarithms of
+    its sums, and before and after the activation function.
+    """
+    stream = shape.element_bytes * shape.tokens * shape.hidden
+    return [*[stream] * 5, 3 * stream, 4 * shape.heads * shape.tokens, 4 * stream, 4 * stream]
+
+
+def _moved_bytes(shape: GptShape) -> int:
+    """What of a layer goes to host memory."""
+    kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
+    return sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
+
+
+def host_bytes(shape: GptShape) -> int:
+    """The most that is alive of activations in host memory: when forward is over."""
+    return (shape.layers - 1) * _moved_bytes(shape)
 
 
 def activation_bytes(shape: GptShape) -> int:
-    """The most that is alive of activations and of their gradients: where backward begins, or while it is in a layer
-    that is recomputed.
+    """The most that is alive on the device of activations and of their gradients: where backward begins, or while it
+    is in a layer that is recomputed, or in the last one while the one before comes back.
     """
-    stream = shape.element_bytes * shape.tokens * shape.hidden
+    stream, layer, moved = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape), _moved_bytes(shape)
     at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary
-    if not shape.checkpointing:
-        return shape.layers * layer_bytes(shape) + at_the_end
-    return shape.layers * stream + max(at_the_end, layer_bytes(shape) + 4 * stream)
+    coming = moved * (shape.layers > 1)
+    if shape.checkpointing:
+        inputs = shape.layers * (stream - moved)
+        return inputs + moved + max(at_the_end, layer + 4 * stream + coming)
+    if not shape.offload:
+        return shape.layers * layer + at_the_end
+    return shape.layers * (layer - moved) + moved + max(at_the_end, coming + 5 * stream)

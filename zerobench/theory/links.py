@@ -35,7 +35,7 @@ def predict_links(
     strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape, norms: int = 0,
 ) -> Links:  # fmt: skip
-    """`strategy`: a resolved section. `norms`: how often a step takes the norm of all gradients."""
+    """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow)."""
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if tiers.place is not None and strategy["name"] == "zero3":
         flow.of_units()

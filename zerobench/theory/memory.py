@@ -20,7 +20,7 @@ from typing import Any
 from .buckets import replay_buckets
 from .ddp import replay_ddp
 from .groups import GroupShape
-from .replay import Replay, bytes_of, gradient_bytes, is_half, master_bytes
+from .replay import InSlots, Replay, bytes_of, gradient_bytes, is_half, master_bytes
 from .shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
 from .tiers import NOWHERE, TierShape
 from .units import replay_units
@@ -54,13 +54,15 @@ def predict_states(
     precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
 ) -> Prediction:  # fmt: skip
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
-    replay, groups = Replay(host=Replay() if tiers.place else None), groups or GroupShape(world_size)
+    groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
+    replay = InSlots(host=host) if schedule.arena else Replay(host=host)
     more = {"tiers": tiers} if tiers.place else {}
-    _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision, **more)
+    for _ in range(2 if schedule.arena else 1):  # its slots are all there once a step has been
+        replay.files = 0
+        _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision, **more)
     floor = _floor(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision)
     floor = max(0, floor - _away(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision, tiers))
-    host = replay.host.most if replay.host is not None else 0
-    return Prediction(replay.most, floor, replay.highest, host, replay.files)
+    return Prediction(replay.most, floor, replay.highest, host.most if host is not None else 0, replay.files)
 
 
 _SHARED: dict[str, tuple[bool, bool, bool]] = {

@@ -36,6 +36,43 @@ class Replay:
         self.totals[category] -= self.live.pop((category, name), 0)
 
 
+@dataclass
+class InSlots(Replay):
+    """With an arena: full gradients take a free slot of their size, or a new one, and leave it there; what a slot is
+    counted under is what was in it last. Shards keep theirs.
+    """
+
+    free: dict[int, list[int]] = field(default_factory=dict)
+    """Numbers of slots by size, the last one left is taken first."""
+    taken: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
+    """(category, name) -> size and number."""
+    under: dict[int, str] = field(default_factory=dict)
+    """Number -> category."""
+
+    def hold(self, category: str, name: Any, size: int) -> None:
+        if not self._comes_and_goes(name):
+            return super().hold(category, name, size)
+        if (category, name) in self.taken:
+            return None
+        free = self.free.setdefault(size, [])
+        number = free.pop() if free else len(self.under)
+        super().drop(self.under.get(number, category), ("slot", number))
+        self.taken[category, name], self.under[number] = (size, number), category
+        return super().hold(category, ("slot", number), size)
+
+    def drop(self, category: str, name: Any) -> None:
+        if self._comes_and_goes(name):
+            size, number = self.taken.pop((category, name), (0, -1))
+            if size:
+                self.free[size].append(number)
+        else:
+            super().drop(category, name)
+
+    @staticmethod
+    def _comes_and_goes(name: Any) -> bool:
+        return isinstance(name, tuple) and name[0] in ("full", "wire")
+
+
 def bytes_of(shape: ParameterShape) -> int:
     """Bytes of the whole parameter."""
     return shape.numel * shape.element_bytes

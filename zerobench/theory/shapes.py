@@ -61,7 +61,8 @@ class Schedule:
     handed the gradient of each use of a tied parameter apart, so that it comes more than once.
     `uses`: stage 3 units in the order in which forward runs them, repeats included, the root not. `returns`: of each
     use, whether backward comes to it: not where nothing up to there is trained. All in one micro-batch, of which a step
-    has `micro_batches`.
+    has `micro_batches`. `recomputes`: backward runs a unit's forward again when it comes to it. `arena`: gradients that
+    come and go have memory that stays.
     """
 
     shapes: tuple[ParameterShape, ...]
@@ -69,6 +70,8 @@ class Schedule:
     uses: tuple[str, ...]
     micro_batches: int = 1
     returns: tuple[bool, ...] = ()
+    recomputes: bool = False
+    arena: bool = False
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:

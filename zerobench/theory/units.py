@@ -154,6 +154,8 @@ class _Units:
                 self._reshard([passed])
                 self._send(passed)
         self._unshard(self.uses[place].parts)
+        if self.schedule.recomputes:  # with all that runs inside of it
+            self._unshard(self.row[self.starts[place] : end])
         self._prefetch(end - len(self.uses[place].parts))
 
     def _prefetch(self, end: int) -> None:

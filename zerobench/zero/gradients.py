@@ -19,7 +19,7 @@ from torch import nn
 from . import labels
 from .layout import Piece
 from .leaves import TiedPlace, tied_places
-from .unit import Unit
+from .unit import Departing, Unit
 
 if TYPE_CHECKING:
     from .strategy import Strategy
@@ -39,6 +39,7 @@ class GradientFlow:
     def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._in_flight: deque[Unit] = deque()
+        self._departing: deque[Departing] = deque()
         self.in_backward = False
         self.synchronising = True
         self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
@@ -125,6 +126,11 @@ class GradientFlow:
         """No reduction is in flight afterwards."""
         while self._in_flight:
             self._land()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._departing:
+            self._departing.popleft().let_go()
 
     def _land(self) -> None:
         unit = self._in_flight.popleft()
@@ -133,7 +139,11 @@ class GradientFlow:
         unit.reduction = None
         self._engine.close_gradients(unit, unit.reduced_slice())
         unit.mean = None
-        unit.drop_wire()
+        if unit.departure is None:
+            unit.drop_wire()
+        else:  # who computes need not wait for the copy: the next one's landing does
+            self._let_go()
+            self._departing.append(unit.take_departing())
         unit.filled.clear()
         unit.reduced = True
 

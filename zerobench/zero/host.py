@@ -75,15 +75,19 @@ def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: 
     return labels.label(made, category, name, tier=labels.HOST)
 
 
+STREAMS: dict[str, Any] = {"cuda": torch.cuda}
+"""Device -> what has streams for it."""
+
+
 class Bus:
     """Copies between a device and host memory. On CUDA each direction has a stream of its own: a copy is launched
     behind all that the current stream has been given, and waited for by whoever needs it.
     """
 
-    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
-        self._cuda = cuda if device.type == "cuda" else None
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = STREAMS.get(device.type)
         if self._cuda is not None:
-            self._down, self._up = cuda.Stream(), cuda.Stream()
+            self._down, self._up = self._cuda.Stream(), self._cuda.Stream()
 
     def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
         """place := source, of one dtype; returns the event of its end, None where it has ended."""

@@ -23,8 +23,9 @@ import torch
 from torch import optim
 
 from . import labels
+from .file_runs import FileRun, Together
 from .host import Bus, NoUpload, Offload, Upload
-from .kept import Kept, Shelf
+from .kept import LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
 if TYPE_CHECKING:
@@ -63,10 +64,6 @@ class NvmeOffload(Offload):
         return FilePlaces(self, device)
 
 
-LEAST_BUFFERS = 8
-"""A cut's master, gradients, rounded parameters and up to 5 states at once."""
-
-
 class FileGradients(Away):
     """(leaving,) gradients in the file; read into the pool for an update, or for a norm."""
 
@@ -85,103 +82,6 @@ class FileGradients(Away):
         """A read waits for the writes before it."""
 
 
-class FileRun(Run):
-    """A cut: elements [start, stop) of a unit's shard, number `cut` of it, whose master and states are in the file."""
-
-    tier = labels.HOST
-    rounds_late = False
-
-    def __init__(self, unit: Unit, start: int, stop: int, cut: int, places: FilePlaces, master: Kept) -> None:
-        super().__init__(unit, start, stop)
-        self.cut = cut
-        self._places = places
-        self.kept: dict[str, Kept] = {MASTER: master}
-        self.master = places.absent(stop - start, unit.dtypes.master)
-
-    @property
-    def group(self) -> object:
-        return self
-
-    def make_master(self) -> None:
-        master = self.kept[MASTER].open(self.cut)
-        self._places.read(self.unit, self.start, master)
-        self.kept[MASTER].write_back(self.cut)
-
-    def round_master(self) -> None:
-        if self._places.is_in_memory:
-            self._places.give_back(self, self.master)
-            return
-        self.kept[MASTER].load(self.cut)
-        self._places.give_back(self, self.kept[MASTER].present(self.cut))
-        self.kept[MASTER].drop(self.cut)
-
-    @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
-        places = self._places
-        places.bring(self)
-        self._fill(tile)
-        with labels.on_tier(labels.HOST):
-            yield
-        master = self.kept[MASTER].present(self.cut)
-        places.give_back(self, master)
-        self._empty(tile)
-        for kept in self.kept.values():
-            kept.write_back(self.cut)
-        places.forget_gradients(self)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._places.reading_gradients(self):
-            yield
-
-    def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
-        """Masters and states lie in memory of their own, until `put_in`."""
-        copies = {key: kept.copy(self.cut) for key, kept in self.kept.items()}
-        self.master = copies[MASTER]
-        for share in segments:
-            at, numel = share.segment.offset - self.start, share.segment.numel
-            share.tensor.data = self.master.narrow(0, at, numel)
-            state = self._places.optimizer.state.get(share.tensor, {})
-            state |= {key: copies[key].narrow(0, at, numel) for key in state.keys() & copies.keys()}
-
-    def put_in(self, segments: Sequence[OptimizerSegment], write_back: bool) -> None:
-        """They lie in the file again; with `write_back` as they are now."""
-        if write_back:
-            self.kept[MASTER].write(self.cut, self.master)
-        self._empty(segments, keep=write_back)
-        for key in self.kept.keys() - {MASTER}:
-            if self.kept[key].is_present(self.cut):
-                self.kept[key].write_back(self.cut)
-        self.master = self._places.absent(self.stop - self.start, self.unit.dtypes.master)
-
-    def _fill(self, tile: Sequence[OptimizerSegment]) -> None:
-        """The optimizer's tensors are those in the pool."""
-        for share in tile:
-            at, numel = share.segment.offset - self.start, share.segment.numel
-            share.tensor.data = self.kept[MASTER].present(self.cut).narrow(0, at, numel)
-            state = self._places.optimizer.state.get(share.tensor, {})
-            for key in state.keys() & self.kept.keys():
-                state[key] = self.kept[key].present(self.cut).narrow(0, at, numel)
-
-    def _empty(self, tile: Sequence[OptimizerSegment], keep: bool = True) -> None:
-        """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
-        for share in tile:
-            at, numel = share.segment.offset - self.start, share.segment.numel
-            state = self._places.optimizer.state.get(share.tensor, {})
-            for key, value in state.items():
-                if not isinstance(value, torch.Tensor) or value.shape != share.tensor.shape:
-                    continue
-                if keep:
-                    place = self._places.state_of(self, key, value.dtype).narrow(0, at, numel)
-                    if place.data_ptr() != value.data_ptr():
-                        place.copy_(value)
-                state[key] = self._places.absent(numel, value.dtype)
-            share.tensor.data = self._places.absent(numel, share.tensor.dtype)
-
-
-MASTER = "master"
-
-
 class FilePlaces(Places):
     """See NvmeOffload."""
 
@@ -192,7 +92,8 @@ class FilePlaces(Places):
         self._policy, self._device = policy, device
         self.shelf = Shelf(policy, pinned=device.type == "cuda")
         self.keeps_parameters = not policy.parameters
-        self._upload = NoUpload() if policy.parameters else Upload(device, Bus(device))
+        self._bus = Bus(device)
+        self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
         self._parameters: dict[Unit, Kept] = {}
         self._states: dict[tuple[Unit, str], Kept] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
@@ -272,6 +173,7 @@ class FilePlaces(Places):
 
     def settle(self) -> None:
         """The update is over: all is written, or what went wrong is raised here."""
+        self._bus.join()
         self.shelf.end_step()
 
     # -- what a cut asks -------------------------------------------------------------------------------------
@@ -329,22 +231,3 @@ class FilePlaces(Places):
         away = run.unit.away
         if isinstance(away, FileGradients):
             away.kept.drop(run.cut)
-
-
-class Together:
-    """What is read of one cut at once."""
-
-    def __init__(self, kept: list[Kept]) -> None:
-        self._kept = kept
-
-    def load_all(self, cut: int) -> None:
-        """All of it is in the pool."""
-        for one in self._kept:
-            one.launch(cut)
-        for one in self._kept:
-            one.load(cut)
-
-    def load_ahead(self, cut: int) -> None:
-        """Its reading begins, as far as the pool has room."""
-        for one in self._kept:
-            one.launch_if_free(cut)

@@ -23,7 +23,7 @@ With one rank a shard is the whole: the full tensors are the shards.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,20 @@ from .precision import Dtypes
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
+
+
+class Departing(NamedTuple):
+    """`wire`, of `heap`, of which a part leaves the device; `end`: the event at the end of that copy."""
+
+    end: Any
+    wire: torch.Tensor | None
+    heap: Heap
+
+    def let_go(self) -> None:
+        """Its memory goes back in the order of who computes, which is now behind the copy."""
+        self.end.wait()
+        if self.wire is not None:
+            self.heap.give_back(self.wire)
 
 
 class Unit:
@@ -201,10 +215,14 @@ class Unit:
         """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
         wire, self.wire_gradients = self.wire_gradients, None
         if wire is not None and wire is not self.full_gradients:
-            if self.departure is not None:  # in the order of who computes, which is behind the copy that leaves
-                self.departure.wait()
             self.heap.give_back(wire)
-        self.departure = None
+
+    def take_departing(self) -> Departing:
+        """What travelled and is still being copied from, to be let go of when that has ended."""
+        wire = None if self.wire_gradients is self.full_gradients else self.wire_gradients
+        departing = Departing(self.departure, wire, self.heap)
+        self.departure = self.wire_gradients = None
+        return departing
 
     def forget_gradients(self) -> None:
         """Back to: no gradients."""

@@ -1,0 +1,106 @@
+"""ZeRO++ beside plain zero3: what a node sends to others in a step, and what of the loss it costs.
+
+    python analysis/zeropp.py [RUNS ...] --out DIR
+
+Left: bytes a parameter that a node sends to other nodes, by what they are for, of the accounted pass; the black mark
+is the formula's. Right: each cell's loss less that of the first, by step, as a mean over the ranks and a running mean
+over 10 steps. A cell that failed, or that nobody ran, is drawn as such.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, bars, comparisons, rows_of, script, sheet, title
+from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, patches, rule, stack
+from zerobench.tables import Results
+
+CAPTION = "What crosses from node to node under ZeRO++, and what it costs."
+
+PARTS: Fills = {
+    "gathers, forward": (GREEN, "\\\\"),
+    "gathers, backward": (SKY, ".."),
+    "reductions": (ORANGE, "//"),
+    "other": (BLUE, ""),
+}
+COLOURS = ("#000000", BLUE, GREEN, ORANGE, VERMILION)
+RUNNING = 10
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """Two panels a setting: bytes, differences of losses."""
+    settings = comparisons(results)
+    widest = max(len(cells) for cells in settings)
+    figure, places = sheet(settings, panels, (max(4.2, 0.8 * widest), 3.2), CAPTION, across=2)
+    for (left, right), whole in places:
+        cells = whole.assign(label=in_short(list(whole["label"])))
+        bars(left, cells, partial(_draw_bytes, results))
+        left.set_ylabel("sent by a node to others in a step\n(bytes a parameter)")
+        left.set_ylim(0, max(1.0, left.get_ylim()[1]) * 1.08)
+        left.set_title(title(cells, settings), loc="left")
+        _draw_losses(right, results, cells)
+    figure.legend(handles=[*patches(PARTS), rule("predicted", lw=1.8)], loc="outside lower center", ncols=5)
+    return figure
+
+
+def _draw_bytes(results: Results, axes: Axes, place: int, cell: Any) -> None:
+    node_size = json.loads(cell.config).get("node_size") or cell.world_size
+    each = node_size / cell.psi
+    height = stack(axes, place, {name: each * size for name, size in _parts(results, cell).items()}, PARTS, 0.6)
+    axes.annotate(f"{height:.2f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    if pd.notna(cell.predicted_between_nodes_bytes):
+        axes.hlines(each * cell.predicted_between_nodes_bytes, place - 0.38, place + 0.38, color="black", lw=1.8)
+
+
+def _parts(results: Results, cell: Any) -> dict[str, float]:
+    """Bytes that a rank sends to other nodes in a step, in the mean over the ranks, by what they are for."""
+    traffic = rows_of(results, "traffic", cell)
+    traffic = traffic[~traffic["control"].astype(bool)]
+    if traffic.empty:
+        return {}
+    named = {
+        "gathers, forward": (traffic["kind"] == "all_gather") & (traffic["phase"] != "backward"),
+        "gathers, backward": (traffic["kind"] == "all_gather") & (traffic["phase"] == "backward"),
+        "reductions": traffic["kind"] == "reduce_scatter",
+    }
+    steps = traffic["run_id"].nunique() * traffic["rank"].nunique() * traffic["step"].nunique()
+    sizes = {name: traffic[which]["between_bytes"].sum() / steps for name, which in named.items()}
+    return sizes | {"other": traffic["between_bytes"].sum() / steps - sum(sizes.values())}
+
+
+def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
+    found = {cell.label: _losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+    first = next(iter(found), None)
+    for number, (label, curve) in enumerate(found.items()):
+        off = (curve - found[first]).rolling(RUNNING, min_periods=1).mean()
+        axes.plot(off.index.astype(int), off, color=COLOURS[number % len(COLOURS)], lw=1.2, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"loss less that of {first}\n(nats a token)" if first else "loss")
+    if found:
+        axes.legend(fontsize=7)
+
+
+def _losses(results: Results, cell: Any) -> pd.Series:
+    """Mean over the ranks by step, of one pass of the newest launch."""
+    steps = rows_of(results, "steps", cell)
+    steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "accounted")]
+    return steps.pivot(index="step", columns="rank", values="loss").mean(axis=1, skipna=False).astype("float64")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("zeropp", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The proof at the interface: bytes that cross from a node to the other, nodes being network namespaces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.wire_nodes import CASES, NODE_SIZE, NODES, SETTING, cell_of
+from zerobench.estimate import training_shapes
+from zerobench.grouping import shape_of
+from zerobench.theory.groups import Moved
+from zerobench.theory.shapes import Schedule
+from zerobench.theory.traffic import predict_traffic
+from zerobench.worker import build_model, shapes_of
+
+
+def two_nodes_work() -> bool:
+    try:
+        return subprocess.run(["unshare", "-n", "bash", "-c", SETTING], capture_output=True, timeout=20).returncode == 0
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False
+
+
+def sent_in_a_step(case: str, folder: Path) -> float:
+    """Bytes that node 0 puts on the wire in one of 10 further steps."""
+
+    def sent(steps: int) -> int:
+        command = f"{sys.executable} -m tests.distributed.wire_nodes {case} %d {steps} {folder}"
+        script = (
+            f"{SETTING}\nGLOO_SOCKET_IFNAME=node1 $there {command % 1} >/dev/null &\nsecond=$!\n"
+            f"GLOO_SOCKET_IFNAME=node0 {command % 0}\nwait $second\n"
+        )
+        done = subprocess.run(["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    return (sent(14) - sent(4)) / 10
+
+
+def predicted(case: str) -> tuple[Moved, int]:
+    """What a rank moves in a step, and the number of parameters."""
+    config = cell_of(case).config
+    schedule = Schedule.sequential(shapes_of(build_model(config)))
+    groups, shapes = shape_of(config), training_shapes(config)
+    moved = predict_traffic(config["strategy"], schedule, NODES * NODE_SIZE, groups, shapes[1])
+    return moved, sum(shape.numel for shape in schedule.shapes)
+
+
+@pytest.mark.skipif(not two_nodes_work(), reason="needs the right to make network namespaces and a veth pair")
+@pytest.mark.parametrize("case", ["plain", "all"])
+def test_what_crosses_from_node_to_node(tmp_path: Path, case: str) -> None:
+    """6 bytes a parameter, and 1.5 plus scales, (Z-1)/Z of it; segments bring headers, and receipts go back."""
+    moved, psi = predicted(case)
+    assert moved.between * NODE_SIZE / psi == pytest.approx({"plain": 3, "all": 0.78}[case], rel=0.02)
+    assert sent_in_a_step(case, tmp_path) == pytest.approx(moved.between * NODE_SIZE, rel=0.05)
+
+
+def test_every_part_sends_less_between_nodes() -> None:
+    sizes = {case: predicted(case)[0].between for case in CASES if case != "groups"}
+    assert sizes["all"] < sizes["hpz"] < sizes["qgz"] < sizes["plain"]
+    assert sizes["all"] < sizes["qwz"] < sizes["plain"]

@@ -1,0 +1,71 @@
+"""One node of two: its ranks in a network namespace that a veth pair alone joins to the other's. Prints what it sent.
+
+python -m tests.distributed.wire_nodes CASE NODE STEPS FOLDER      with GLOO_SOCKET_IFNAME naming the node's interface
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cells import cell
+from zerobench import systems
+from zerobench.config import Measure
+from zerobench.launch import launch
+from zerobench.resolve import Cell
+from zerobench.training import Bf16
+from zerobench.worker import RankJob, run_rank
+
+NODES, NODE_SIZE = 2, 2
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "qwz": {"zeropp": systems.Qwz()},
+    "hpz": {"zeropp": systems.Hpz()},
+    "qgz": {"zeropp": systems.Qgz()},
+    "all": {"zeropp": systems.AllOfZeropp()},
+    "groups": {"shard_group": NODE_SIZE},
+}
+
+SETTING = """
+set -e
+ip link set lo up
+unshare -n sleep 600 &
+other=$!
+trap 'kill $other' EXIT
+while [ $(readlink /proc/$other/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.05; done
+ip link add node0 type veth peer name node1 netns $other
+ip addr add 10.77.0.1/24 dev node0
+ip link set node0 up
+there="nsenter -t $other -n"
+$there ip link set lo up
+$there ip addr add 10.77.0.2/24 dev node1
+$there ip link set node1 up
+"""
+"""A shell's beginning, run in a namespace of its own: the first node is there, the second where `$there` leads."""
+
+
+def cell_of(case: str, **more: Any) -> Cell:
+    size = {} if case == "groups" else {"node_size": NODE_SIZE}
+    return cell("zero3", NODES * NODE_SIZE, "wide", strategy={"mode": "paper"}, precision=Bf16(), **size,
+                **CASES[case], **more)  # fmt: skip
+
+
+def sent_bytes(interface: str) -> int:
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith(interface))
+    return int(line.split(":")[1].split()[8])
+
+
+def main(case: str, node: int, steps: int, folder: str) -> None:
+    config = cell_of(case, measure=Measure(steps=steps, warmup=2)).config
+    mine = range(node * NODE_SIZE, (node + 1) * NODE_SIZE)
+    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{case}-{steps}", folder) for rank in mine]
+    outcome = launch(run_rank, jobs, Path(folder) / f"logs-{case}-{steps}", 120, first=mine[0])
+    assert outcome.status == "ok", outcome.reason
+    print(sent_bytes(os.environ["GLOO_SOCKET_IFNAME"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,28 @@
+"""The file tier's memory on a GPU: pinned, aligned, copied to and from without waiting, read and written directly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Pool
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_a_pinned_pool_between_a_gpu_and_a_file(tmp_path: Path) -> None:
+    size = 2**20
+    pool = Pool(size, 3, pinned=True)
+    values = torch.arange(size // 4, dtype=torch.int32, device="cuda")
+    with FileStore(tmp_path) as store, pool.all_back():
+        region, there, back = store.allocate(size), pool.take(), pool.take()
+        assert there.tensor.is_pinned()
+        assert there.tensor.data_ptr() % ALIGN_BYTES == 0
+        there.view(torch.int32, size // 4).copy_(values, non_blocking=True)
+        torch.cuda.synchronize()
+        pool.give(there, after=region.write(there.tensor))
+        region.read(back.tensor).wait()
+        assert torch.equal(back.view(torch.int32, size // 4).to("cuda", non_blocking=True), values)
+        pool.give(back)

@@ -1,0 +1,113 @@
+"""Nodes, shard groups and ZeRO++ as a user asks for them: what is refused, and what engine, theory and tables hear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.cells import cell
+from zerobench import composition, systems
+from zerobench.coded import coded_share, units_of
+from zerobench.naming import base_name
+from zerobench.probes.traffic import TrafficMeter
+from zerobench.records import TrafficRow
+from zerobench.theory.groups import GroupShape, payload_bytes
+from zerobench.theory.shapes import ParameterShape
+from zerobench.zero import Zeropp
+from zerobench.zero.codec import Codec
+from zerobench.zero.coding_error import Error
+
+REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
+    ("zero2", 4, {"node_size": 3}, "node_size=3: must be a divisor of world_size=4, and at least 1"),
+    ("zero2", 4, {"shard_group": 1}, "shard_group=1: must be a divisor of world_size=4, and at least 2"),
+    ("ddp", 4, {"node_size": 2}, "node_size=2: strategy=ddp knows no groups of ranks"),
+    ("megatron", 4, {"shard_group": 2}, "shard_group=2: strategy=megatron knows no groups"),
+    ("fsdp2", 4, {"zeropp": systems.Qwz()}, "zeropp=qwz: it is for zero3"),
+    ("zero2", 4, {"zeropp": systems.Hpz()}, "zeropp=hpz: it is for zero3"),
+    ("zero3", 4, {"zeropp": systems.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
+    ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: beside node_size=4 a shard group must be a node"),
+    ("zero3", 4, {"zeropp": systems.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "ranks", "more", "sentence"), REFUSED)
+def test_what_makes_no_sense_is_one_sentence(strategy: str, ranks: int, more: dict[str, Any], sentence: str) -> None:
+    problems = cell(strategy, ranks, **more).problems
+    assert len(problems) == 1
+    assert problems[0].startswith(sentence)
+
+
+def test_what_the_engine_hears() -> None:
+    one = cell("zero3", 4, zeropp=systems.AllOfZeropp(weight_block=128), node_size=2)
+    assert not one.problems
+    assert composition.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
+    assert composition.engine_options(cell("zero3", 4).config) == {}
+    assert base_name(one.config).endswith("zeropp=all node_size=2")
+    with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):
+        Zeropp(weight_block=2)
+
+
+def test_theory_knows_payloads_as_the_codec_does() -> None:
+    for bits in (8, 4):
+        for numel in (1, 16, 255, 256, 257, 4096, 99_999):
+            for block in (8, 100, 256):
+                assert payload_bytes(bits, numel, block) == Codec(bits, block).payload_bytes(numel)
+
+
+def test_formulas_of_a_large_world() -> None:
+    """64 ranks in nodes of 8: a node sends 7/8 of 6 and of 1.5 bytes a parameter, scales apart; groups 2/k ψ more."""
+    numel = 64 * 2**20
+    plain, codes = (
+        GroupShape(64, node_size=8, **more)
+        for more in ({}, {"weight_block": 2**20, "gradient_block": 2**20, "secondary": True})
+    )
+    sent = plain.gather(numel, 2) + plain.gather(numel, 2) + plain.reduction(numel, 2)
+    assert 8 * sent.between == 7 / 8 * 6 * numel
+    less = codes.gather(numel, 2) + codes.secondary_gather(numel, 2) + codes.reduction(numel, 2)
+    assert 8 * less.between == pytest.approx(7 / 8 * 1.5 * numel, rel=1e-3)
+    groups = GroupShape(64, shard_group=8)
+    assert groups.reduction(numel, 2).volume == numel + 2 * numel // 8
+    assert groups.gather(numel, 2).volume == numel
+
+
+def test_the_meter_tells_nodes_apart() -> None:
+    """On the fake backend, rank 1 of 4 in nodes of 2: sends by their peer, collectives by the ring's links."""
+    dist.init_process_group("fake", rank=1, world_size=4)
+    try:
+        inside, across = dist.new_group([0, 1]), dist.new_group([1, 3])
+        meter, tensor = TrafficMeter(), torch.ones(8)
+        meter.node_size, meter.phase = 2, "forward"
+        with meter:
+            for peer in (0, 2):
+                dist.send(tensor, peer)
+            for group in (None, inside, across):
+                dist.all_reduce(tensor, group=group)
+        found = [(o.within_bytes, o.between_bytes) for o in meter.operations]
+    finally:
+        dist.destroy_process_group()
+    assert found == [(32, 0), (0, 32), (24, 24), (32, 0), (0, 32)]
+
+
+def row(unit: str, dtype: str, kind: str = "all_gather", control: bool = False) -> TrafficRow:
+    return TrafficRow(0, 0, "forward", "send", kind, kind, unit, dtype, 2, 1, 8, 8, 8.0, 8.0, control, True)
+
+
+def test_the_share_in_codes_is_that_of_units_that_sent_bytes() -> None:
+    shapes = [ParameterShape(numel, 4, trained, unit) for numel, trained, unit in
+              ((100, True, ""), (30, True, "a"), (50, False, "a"), (5, True, "a"))]  # fmt: skip
+    units = units_of(shapes, persistence_numel=10)
+    assert units == {"(kept)": 5, "(root)": 100, "a": 30, "a part 2": 0}
+    traffic = [row("(root)", "bfloat16"), row("a", "uint8"), row("a", "float32"), row("(kept)", "uint8", control=True)]
+    assert coded_share(traffic, "all_gather", units) == 30 / 135
+    assert coded_share(traffic, "reduce_scatter", units) == 0
+
+
+def test_an_error_is_told_in_decibels() -> None:
+    exact = torch.tensor([3.0, -4.0])
+    error = Error.of(exact, exact + 0.05)
+    assert error.snr_db == pytest.approx(10 * torch.log10(torch.tensor(25 / 0.005)).item(), rel=1e-4)
+    assert (error.bias, error.largest) == pytest.approx((0.05 / 3.5, 0.05 / 4), rel=1e-4)
+    assert Error.of(exact, exact).snr_db == float("inf")

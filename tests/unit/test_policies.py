@@ -1,0 +1,129 @@
+"""ZeRO-R on the command line: what a config becomes, what is refused, and what a run is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+from tests.cells import MODELS, cell
+from zerobench import config as schemas
+from zerobench import policies, systems
+from zerobench.flops import step_flops
+from zerobench.models import schema_of
+from zerobench.naming import base_name
+from zerobench.training import Bf16
+from zerobench.zero.residual import POLICIES, ActivationPolicy
+
+CHECKPOINT, OFFLOAD = systems.CheckpointActivations(), systems.OffloadActivations()
+BOTH, FUSED = systems.CheckpointOffloadActivations(), systems.FusedBuffers()
+
+
+class Pairs(nn.Module):
+    def __init__(self, vocabulary: int, width: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        pairs = (nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(3))
+        self.blocks = nn.ModuleList(pairs)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def pairs(vocabulary: int = 256) -> nn.Module:
+    return Pairs(vocabulary)
+
+
+zerobench.register_model("pairs", pairs)
+MODELS["pairs"] = schema_of("pairs", pairs, schemas.Model)()
+
+
+def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:
+    one = cell(*arguments, **more)
+    assert not one.problems, one.problems
+    return one.config
+
+
+def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
+    plain = config_of("zero2", 2)
+    assert not {"activation", "buffers", "arena"} & plain.keys()
+    assert "tiles" not in plain["model"]
+    assert policies.activation_policy(plain) == POLICIES["none"]
+    assert policies.engine_options(plain) == {}
+
+
+def test_checkpointing_is_one_thing_with_one_name() -> None:
+    """Of a model that has it as an option; FLOPs, names and searches know it by that."""
+    by_policy = config_of("zero2", 2, "tiny", activation=CHECKPOINT)
+    by_model = config_of("zero2", 2, "checkpointed")
+    by_policy["model"]["name"] = "checkpointed"
+    assert by_policy == by_model
+    assert policies.activation_policy(by_model) == POLICIES["none"]  # the model does it
+    both = config_of("zero2", 2, "tiny", activation=BOTH)
+    assert both["model"]["checkpointing"] is True
+    assert policies.activation_policy(both) == POLICIES["offload"]
+    assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
+
+
+def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
+    config = config_of("ddp", 2, "pairs", activation=CHECKPOINT)
+    assert policies.activation_policy(config) == POLICIES["checkpoint"]
+    assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
+    counted = step_flops(config)
+    assert counted is not None
+    tokens, width = 4 * 32, 16
+    assert counted.hardware - counted.model == 3 * 2 * tokens * width * width  # the second matrix's output is not saved
+
+
+def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
+    recomputed = config_of("zero2", 2, "checkpointed", arena=True)
+    assert policies.activation_policy(recomputed) == ActivationPolicy(keep="slab")
+    assert policies.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
+    assert policies.engine_options(recomputed) == {"arena": True}
+
+
+def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
+    config = config_of("zero1", 2, buffers=FUSED)
+    assert config["strategy"]["bucket_bytes"] == policies.UNBOUNDED_BYTES
+    assert config["precision"]["tile_bytes"] is None
+    assert base_name(config).endswith("buffers=fused")
+    assert config_of("zero3", 2, buffers=FUSED, precision=Bf16())["precision"]["tile_bytes"] is None
+
+
+SEARCH = {"search": schemas.Search(memory_limit="9 MiB"), "batch": 4}
+
+REFUSED = [
+    (("zero2", 2, "checkpointed"), {"activation": OFFLOAD}, "say activation=checkpoint_offload for both"),
+    (
+        ("zero2", 2),
+        {"activation": CHECKPOINT, **SEARCH},
+        "a search tries all of search.checkpointing; let that be [true]",
+    ),
+    (("zero2", 2), {"activation": OFFLOAD, **SEARCH}, "let that be [false]"),
+    (("ddp", 2), {"arena": True}, "arena=true: strategy=ddp has memory of its own; use one of zero1, zero2, zero3"),
+    (("ddp", 2), {"buffers": FUSED}, "buffers=fused: strategy=ddp has buffers of its own"),
+    (("fsdp2", 2), {"buffers": FUSED}, "buffers=fused: strategy=fsdp2 has buffers of its own"),
+    (("zero3", 2), {"buffers": FUSED}, "there is nothing to fuse; use precision=bf16"),
+    (("zero2", 2), {"activation": systems.OffloadActivations(least_bytes=-1)}, "activation.least_bytes=-1: must be at"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "more", "words"), REFUSED)
+def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: Any, more: Any, words: str) -> None:
+    problems = cell(*arguments, **more).problems
+    assert any(words in problem for problem in problems), problems
+
+
+def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=0))
+    assert any("model.tiles=0: must be at least 1" in problem for problem in cell("zero3", 2, "cut").problems)
+    monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=13))
+    assert any("model.tiles=13: a matrix of 12 rows" in problem for problem in cell("zero3", 2, "cut").problems)
+    monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=3))
+    assert base_name(config_of("zero3", 2, "cut")) == "zero3 cut N=2 b=8 tiles=3"
