@@ -151,5 +151,6 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         seconds=0.0,
         checkpointing=config["model"].get("checkpointing"),
         systems=systems.all_words(config),
+        alloc_conf=provenance.alloc_conf(config["device"]),
         ranks_per_gpu=config.get("ranks_per_gpu", 1) if config["device"] == "cuda" else None,
     )

@@ -51,13 +51,21 @@ def torch_minor(torch_version: str) -> str:
     return ".".join(torch_version.split("+")[0].split(".")[:2])
 
 
+def alloc_conf(device: str) -> str | None:
+    """What the environment tells CUDA's allocator, as "expandable_segments:True"; None elsewhere."""
+    given = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    return next(filter(None, given), None) if device == "cuda" else None
+
+
 def environment_hash(config: dict[str, Any]) -> str:
-    """Source, torch and device class of a resolved cell's run in one hash: 8 hex digits."""
+    """Source, torch, device class and allocator of a resolved cell's run in one hash: 8 hex digits."""
     parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]
     if config["model"]["kind"] == "huggingface":  # whose code that is
         parts.append(_version("transformers") or "")
     if config["strategy"]["name"] in peers.NEEDS:
         parts.append(_version(peers.NEEDS[config["strategy"]["name"]]) or "")
+    if conf := alloc_conf(config["device"]):
+        parts.append(conf)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 

@@ -22,7 +22,7 @@ CHANGES = ("strategy", "options", "precision", "zeropp", "clip", "accumulation",
 """Axes that make another training of it; the rest only says where things are."""
 
 NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
-"""Of losses and norms, relatively, and of weights, where sums have another order: Adam may make a step of a rounding."""
+"""Of losses and norms, relatively, and of weights, where sums have another order: Adam makes steps of roundings."""
 
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 

@@ -23,33 +23,18 @@ from zerobench.zero import Offload, initialize
 N = 2
 HALF = Bf16(tile_bytes=16 * 1024)
 FILES = NvmeOffload(block_bytes=64 * 1024)
-ALL_HOST = {"offload": CpuOffload(parameters=True)}
 
 CELLS: dict[str, dict[str, Any]] = {
     "zero1 cpu": {"offload": CpuOffload()},
     "zero2 cpu": {"offload": CpuOffload()},
+    "zero1 gradients stay": {"offload": CpuOffload(gradients=False)},
+    "zero1 gradients alone": {"offload": CpuOffload(optimizer=False)},
     "zero2 cpu, twice": {"offload": CpuOffload(), "accumulation": 2},
     "zero3 cpu, wide": {"offload": CpuOffload(), "precision": Bf16(gradient_dtype="fp32", wire_dtype="bf16")},
-    "zero3 cpu": {"offload": CpuOffload()},
-    "zero3 cpu, all": ALL_HOST,
-    "zero1 gradients stay": {"offload": CpuOffload(gradients=False)},
-    "zero3 gradients stay": {"offload": CpuOffload(gradients=False)},
-    "zero1 gradients alone": {"offload": CpuOffload(optimizer=False)},
-    "zero2 gradients alone": {"offload": CpuOffload(optimizer=False)},
-    "zero2 a part": {"offload": CpuOffload(fraction=0.3)},
-    "zero3 a part": {"offload": CpuOffload(fraction=0.3)},
     "zero1 nvme": {"offload": FILES},
-    "zero2 nvme": {"offload": FILES},
     "zero3 nvme": {"offload": FILES},
-    "zero3 nvme, gradients stay": {"offload": NvmeOffload(block_bytes=64 * 1024, gradients=False)},
-    "zero3 nvme, parameters stay": {"offload": NvmeOffload(block_bytes=64 * 1024, parameters=False)},
 }
-"""In bf16 with fp32 masters: 2 bytes a parameter and a gradient, 12 of masters and states."""
-
-CELLS |= {
-    f"{name}, fp32": CELLS[name] | {"precision": None}
-    for name in ("zero1 cpu", "zero2 cpu", "zero3 cpu, all", "zero1 gradients stay", "zero2 nvme", "zero3 nvme")
-}
+"""In bf16 with fp32 masters: the paper's rows, and what test_links.py has not."""
 
 
 @dataclass
@@ -73,10 +58,6 @@ class Measured:
         """Bytes of the fullest rank in a step."""
         rows = [m for record in self.records for m in record.memory if (m.phase, m.tier) == ("step", tier)]
         return max((m.max_bytes for m in rows if m.category == category), default=0)
-
-    def moved(self, kind: str) -> int:
-        """Bytes of all ranks in a step: over a link, or what a collective made whole."""
-        return sum(t.payload_bytes for record in self.records for t in record.traffic if t.kind == kind)
 
 
 def measure(folder: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Measured]:

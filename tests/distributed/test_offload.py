@@ -1,5 +1,5 @@
-"""ZeRO-Offload and ZeRO-Infinity: the bytes of every tier and link against theory, the bound of host memory, updates
-that are late; and that the stages know nothing of it.
+"""ZeRO-Offload and ZeRO-Infinity: the paper's rows, the bound of host memory, updates that are late; and that the
+stages know nothing of it. What links carry: test_links.py.
 """
 
 from __future__ import annotations
@@ -32,27 +32,6 @@ def test_every_tier_holds_what_theory_says(measured: dict[str, Measured], name: 
     assert one.most("nvme", "total") == prediction.file_bytes
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_links_carry_what_the_formulas_say(measured: dict[str, Measured], name: str) -> None:
-    """theory/tiers.py, over all ranks; off by the padding of shards, and of what files hold to blocks of 4096 bytes."""
-    one = measured[name]
-    offload, psi = one.config["offload"], one.psi
-    element, states = (2, 12) if "fp32" not in name else (4, 12)
-    reductions = one.config["accumulation"] if one.config["strategy"]["accumulate"] == "every" else 1
-    files, parameters = offload["name"] == "nvme", bool(offload["parameters"])
-    part = offload["fraction"]
-    leaves, gradients = part * psi * offload["optimizer"], part * psi * offload["gradients"]
-    gathered = one.moved("all_gather") / (N - 1) * parameters  # a rank sends its shard to all others
-    expected = {
-        "down": element * (reductions * gradients or leaves),
-        "up": element * (leaves * (not parameters) or gradients * (not leaves)) + gathered,
-        "read": files * (states * leaves + element * gradients + gathered),
-        "write": files * (states * leaves + element * (reductions * gradients + leaves * parameters)),
-    }
-    for link, size in expected.items():
-        assert one.moved(link) == pytest.approx(size, rel=0.05 if link in ("read", "write") else 0.015), link
-
-
 def test_the_papers_rows(measured: dict[str, Measured]) -> None:
     """Bytes a parameter of model states that stay, with N ranks; ZeRO-Offload, table 1. The rest is on its way."""
     rows = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "zero1 cpu": 2, "zero2 cpu": 2}
@@ -64,26 +43,24 @@ def test_the_papers_rows(measured: dict[str, Measured]) -> None:
 
 def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it in files, of two models: what grows in host memory is the optimizer's counts, 4 bytes a segment."""
-    monkeypatch.setitem(MODELS, "small", Gpt(layers=2, hidden=48, heads=4))
-    monkeypatch.setitem(MODELS, "large", Gpt(layers=17, hidden=48, heads=4))
-    files = NvmeOffload(block_bytes=8192)
-    cells = {
-        f"{strategy} {model} {precision}": {"offload": files, "model": model, "bucket_bytes": 64 * 1024}
-        | ({"precision": None} if precision == "fp32" else {})
-        for strategy in ("zero2", "zero3")
-        for model in ("small", "large")
-        for precision in ("fp32", "bf16")
-    }
-    found = offloaded.measure(tmp_path, cells)
-    for strategy in ("zero2", "zero3"):
-        for precision in ("fp32", "bf16"):
-            small, large = (found[f"{strategy} {model} {precision}"] for model in ("small", "large"))
-            assert large.psi > 5 * small.psi
-            grown = large.most("host", "total") - small.most("host", "total")
-            assert grown == large.prediction.host_bytes - small.prediction.host_bytes
-            assert grown < 1e-3 * (large.most("nvme", "total") - small.most("nvme", "total"))
-            ratio = large.most("nvme", "total") / small.most("nvme", "total")
-            assert ratio == pytest.approx(large.psi / small.psi, rel=0.02)
+    monkeypatch.setitem(MODELS, "small", Gpt(layers=1, hidden=48, heads=4))
+    monkeypatch.setitem(MODELS, "large", Gpt(layers=12, hidden=48, heads=4))
+    ways = {"zero2 bf16": offloaded.HALF, "zero3 fp32": None}
+    found = offloaded.measure(
+        tmp_path,
+        {
+            f"{way} {model}": {"offload": NvmeOffload(block_bytes=8192), "model": model, "precision": precision}
+            for way, precision in ways.items()
+            for model in ("small", "large")
+        },
+    )
+    for way in ways:
+        small, large = found[f"{way} small"], found[f"{way} large"]
+        assert large.psi > 8 * small.psi
+        assert large.most("nvme", "total") > 7.5 * small.most("nvme", "total")
+        grown = large.most("host", "total") - small.most("host", "total")
+        assert grown == large.prediction.host_bytes - small.prediction.host_bytes
+        assert 0 < grown < 1e-3 * large.most("nvme", "total")
 
 
 def test_a_late_update_is_that_of_a_loop_by_hand() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cells import cell
+from zerobench import provenance
 from zerobench.join import PROCESS_MEMORY
 from zerobench.probes import AccountedPass, TimedPass, clock, cuda, memory
 from zerobench.probes.nvidia_smi import GpuState
@@ -71,6 +73,19 @@ class Played:
 
 NAMES = [name for name, value in vars(Played).items() if callable(value) and not name.startswith("_") and name != "use"]
 """What the probes ask of torch.cuda."""
+
+
+def test_what_the_allocator_was_told_is_on_record_and_makes_another_environment(monkeypatch) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(provenance, "device_class", lambda device: device)
+    config = {**cell("zero2", 2).config, "device": "cuda"}
+    plain = provenance.environment_hash(config)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, f"expandable_segments:True {name}")
+        assert provenance.alloc_conf("cuda") == f"expandable_segments:True {name}"
+        assert provenance.environment_hash(config) != plain
+    assert provenance.alloc_conf("cpu") is None
 
 
 def segment(device: int, blocks: list[tuple[int, str]]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class RunRow:
     """Whether blocks recompute their activations; None where the model has no such choice."""
     systems: str | None = None
     """Tiers, codecs, groups and residual policies beside the strategy, as on a command line; empty: all as usual."""
+    alloc_conf: str | None = None
+    """CUDA only: how torch's allocator was told to work, by PYTORCH_ALLOC_CONF or its older name."""
     ranks_per_gpu: int | None = None
     """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
     psi: int | None = None
@@ -106,6 +108,11 @@ class RunRow:
     """From files to host memory."""
     write_bytes: int | None = None
     """From host memory to files."""
+    predicted_down_bytes: int | None = None
+    """This and the following: theory's, None where it says nothing."""
+    predicted_up_bytes: int | None = None
+    predicted_read_bytes: int | None = None
+    predicted_write_bytes: int | None = None
     resident_bytes: int | None = None
     """Peak resident set of a rank in the measured steps of the timed pass; another number than the ledger's."""
     allocated_bytes: int | None = None

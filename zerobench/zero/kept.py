@@ -4,10 +4,6 @@ absent     the cut is in the file alone
 launched   a buffer of the pool is being filled from the file
 present    the buffer holds it: `present` is a view of it
            then dropped, or written back and given back when that is done
-
-[Note: ahead of need]
-What is launched ahead waits for whoever wants it, who may first want buffers for something else: were all of the pool
-ahead, he would wait for ever. So of `buffers` so many are never taken ahead as one cut's update needs at once.
 """
 
 from __future__ import annotations
@@ -28,40 +24,26 @@ MOST_FETCHED = 2**16
 
 
 LEAST_BUFFERS = 8
-"""What an update of one cut takes at once: its master, gradients, rounded parameters and up to 5 states."""
+"""What one cut may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading ahead leaves
+so many alone: whoever waits for a buffer will get one.
+"""
 
-
-class Ahead:
-    """Buffers of `pool` that may be taken ahead of need. [Note: ahead of need]"""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool, self._left = pool, max(0, pool.count - LEAST_BUFFERS)
-
-    def take(self) -> Buffer | None:
-        """A buffer, if one is free and may be taken."""
-        buffer = self._pool.take_free() if self._left else None
-        self._left -= buffer is not None
-        return buffer
-
-    def arrive(self) -> None:
-        """What was taken so is wanted now, or not wanted any more."""
-        self._left += 1
+AHEAD = 8
+"""Cuts that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
 
 
 class Kept:
     """(numel,) of `dtype` in the file. `cuts`: [start, stop) of each."""
 
     def __init__(
-        self, store: FileStore, pool: Pool, ahead: Ahead, numel: int, step: int, dtype: torch.dtype, category: str,
-        name: str,
-    ) -> None:  # fmt: skip
+        self, store: FileStore, pool: Pool, numel: int, step: int, dtype: torch.dtype, category: str, name: str
+    ) -> None:
         self.numel, self.dtype = numel, dtype
         self.cuts = [(start, min(numel, start + step)) for start in range(0, numel, step)]
-        self._step, self._pool, self._ahead = step, pool, ahead
+        self._step, self._pool = step, pool
         sizes = ((stop - start) * dtype.itemsize for start, stop in self.cuts)
         self._regions: list[Region] = [store.allocate(size, category, name) for size in sizes]
         self._here: dict[int, tuple[Buffer, Handle | None]] = {}
-        self._early: set[int] = set()  # cuts that were launched ahead, and not wanted yet
 
     def open(self, cut: int) -> torch.Tensor:
         """absent -> present, whatever is in the buffer."""
@@ -70,21 +52,13 @@ class Kept:
 
     def launch(self, cut: int) -> None:
         """absent -> launched."""
-        self._is_wanted(cut)
         if cut not in self._here:
             self._launch(cut, self._pool.take())
 
     def launch_if_free(self, cut: int) -> None:
-        """The same, where the pool has a buffer at once."""
-        buffer = self._ahead.take() if cut not in self._here else None
-        if buffer is not None:
-            self._early.add(cut)
-            self._launch(cut, buffer)
-
-    def _is_wanted(self, cut: int) -> None:
-        if cut in self._early:
-            self._early.remove(cut)
-            self._ahead.arrive()
+        """The same, where the pool has more free buffers than what is wanted now may need."""
+        if cut not in self._here and self._pool.count - self._pool.taken > LEAST_BUFFERS:
+            self._launch(cut, self._pool.take())
 
     def _launch(self, cut: int, buffer: Buffer) -> None:
         self._here[cut] = buffer, self._regions[cut].read(self._view(cut, buffer))
@@ -114,7 +88,6 @@ class Kept:
 
     def drop(self, cut: int) -> None:
         """-> absent, nothing having changed."""
-        self._is_wanted(cut)
         buffer, handle = self._here.pop(cut)
         self._pool.give(buffer, after=handle)
 
@@ -145,13 +118,14 @@ class Kept:
             self.write(cut, values[start:stop], adds)
 
     def put(self, start: int, values: torch.Tensor) -> None:
-        """Elements from `start` on := values, of any dtype and device; the rest of their cuts stays."""
+        """Elements from `start` on := values; the rest of their cuts stays."""
         for cut, low, high in self._overlaps(start, values.numel()):
-            part, (first, last) = values[low - start : high - start], self.cuts[cut]
-            if (low, high) == (first, last):  # nothing stays
+            part = values[low - start : high - start]
+            if (low, high) == self.cuts[cut]:
                 self.write(cut, part)
                 continue
             self.load(cut)
+            first = self.cuts[cut][0]
             self.present(cut)[low - first : high - first].copy_(part)
             self.write_back(cut)
 
@@ -186,7 +160,6 @@ class Shelf:
         self._scratch = Scratch(policy.path)
         self._store = FileStore(self._scratch.path, policy.block_bytes, policy.depth, policy.direct, policy.checksums)
         self.pool = Pool(policy.block_bytes, policy.buffers, pinned)
-        self._ahead = Ahead(self.pool)
         self._block_bytes = policy.block_bytes
         self._fetched: list[Kept] = []  # in this step, in order
         self._last_step: list[Kept] = []
@@ -199,7 +172,7 @@ class Shelf:
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> Kept:
         """A new tensor in the file; a cut of it in fp32 fills a buffer."""
         step = self._block_bytes // max(4, dtype.itemsize)
-        return Kept(self._store, self.pool, self._ahead, numel, step, dtype, category, name)
+        return Kept(self._store, self.pool, numel, step, dtype, category, name)
 
     def fetch(self, kept: Kept, place: torch.Tensor) -> None:
         """place := the whole tensor; the reading of what came after it in the last step begins."""
@@ -209,13 +182,14 @@ class Shelf:
         self._fetched.append(kept)
         for cut, (start, stop) in enumerate(kept.cuts):
             kept.load(cut)
-            for following in range(cut + 1, min(len(kept.cuts), cut + 3)):
+            for following in range(cut + 1, min(len(kept.cuts), cut + AHEAD)):
                 kept.launch_if_free(following)
             place[start:stop].copy_(kept.present(cut))
             kept.drop(cut)
         for ahead in self._last_step[number + 1 : number + 2]:
-            if self._last_step[number] is kept and ahead.cuts:
-                ahead.launch_if_free(0)
+            if self._last_step[number] is kept:
+                for cut in range(min(len(ahead.cuts), AHEAD)):
+                    ahead.launch_if_free(cut)
 
     def end_step(self) -> None:
         """All that was written is in the file; what was read ahead and not wanted is let go of."""
