@@ -32,7 +32,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = with_times(comparisons(results))
     name, unit = unit_of(highest(results.runs, PEAKS))
     widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (1.4 + 0.75 * widest, 3.6), CAPTION, across=2)
+    figure, places = sheet(settings, panels, (1.2 + 0.98 * widest, 3.6), CAPTION, across=2)
     for (memory, time), cells in places:
         peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
         stacked(memory, peaks, PEAKS, TIERS, unit)

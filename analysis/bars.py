@@ -26,6 +26,8 @@ def stacked(axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: 
         axes.annotate(show(height), (place, height), (0, 3), **how)
 
     bars(axes, cells, draw)
+    words = [str(label).replace("=", "=\n").replace(" ", "\n") for label in cells["label"]]
+    axes.set_xticks(range(len(cells)), words, fontsize=7)
 
 
 def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:

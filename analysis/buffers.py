@@ -33,7 +33,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = sorted(comparisons(results), key=lambda cells: (cells["psi"].max(), 0))
     name, unit = unit_of(highest(results.runs, PARTS))
     widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (1.6 + 0.9 * widest, 3.4), CAPTION)
+    figure, places = sheet(settings, panels, (2.4 + 0.9 * widest, 3.4), CAPTION)
     for axes, cells in places:
         stacked(axes, cells, PARTS, FILLS, unit)
         psi = cells["psi"].max()
