@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
@@ -49,10 +48,7 @@ def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
     if isinstance(engine.places, FilePlaces):
         engine.places.settle()
         assert engine.places.shelf.pool.taken == 0, "buffers of the pool did not come back"
-    state = engine.full_state_dict()
-    del engine, model, optimizer, loss
-    gc.collect()  # an engine is a circle, and has files
-    return heard, state
+    return heard, engine.full_state_dict()
 
 
 class References:
