@@ -55,7 +55,9 @@ reference: setup
 	  --out $(REFERENCE)/memory_cap/searches.md
 	$(RUN) -m zerobench noise record device=cpu world_size=2 results_dir=results/runs/reference/noise
 	$(RUN) -m zerobench budget record --file results/budgets/gpt_tiny.yaml experiment=budget
-	$(RUN) -m zerobench budget record --file results/budgets/buckets.yaml experiment=budget_buckets
+	for name in buckets tiers groups; do \
+	  $(RUN) -m zerobench budget record --file results/budgets/$$name.yaml experiment=budget_$$name || exit $$?; \
+	done
 	$(MAKE) plots
 
 # Other sizes: make compare COMPARE=compare COMPARE_TO=/tmp/tried OVERRIDES="model=gpt_tiny measure=quick"

@@ -37,16 +37,12 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
-    "activation": "activation",
-    "buffers": "buffers",
-    "tiling": "tiling",
-    "zeropp": "zeropp",
+    **{same: same for same in ("offload", "infinity", "delayed", "activation", "buffers", "tiling", "zeropp")},
     "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""
 
-REFERENCE = Path("results/reference/cpu")
-MOST_PANELS = 12
+REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 
 FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
 """Cells that agree in these may stand in one panel, whatever their N and batch."""

@@ -9,6 +9,7 @@ the tables under ROOT, a folder for each experiment.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import REFERENCE
+from analysis.losses import losses
+from analysis.offload import parts_of
 from zerobench.summary import summarize
 from zerobench.tables import load
 from zerobench.units import show_bytes
@@ -111,11 +114,56 @@ def compare(root: Path) -> str:
     return (where / "ratios.md").read_text().rstrip() + f"\n\n{figure}"
 
 
+OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False): "optimizer", (True, True): "both"}
+
+
+def offload(root: Path) -> str:
+    """Bytes a parameter by tier and link, of every part that leaves and every stage."""
+    lines = [
+        "| | leaves | device, formula | kept | with what is in flight | host memory | down | up |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    results = load(root / "offload")
+    for run in summarize(results.runs).sort_values(["world_size", "strategy"], kind="stable").itertuples():
+        section = json.loads(run.config).get("offload", {})
+        leaves = OFFLOADED[section.get("optimizer", False), section.get("gradients", False)]
+        others = (run.states_bytes, run.host_states_bytes, run.down_bytes, run.up_bytes)
+        sizes = [run.floor_states_bytes / run.psi, parts_of(results, run)["device"], *(s / run.psi for s in others)]
+        lines.append(_pipes([f"{run.strategy}, N = {run.world_size}", leaves, *(f"{size:.2f}" for size in sizes)]))
+    return "\n".join(lines)
+
+
+def infinity(root: Path) -> str:
+    """What is where as the model grows, and what a step moves."""
+    lines = [
+        "| ψ | states on the device | host memory, peak | in files | read | written | down | up |",
+        "| --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for run in load(root / "infinity").runs.sort_values("psi").itertuples():
+        columns = ("states", "host_peak", "nvme", "read", "write", "down", "up")
+        sizes = [f"{getattr(run, f'{name}_bytes') / MIB:.1f} MiB" for name in columns]
+        lines.append(_pipes([f"{run.psi / 1e6:.1f} M", *sizes]))
+    return "\n".join(lines)
+
+
+def delayed(root: Path) -> str:
+    """What the delayed update costs in loss."""
+    results, means = load(root / "delayed"), {}
+    for run in summarize(results.runs).itertuples():
+        last = losses(results, run).iloc[-50:]
+        means[json.loads(run.config)["offload"]["delayed"]] = float(last.mean())
+    gap = means[True] - means[False]
+    return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
+
+
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "answer": answer,
     "stages": stages,
     "memory_cap": memory_cap,
     "compare": compare,
+    "offload": offload,
+    "infinity": infinity,
+    "delayed": delayed,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -14,6 +15,7 @@ from .environment import SIMULATED
 from .estimate import training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
+from .theory.links import predict_links
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_traffic
@@ -78,6 +80,11 @@ def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory
                 round(moved.within),
                 round(moved.between),
             )
+    if tiers.place is not None:
+        norms = int(config["clip"] is not None or config["precision"]["name"] == "fp16")
+        moved_between = predict_links(config["strategy"], schedule, groups, *shapes, tiers, norms)
+        for link, size in asdict(moved_between).items():
+            setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
         if m.phase == "step" and m.tier == "device":
             m.predicted_bytes = prediction.of_category(m.category)

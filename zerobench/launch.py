@@ -88,10 +88,10 @@ def launch(
     first: int = 0,
     watch: Watch = lambda: None,
 ) -> Outcome:
-    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all of them.
+    """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all.
 
-    `worker` must be importable. What it returns comes back in `results`; what it tells goes to
-    `on_progress` here. Where a job names a folder as its `scratch`, what its rank leaves there is removed.
+    `worker` must be importable. What it returns comes back in `results`; what it tells goes to `on_progress` here.
+    Where a job names a folder as its `scratch`, what its rank leaves there is removed.
     Raises Interrupted, with no process left, when the user stops us.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
@@ -295,6 +295,5 @@ def _classify(error: BaseException) -> tuple[str, str]:
     import torch
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-    said = any(words in text for words in OUT_OF_MEMORY)
-    out_of_memory = said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
     return ("oom" if out_of_memory else "crash"), text.splitlines()[0]

@@ -37,7 +37,7 @@ def shape_of(plain: dict[str, Any]) -> TierShape:
     if section is None:
         return NOWHERE
     place = {"cpu": "host", "nvme": "nvme"}[section["name"]]
-    names = ("optimizer", "gradients", "parameters", "fraction", "delayed", "block_bytes", "buffers")
+    names = ("optimizer", "gradients", "parameters", "fraction", "delayed", "block_bytes", "buffers", "direct")
     return TierShape(place, **{name: section[name] for name in names if name in section})
 
 

@@ -108,6 +108,11 @@ class RunRow:
     """From files to host memory."""
     write_bytes: int | None = None
     """From host memory to files."""
+    predicted_down_bytes: int | None = None
+    """This and the following: theory's, None where it says nothing."""
+    predicted_up_bytes: int | None = None
+    predicted_read_bytes: int | None = None
+    predicted_write_bytes: int | None = None
     resident_bytes: int | None = None
     """Peak resident set of a rank in the measured steps of the timed pass; another number than the ledger's."""
     allocated_bytes: int | None = None

@@ -37,7 +37,7 @@ def replay_buckets(
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)
         steps.backward()
-    shards.update(replay)
+    shards.update(replay, schedule)
 
 
 class _Buckets:

@@ -40,11 +40,10 @@ class Shards:
         replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
         if replay.host is None:
             return
-        states = max(self._kept_bytes(rank, used, away=True) for rank in ranks)
+        states = self._on_host(self._host_rank(used), used)
         if self.tiers.place == "nvme":
-            counts = max(self._kept_bytes(rank, used, away=True, counts_only=True) for rank in ranks)
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
-            replay.host.hold("optimizer", "counts", counts + self._absent_bytes())
+            replay.host.hold("optimizer", "counts", states + self._absent_bytes())
             replay.files += masters[True] + self.optimizer.states * self._away_bytes() + self._gradient_bytes()
         else:
             replay.host.hold("master", "all", masters[True])
@@ -53,19 +52,34 @@ class Shards:
         if self.tiers.optimizer and not self.tiers.parameters and any(b.is_half for b in self.buffers):
             replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
 
-    def update(self, replay: Replay) -> None:
+    def update(self, replay: Replay, schedule: Schedule) -> None:
         """The optimizer is handed its gradients, brought where it is and cast where that is due."""
-        most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
+        ranks = range(self.world_size)
+        most = max(self._tile_numel_of(rank) for rank in ranks)
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
-        for there, is_there, crosses in (
-            (replay, here, self.tiers.gradients and not self.tiers.optimizer),
-            (replay.host, away, self.tiers.optimizer and not self.tiers.gradients),
-        ):
-            if there is None or not is_there:
-                continue
-            size = (self.precision.gradient_bytes if self.casts else 4) if crosses else 0
-            there.hold("gradients", "tile", most * (size + 4 * self.casts))
-            there.drop("gradients", "tile")
+        if here:
+            replay.hold("gradients", "tile", most * self._tile_bytes(self.tiers.gradients and not self.tiers.optimizer))
+            replay.drop("gradients", "tile")
+        if away and replay.host is not None:
+            largest = self._tile_numel_of(self._host_rank(set(schedule.arrivals)))
+            replay.host.hold("gradients", "tile", largest * self._tile_bytes(not self.tiers.gradients))
+            replay.host.drop("gradients", "tile")
+
+    def _host_rank(self, used: set[int]) -> int:
+        """The rank that needs most host memory, which is in an update: its states and its largest tile."""
+        size = self._tile_bytes(not self.tiers.gradients) if self.tiers.optimizer else 0
+        ranks = range(self.world_size)
+        needs = [self._on_host(rank, used) + self._tile_numel_of(rank) * size for rank in ranks]
+        return needs.index(max(needs))
+
+    def _on_host(self, rank: int, used: set[int]) -> int:
+        """The optimizer's states in host memory: of what is in files the counts alone."""
+        return self._kept_bytes(rank, used, away=True, counts_only=self.tiers.place == "nvme")
+
+    def _tile_bytes(self, crosses: bool) -> int:
+        """Of an element of a tile: as it comes from another tier, and as the optimizer takes it."""
+        came = (self.precision.gradient_bytes if self.casts else 4) if crosses else 0
+        return came + 4 * self.casts
 
     @property
     def casts(self) -> bool:

@@ -12,6 +12,8 @@ Over a step and all ranks, r reductions and g gathers of stage 3 a unit::
     up         2ψ parameters of offloaded optimizers; 2ψ gradients where only they leave; g · 2ψ for shards away
     read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
     write      12ψ, r · 2ψ, 2ψ
+
+With padding, and where something is read twice: links.py.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """`place`: host or nvme, None where nothing leaves. The rest as in a config's offload section."""
+    """`place`: host or nvme, None where nothing leaves. The rest as in a config's offload section; files are
+    read and written past the page cache where the file system can, which is taken for granted.
+    """
 
     place: str | None = None
     optimizer: bool = False
@@ -36,6 +40,7 @@ class TierShape:
     delayed: bool = False
     block_bytes: int = 0
     buffers: int = 0
+    direct: bool = True
 
     def leaving(self, shard_numel: int, element_bytes: int) -> int:
         """Elements of a shard, from its start, whose optimizer and gradients leave, as far as these do."""

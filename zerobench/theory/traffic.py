@@ -74,7 +74,7 @@ class _Flow:
                 moved += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
                 moved += self.groups.exact_gather(buffer.padded_numel, buffer.element_bytes)
         for name, mine in units.items():
-            gathers = self.schedule.micro_batches * _gathers(self.strategy, self.schedule, name)
+            gathers = self.schedule.micro_batches * gathers_of(self.strategy, self.schedule, name)
             for buffer, trained in self._laid_out(mine):
                 moved += self._gathered(buffer, gathers, trained)
                 if trained and gathers:
@@ -100,7 +100,7 @@ class _Flow:
         return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
 
 
-def _gathers(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
+def gathers_of(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
     """All-gathers of a unit in one micro-batch."""
     if name == ROOT:
         return 1 if strategy["keep_root"] else 2

@@ -68,7 +68,7 @@ def replay_units(
         reductions.synchronising = is_synchronising(strategy, last)
         steps.forward()
         steps.backward()
-    shards.update(replay)
+    shards.update(replay, schedule)
 
 
 def _parts(

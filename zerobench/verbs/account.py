@@ -21,6 +21,7 @@ from ..records import ALLOCATOR, CATEGORIES
 from ..tables import Results
 from ..units import show_bytes, show_count
 from .status import code_of
+from .tiers import tables_of
 
 Row = dict[str, Any]
 
@@ -71,6 +72,9 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
         _print_logs(console, folder)
         return
     _print_memory(console, row, results)
+    for title, table in tables_of(row, results.memory):
+        _head(console, title)
+        console.print(table)
     _print_traffic(console, row, results)
     _print_time(console, row)
     _print_loss(console, row)

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ..environment import SIMULATED
 from ..naming import base_name, differences, name_cells, show_value
-from ..records import CATEGORIES, COLLECTIVES
+from ..records import CATEGORIES, COLLECTIVES, LINKS
 from ..resolve import work_id
 from ..summary import summarize
 from ..tables import latest
@@ -43,7 +43,8 @@ ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor",
 """Columns of a run beside its config that say where its figures come from."""
 
 EXACT = (
-    "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES),
+    "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES), "host_peak_bytes", "nvme_bytes",
+    *(f"{link}_bytes" for link in LINKS),
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "control_bytes",
 )  # fmt: skip
 ROUGH = ("resident_bytes", "allocated_bytes", "reserved_bytes", "outside_ledger_bytes", "pinned_bytes")

@@ -24,7 +24,8 @@ from ..units import parse_bytes, show_bytes
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
-RECORDED = ("peak_bytes", "states_bytes", *MAXIMA, "volume_psi", *PARTS, "wire_bytes", "control_bytes")
+ELSEWHERE = ("host_peak_bytes", "nvme_bytes", "down_bytes", "up_bytes")
+RECORDED = ("peak_bytes", "states_bytes", *MAXIMA, *ELSEWHERE, "volume_psi", *PARTS, "wire_bytes", "control_bytes")
 """Metrics that repeat exactly; what `record` writes unless told otherwise."""
 
 BY_HAND = (

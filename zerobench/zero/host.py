@@ -47,6 +47,8 @@ class Offload:
             raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
         if not (self.optimizer or self.gradients or self.parameters):
             raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
+        if self.fraction < 1 and not self.optimizer:
+            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
         if strategy not in ("zero1", "zero2", "zero3"):
             raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
         if self.parameters and strategy != "zero3":

@@ -25,7 +25,7 @@ from torch import optim
 from . import labels
 from .file_runs import FileRun, Together
 from .host import Bus, NoUpload, Offload, Upload
-from .kept import Kept, Shelf
+from .kept import LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
 if TYPE_CHECKING:
@@ -62,10 +62,6 @@ class NvmeOffload(Offload):
 
     def places(self, device: torch.device) -> Places:
         return FilePlaces(self, device)
-
-
-LEAST_BUFFERS = 8
-"""A cut's master, gradients, rounded parameters and up to 5 states at once."""
 
 
 class FileGradients(Away):
@@ -205,7 +201,7 @@ class FilePlaces(Places):
         """The parameters of the run become the rounded master."""
         kept = self._parameters.get(run.unit)
         if kept is not None and not self.is_in_memory:
-            kept.write(run.cut, master)
+            kept.put(run.start, master)
         else:
             self._upload.send(run.parameters, master)
 

@@ -23,6 +23,15 @@ MOST_FETCHED = 2**16
 """Fetches that are remembered of a step."""
 
 
+LEAST_BUFFERS = 8
+"""What one cut may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading ahead leaves
+so many alone: whoever waits for a buffer will get one.
+"""
+
+AHEAD = 8
+"""Cuts that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
+
+
 class Kept:
     """(numel,) of `dtype` in the file. `cuts`: [start, stop) of each."""
 
@@ -47,10 +56,9 @@ class Kept:
             self._launch(cut, self._pool.take())
 
     def launch_if_free(self, cut: int) -> None:
-        """The same, where the pool has a buffer at once."""
-        buffer = self._pool.take_free() if cut not in self._here else None
-        if buffer is not None:
-            self._launch(cut, buffer)
+        """The same, where the pool has more free buffers than what is wanted now may need."""
+        if cut not in self._here and self._pool.count - self._pool.taken > LEAST_BUFFERS:
+            self._launch(cut, self._pool.take())
 
     def _launch(self, cut: int, buffer: Buffer) -> None:
         self._here[cut] = buffer, self._regions[cut].read(self._view(cut, buffer))
@@ -112,9 +120,13 @@ class Kept:
     def put(self, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on := values; the rest of their cuts stays."""
         for cut, low, high in self._overlaps(start, values.numel()):
+            part = values[low - start : high - start]
+            if (low, high) == self.cuts[cut]:
+                self.write(cut, part)
+                continue
             self.load(cut)
             first = self.cuts[cut][0]
-            self.present(cut)[low - first : high - first].copy_(values[low - start : high - start])
+            self.present(cut)[low - first : high - first].copy_(part)
             self.write_back(cut)
 
     def read(self, start: int, place: torch.Tensor) -> None:
@@ -170,13 +182,14 @@ class Shelf:
         self._fetched.append(kept)
         for cut, (start, stop) in enumerate(kept.cuts):
             kept.load(cut)
-            for following in range(cut + 1, min(len(kept.cuts), cut + 3)):
+            for following in range(cut + 1, min(len(kept.cuts), cut + AHEAD)):
                 kept.launch_if_free(following)
             place[start:stop].copy_(kept.present(cut))
             kept.drop(cut)
         for ahead in self._last_step[number + 1 : number + 2]:
-            if self._last_step[number] is kept and ahead.cuts:
-                ahead.launch_if_free(0)
+            if self._last_step[number] is kept:
+                for cut in range(min(len(ahead.cuts), AHEAD)):
+                    ahead.launch_if_free(cut)
 
     def end_step(self) -> None:
         """All that was written is in the file; what was read ahead and not wanted is let go of."""

@@ -45,10 +45,14 @@ class OptimizerSegment(Share):
         return self.unit.gradient(self.segment.offset, self.segment.numel) if self.used else None
 
     @property
-    def crosses(self) -> bool:
+    def gradient_tier(self) -> str:
+        """Where its gradient lies."""
         away = self.unit.away
-        leaves = away is not None and self.segment.offset < self.unit.leaving
-        return self.tier != (away.tier if away is not None and leaves else labels.DEVICE)
+        return away.tier if away is not None and self.segment.offset < self.unit.leaving else labels.DEVICE
+
+    @property
+    def crosses(self) -> bool:
+        return self.tier != self.gradient_tier
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:

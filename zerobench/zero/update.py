@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from . import labels
 from .comm import Comm
 from .layout import Segment
 from .places import Run
@@ -165,8 +166,8 @@ class Update:
     def _norm(self, norm_type: float) -> torch.Tensor:
         """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for tile in self.tiles:
-            with tile[0].run.reading() if tile else nullcontext():
+        for tile in filter(None, self.tiles):
+            with tile[0].run.reading(), labels.on_tier(tile[0].gradient_tier):
                 gradients = [g for segment in tile if (g := segment.gradient()) is not None]
                 part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
             total = torch.maximum(total, part) if norm_type == math.inf else total + part

@@ -1,0 +1,70 @@
+"""Loss curves with the delayed parameter update, beside those without: what staleness costs in convergence.
+
+    python analysis/delayed.py [RUNS ...] --out DIR
+
+Thin: each step's loss, mean over the ranks. Thick: the mean over the WINDOW steps around it. The line marks the first
+step whose parameters are one update late. One panel, of the newest launches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, script
+from analysis.losses import losses
+from analysis.style import BLUE, VERMILION
+from zerobench.summary import summarize
+from zerobench.tables import Results
+
+WINDOW = 21
+LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
+"""Whether updates are delayed -> what it is called, and its colour."""
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One panel, whatever `panels`. Raises ValueError where no run has its states in host memory."""
+    cells = {is_delayed(cell): cell for cell in summarize(results.runs).itertuples() if cell.status == "ok"}
+    cells.pop(None, None)
+    if not cells:
+        raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for delayed, cell in sorted(cells.items()):
+        words, colour = LOOKS[bool(delayed)]
+        curve = losses(results, cell).astype("float64")
+        mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
+        axes.plot(curve.index.astype(int), curve, color=colour, lw=0.5, alpha=0.5)
+        axes.plot(curve.index.astype(int), mean, color=colour, lw=2, label=words)
+        if delayed:
+            axes.axvline(offload_of(cell)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
+    axes.set(xlabel="step", ylabel="loss (nats a token)")
+    axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}")
+    axes.legend(title="parameter update")
+    return figure
+
+
+def offload_of(cell: Any) -> dict[str, Any]:
+    """A cell's section of the config; empty where nothing leaves the device."""
+    section: dict[str, Any] = json.loads(cell.config).get("offload", {})
+    return section
+
+
+def is_delayed(cell: Any) -> bool | None:
+    """None where there is no such choice."""
+    return offload_of(cell).get("delayed")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("delayed", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

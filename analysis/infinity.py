@@ -1,0 +1,77 @@
+"""Files take what grows: host memory at its peak, states on the device and in files, against the model's size.
+
+    python analysis/infinity.py [RUNS ...] --out DIR
+
+Of the fullest rank, one panel. Dashed: the pool through which files are read and written; host memory is to stay near
+it. The marks on the line of the files are the prediction.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, script
+from analysis.style import BLUE, GREEN, SKY, rule
+from zerobench.tables import Results, latest
+
+MIB = 2**20
+LINES = {
+    "nvme_bytes": ("in files", GREEN, "D"),
+    "host_peak_bytes": ("host memory, peak", SKY, "s"),
+    "states_bytes": ("states on the device", BLUE, "o"),
+}
+"""Column -> what it is called, its colour and marker."""
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One line a tier. `panels`: there is one. Raises ValueError where no run has anything in files."""
+    runs = latest(results.runs)
+    runs = runs[(runs["status"] == "ok") & (runs["nvme_bytes"] > 0)].sort_values("psi")
+    if runs.empty:
+        raise ValueError("no finished run with states in files; offload=nvme makes some")
+    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    axes = figure.subplots()
+    psi = runs["psi"].astype("float64") / 1e6
+    for column, (_, colour, marker) in LINES.items():
+        sizes = runs[column].astype("float64") / MIB
+        axes.plot(psi, sizes, color=colour, marker=marker, ms=5.5)
+        for x, y in zip(psi, sizes, strict=True):
+            axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
+    for size in sorted({pool_bytes(config) for config in runs["config"]}):
+        axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
+    axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters", ylabel="MiB on the fullest rank")
+    axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
+    axes.minorticks_off()
+    axes.margins(y=0.15)
+    axes.set_title(_title(runs.iloc[0]))
+    lines = [rule(name, color=colour, marker=marker) for name, colour, marker in LINES.values()]
+    figure.legend(handles=[*lines, rule("the pool", "--", lw=1.2)], loc="outside lower center", ncols=4)
+    return figure
+
+
+def pool_bytes(config: str) -> int:
+    """Of a run's config, JSON: what its buffers hold together."""
+    offload = json.loads(config)["offload"]
+    return int(offload["block_bytes"] * offload["buffers"])
+
+
+def _title(run: pd.Series) -> str:
+    where = "a simulated world" if run["backend"] == "simulated" else run["device"]
+    return f"{run['strategy']} {run['systems']}, {run['precision']}, N = {run['world_size']} ({where})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("infinity", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

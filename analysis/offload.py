@@ -1,0 +1,79 @@
+"""Where model states are, in bytes a parameter: on the device, in host memory, in files.
+
+    python analysis/offload.py [RUNS ...] --out DIR
+
+A bar a cell, of the fullest rank in each tier. On the device what is in flight (buckets, units being sent) is told
+apart from what is kept; the black mark is the paper's formula for what the device keeps, which at N = 1 gives the rows
+of table 1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2. One panel for each set of cells that train the same thing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, title
+from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, patches, rule, stack
+from zerobench.records import STATES
+from zerobench.tables import Results
+
+TIERS: Fills = {
+    "device": (BLUE, ""),
+    "device, in flight": (VERMILION, "xx"),
+    "host memory": (SKY, "//"),
+    "files": (GREEN, "\\\\"),
+}
+CAPTION = "Model states at their maximum, bytes a parameter on the fullest rank of each tier."
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One bar a cell."""
+    settings = comparisons(results)
+    widest = max(len(cells) for cells in settings)
+    figure, places = sheet(settings, panels, (2.2 + 0.85 * widest, 3.6), CAPTION)
+    for axes, cells in places:
+        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results))
+        axes.set_ylabel("bytes a parameter")
+        axes.set_title(title(cells, settings))
+    handles = [*patches(TIERS), rule("the paper's formula for the device", lw=1.8)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    return figure
+
+
+def parts_of(results: Results, cell: Any) -> dict[str, float]:
+    """Bytes a parameter by tier; those on the device at the instant when its states are most."""
+    memory = rows_of(results, "memory", cell)
+    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
+    fullest = memory[memory["category"] == "states"].sort_values("max_bytes").iloc[-1]
+    mine = memory[(memory["run_id"] == fullest["run_id"]) & (memory["rank"] == fullest["rank"])]
+    sizes = mine.set_index("category")["at_states_peak_bytes"]
+    kept = sum(int(sizes[name]) for name in STATES if name != "communication")
+    parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
+    return {name: size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:
+    if rows_of(results, "memory", cell).empty:
+        absent(axes, place, "no memory table")
+        return
+    parts = parts_of(results, cell)
+    height = stack(axes, place, parts, TIERS, 0.6)
+    on_device = parts["device"] + parts["device, in flight"]
+    words = f"{on_device:.1f} of {height:.1f}" if height > on_device else f"{height:.1f}"
+    axes.annotate(words, (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    axes.hlines(cell.floor_states_bytes / cell.psi, place - 0.38, place + 0.38, color="black", lw=1.8)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("offload", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
