@@ -30,8 +30,8 @@ LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel, whatever `panels`. Raises ValueError where no run has its states in host memory."""
-    cells = {is_delayed(cell): cell for cell in summarize(results.runs).itertuples() if cell.status == "ok"}
-    cells.pop(None, None)
+    every = [cell for cell in summarize(results.runs).itertuples() if is_delayed(cell) is not None]
+    cells = {is_delayed(cell): cell for cell in every if cell.status == "ok"}
     if not cells:
         raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -47,6 +47,8 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.set(xlabel="step", ylabel="loss (nats a token)")
     axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}")
     axes.legend(title="parameter update")
+    failed = [f"× {LOOKS[bool(is_delayed(cell))][0]}: {cell.status}" for cell in every if cell.status != "ok"]
+    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
     return figure
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, script
 from analysis.style import BLUE, GREEN, SKY, rule
+from zerobench.summary import summarize
 from zerobench.tables import Results, latest
 
 MIB = 2**20
@@ -32,8 +33,8 @@ LINES = {
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One line a tier. `panels`: there is one. Raises ValueError where no run has anything in files."""
-    runs = latest(results.runs)
-    runs = runs[(runs["status"] == "ok") & (runs["nvme_bytes"] > 0)].sort_values("psi")
+    newest = latest(results.runs)
+    runs = newest[(newest["status"] == "ok") & (newest["nvme_bytes"] > 0)].sort_values("psi")
     if runs.empty:
         raise ValueError("no finished run with states in files; offload=nvme makes some")
     figure = Figure(figsize=(5.2, 3.8), layout="constrained")
@@ -52,6 +53,10 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.minorticks_off()
     axes.margins(y=0.15)
     axes.set_title(_title(runs.iloc[0]))
+    failed = [
+        f"× {one.model} {one.shape}: {one.status}" for one in summarize(newest).itertuples() if one.status != "ok"
+    ]
+    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
     lines = [rule(name, color=colour, marker=marker) for name, colour, marker in LINES.values()]
     figure.legend(handles=[*lines, rule("the pool", "--", lw=1.2)], loc="outside lower center", ncols=4)
     return figure

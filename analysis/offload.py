@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -40,6 +41,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results))
         axes.set_ylabel("bytes a parameter")
+        axes.margins(y=0.1)
         axes.set_title(title(cells, settings))
     handles = [*patches(TIERS), rule("the paper's formula for the device", lw=1.8)]
     figure.legend(handles=handles, loc="outside lower center", ncols=5)
@@ -55,7 +57,7 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
     sizes = mine.set_index("category")["at_states_peak_bytes"]
     kept = sum(int(sizes[name]) for name in STATES if name != "communication")
     parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
-    return {name: size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
+    return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
 
 
 def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:

@@ -15,7 +15,8 @@ from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, 
 from zerobench.tables import ALL_TABLES, Results, frame_of
 
 MIB = 2**20
-OF_RUNS = [name for name in FIGURES if name != "memory_cap"]  # that one is of searches
+OTHERS = ("memory_cap", "infinity", "delayed")  # of searches, of one line a tier, of two curves
+OF_RUNS = [name for name in FIGURES if name not in OTHERS]
 NUMBERS = {name: (number + 1) * MIB for number, name in enumerate(CATEGORIES)}
 """Bytes by category at the peak; the states' maximum holds half a MiB more of each."""
 

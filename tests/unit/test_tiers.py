@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tests.cells import cell
 from zerobench.probes import AccountedPass
 from zerobench.records import MemoryRow
+from zerobench.systems import CpuOffload
 from zerobench.zero import labels
 
 CPU = torch.device("cpu")
@@ -61,3 +63,9 @@ def test_copies_between_tiers_are_listed_with_their_bytes() -> None:
         ("update", "up"): (128, "", 0),
         ("update", "read"): (8192, "tile", 0),
     }
+
+
+def test_a_part_of_the_optimizer_needs_an_optimizer_that_leaves() -> None:
+    words = "offload.fraction: 0.5 is a part of the optimizer; let the optimizer leave"
+    assert cell("zero2", 2, offload=CpuOffload(optimizer=False, fraction=0.5)).problems == [words]
+    assert not cell("zero2", 2, offload=CpuOffload(fraction=0.5)).problems
