@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,8 @@ def sent_in_a_step(case: str, folder: Path) -> float:
     """Bytes that node 0 puts on the wire in one of 10 further steps."""
 
     def sent(steps: int) -> int:
-        command = f"{sys.executable} -m tests.distributed.wire_nodes {case} %d {steps} {folder}"
+        python, where = shlex.quote(sys.executable), shlex.quote(str(folder))
+        command = f"{python} -m tests.distributed.wire_nodes {case} %d {steps} {where}"
         script = (
             f"{SETTING}\nGLOO_SOCKET_IFNAME=node1 $there {command % 1} >/dev/null &\nsecond=$!\n"
             f"GLOO_SOCKET_IFNAME=node0 {command % 0}\nwait $second\n"

@@ -15,13 +15,13 @@ from tests.end_to_end.command import ROOT, SMALL
 
 LEAK = (
     "zerobench/zero/unit.py",
-    "            wire.untyped_storage().resize_(0)\n",
+    "            self.heap.give_back(wire)\n",
     "            self.kept = [*getattr(self, 'kept', []), wire][-2:]\n",
 )
 DOUBLE_GATHER = (
     "zerobench/zero/module_unit.py",
-    "            self.gather = self.comm.all_gather(full, ",
-    "            self.comm.all_gather(full, self.name).wait()\n            self.gather = self.comm.all_gather(full, ",
+    "            self.gather = self.source.launch(full, ",
+    "            self.comm.all_gather(full, self.name).wait()\n            self.gather = self.source.launch(full, ",
 )
 
 
@@ -57,7 +57,7 @@ def check_with(where: Path, plant: tuple[str, str, str], *arguments: str) -> sub
 def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
     done = budget(checkout, "check", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "34 of 34 limits hold" in done.stdout
+    assert "42 of 42 limits hold" in done.stdout
     assert done.stderr.count("reused an earlier run") == 2
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> Non
     crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
     done = check_with(checkout, crashing)
     assert done.returncode == 2
-    assert "17 of 34 limits hold" in done.stdout
+    assert "21 of 42 limits hold" in done.stdout
     assert "unjudged: zero2 gpt_tiny N=2 b=8: it could not be measured (crash: timed pass: rank" in done.stdout
     assert budget(checkout, "check", "--runs", "nowhere").returncode == 2
     file = checkout / "results/budgets/default.yaml"

@@ -67,5 +67,5 @@ def test_copies_between_tiers_are_listed_with_their_bytes() -> None:
 
 def test_a_part_of_the_optimizer_needs_an_optimizer_that_leaves() -> None:
     words = "offload.fraction: 0.5 is a part of the optimizer; let the optimizer leave"
-    assert cell("zero2", 2, offload=CpuOffload(optimizer=False, fraction=0.5)).problems == [words]
+    assert cell("zero2", 2, offload=CpuOffload(optimizer=False, fraction=0.5)).problems == (words,)
     assert not cell("zero2", 2, offload=CpuOffload(fraction=0.5)).problems

@@ -11,6 +11,7 @@ import torch
 
 if TYPE_CHECKING:
     from .checkpoint import SaveHandle
+    from .places import Run
     from .strategy import Strategy
 
 
@@ -145,6 +146,11 @@ def _checkpoints() -> ModuleType:
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
-    shards |= {f"unit {unit.name} from {run.start}": run.master for unit in engine.units for run in unit.runs}
+    shards |= {_name_of(run): run.master for unit in engine.units for run in unit.runs}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
+
+
+def _name_of(run: Run) -> str:
+    """Of a run's master; the first stands for the shard of parameters, which are its rounded values."""
+    return f"unit {run.unit.name}" + (f" from {run.start}" if run.start else "")
