@@ -72,7 +72,9 @@ class Reporter:
         self._current += 1
         self._begun = self._last_line = time.monotonic()
         self.entry.state = "running"
-        if self._live is None and not launch.cell.problems:
+        if self._live is not None:
+            self._live.refresh()  # a launch may be over before the next refresh is due
+        elif not launch.cell.problems:
             self._line("running")
 
     def skip(self, launch: Launch) -> None:
