@@ -9,9 +9,11 @@ Which memory opens and closes on the way is the stage's business (strategy.py, t
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -48,7 +50,7 @@ class GradientFlow:
                 self.places[piece.parameter].append((unit, piece))
         tied = tied_places(engine.module)
         for i, parameter in enumerate(engine.trainable):
-            parameter.register_post_accumulate_grad_hook(partial(self._arrive, i))
+            parameter.register_post_accumulate_grad_hook(partial(_weakly(self._arrive), i))
             for module, name in tied.get(parameter, []):
                 TiedPlace(parameter, module, name, partial(self._expect_use, i))
             for unit, _ in self.places[i]:
@@ -57,7 +59,7 @@ class GradientFlow:
 
     def _expect_use(self, i: int, leaf: nn.Parameter) -> None:
         """A tied parameter is used, by a leaf of its own: its units wait for one gradient more."""
-        leaf.register_post_accumulate_grad_hook(partial(self._arrive_use, i))
+        leaf.register_post_accumulate_grad_hook(partial(_weakly(self._arrive_use), i))
         for unit, _ in self.places[i]:
             unit.uses += 1
 
@@ -151,3 +153,17 @@ class GradientFlow:
         """Raises RuntimeError where gradients were kept back by no_sync and never reduced."""
         if any(unit.filled and not unit.is_alone for unit in self._engine.units):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method as long as its object lives. These hooks are out of the garbage collector's sight: an engine that
+    they held would stay for good, with its files and threads.
+    """
+    found = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        living = found()
+        if living is not None:
+            living(*arguments)
+
+    return call
