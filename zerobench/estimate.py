@@ -14,6 +14,7 @@ from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_volume
 from .worker import build_model, shapes_of
+from .zero import STAGES
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Estimate:
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
     """What theory needs to know of how a resolved cell is trained."""
-    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"])
+    travels = config["world_size"] > 1 or config["strategy"]["name"] not in STAGES
+    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], travels)
 
 
 def estimate(config: dict[str, Any]) -> Estimate:

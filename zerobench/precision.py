@@ -111,10 +111,11 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
     return options
 
 
-def shape_of(section: Section) -> PrecisionShape:
-    """What theory needs to know of it."""
-    gradient, wire = (DTYPES[section[key]].itemsize for key in ("gradient_dtype", "wire_dtype"))
-    casts = section["gradient_dtype"] != section["wire_dtype"]
+def shape_of(section: Section, travels: bool = True) -> PrecisionShape:
+    """What theory needs to know of it. Where nothing `travels`, nothing is cast for a wire."""
+    sent = section["wire_dtype" if travels else "gradient_dtype"]
+    gradient, wire = (DTYPES[one].itemsize for one in (section["gradient_dtype"], sent))
+    casts = section["gradient_dtype"] != sent
     return PrecisionShape(gradient, wire, section["tile_bytes"], casts)
 
 

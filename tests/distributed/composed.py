@@ -78,8 +78,8 @@ def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list
             found = train(rank, n, config, folder)
         except Exception as error:
             raise RuntimeError(f"{row}: {error!r}") from error
-        # alone, where nothing leaves, gradients add up in place and are not cast for a wire
-        alone = n == 1 and (row["precision"] != "fp32" or row["accumulation"] != "1")
+        # alone, where nothing leaves, each use of a tied parameter adds to the sum of all micro-batches in turn
+        alone = n == 1 and row["model"] == "tied" and row["accumulation"] != "1"
         # torch's all-reduce adds in an order that depends on the place in the buffer
         places = ("buffers",) if config["strategy"].get("reduce_with") == "all_reduce" else ()
         near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF

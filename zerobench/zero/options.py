@@ -13,7 +13,7 @@ from .comm import Comm, Handle
 from .delayed import DelayedUpdate
 from .host import Offload
 from .places import Places
-from .precision import LossScaling
+from .precision import Dtypes, LossScaling
 from .stamp import Stamp
 from .update import Update
 from .zeropp import Zeropp
@@ -96,6 +96,10 @@ class Options:
     node_size: int | None = None
     shard_group: int | None = None
     zeropp: Zeropp | None = None
+
+    def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
+        """Of a unit of such parameters. Where nobody else is there, nothing travels, and nothing is rounded for it."""
+        return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
     def places(self, module: nn.Module) -> Places:
         """Where the engine over `module` keeps things."""

@@ -20,7 +20,6 @@ from .comm import Comm
 from .gathers import LateGathers
 from .layout import Layout, buckets
 from .options import Options
-from .precision import Dtypes
 from .strategy import Strategy
 from .unit import ALIGN_BYTES, Unit
 
@@ -59,7 +58,7 @@ class Stage1(Strategy):
     def _adopt_buffer(self, layouts: list[Layout], like: torch.Tensor) -> None:
         """Makes the units that lie in one buffer and moves their parameters there."""
         flat = like.new_zeros(sum(layout.padded_numel for layout in layouts))
-        dtypes = Dtypes.of(like.dtype, self.options.gradient_dtype, self.options.wire_dtype)
+        dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
         start = 0
         for layout in layouts:
             unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.places)

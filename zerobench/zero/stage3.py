@@ -39,7 +39,6 @@ from .modules import (
     unit_of_parameters,
     warn_of_modules_not_called,
 )
-from .precision import Dtypes
 from .prefetch import UnitOrder
 from .stage2 import Stage2
 from .stamp import STAMP_NUMEL, Stamp
@@ -92,7 +91,7 @@ class Stage3(Stage2):
         index = {p: i for i, p in enumerate(self.trainable)}
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
         layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
-        dtypes = Dtypes.of(parameters[0].dtype, self.options.gradient_dtype, self.options.wire_dtype)
+        dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
         unit = ModuleUnit(name, layout, self.comm, dtypes, self.places, parameters, stays, self.share, self.stamp)
         if unit.trainable:
             self.place_gradients(unit)
