@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,19 +65,27 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
     axes.plot(sizes / 2**20, sizes / times / GIB, color=colour, lw=1, ls="--" if via == "memory" else "-", label=label)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draws the figure. Exit code 2 where there is nothing to draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what zerobench calibrate wrote, as results/calibration/cpu/N=2")
+def script(name: str, doc: str | None, draw: Callable[[Path], Figure], usual: str, arguments: list[str] | None) -> int:
+    """A calibration figure's command. `draw` takes the folder, as a rule `usual`. Exit code 2: nothing to draw."""
+    parser = argparse.ArgumentParser(
+        f"analysis/{name}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help=f"what zerobench calibrate wrote, as {usual}")
     parser.add_argument("--out", type=Path, default=Path("results/figures"), help="for PNG and SVG (%(default)s)")
     chosen = parser.parse_args(arguments)
     try:
-        figure = draw(load_calibration(chosen.folder))
+        figure = draw(chosen.folder)
     except FileNotFoundError as error:
-        print(f"calibration.py: {error}", file=sys.stderr)
+        print(f"{name}.py: {error}", file=sys.stderr)
         return 2
-    save(figure, chosen.out, "calibration")
+    save(figure, chosen.out, name)
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    usual = "results/calibration/cpu/N=2"
+    return script("calibration", __doc__, lambda folder: draw(load_calibration(folder)), usual, arguments)
 
 
 if __name__ == "__main__":

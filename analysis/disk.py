@@ -3,12 +3,11 @@
     python analysis/disk.py FOLDER --out DIR
 
 A panel for mixed, read and write; bars are medians by block size × depth, whiskers their 95 % intervals, numbers the
-share of the plain calls' throughput.
+share of the plain calls' throughput, and of an update that of the slower of disk and update in memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,16 +16,30 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.style import BLUE, GREY, ORANGE, save
-from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, DiskCalibration, DiskRate, load_disk_calibration
+from analysis.calibration import script
+from analysis.style import BLUE, GREEN, GREY, ORANGE, PURPLE
+from zerobench.disk_calibration import (
+    CHECKED,
+    GIB,
+    IN_MEMORY,
+    RAW,
+    STORE,
+    UPDATE,
+    DiskCalibration,
+    DiskRate,
+    load_disk_calibration,
+)  # fmt: skip
 
 LOOKS = {
     RAW: (GREY, "", "preadv and pwritev"),
     STORE: (BLUE, "//", "the engine's files"),
     CHECKED: (ORANGE, "xx", "with checksums"),
+    UPDATE: (GREEN, "..", "an update over files"),
+    IN_MEMORY: (PURPLE, "\\\\", "the same in memory"),
 }
 MIB = 2**20
-WIDTH = 0.27
+WIDTH = 0.8
+"""Of the bars of one block size and depth together."""
 
 
 def draw(found: DiskCalibration) -> Figure:
@@ -48,36 +61,31 @@ def draw(found: DiskCalibration) -> Figure:
 
 def _bars(axes: Axes, rates: list[DiskRate]) -> None:
     places = list(dict.fromkeys((rate.block_bytes, rate.depth) for rate in rates))
-    for number, (via, (colour, hatch, label)) in enumerate(LOOKS.items()):
+    there = [via for via in LOOKS if any(rate.via == via for rate in rates)]
+    width = WIDTH / len(there)
+    for number, via in enumerate(there):
+        colour, hatch, label = LOOKS[via]
         mine = [rate for rate in rates if rate.via == via]
-        x = [places.index((rate.block_bytes, rate.depth)) + WIDTH * (number - 1) for rate in mine]
+        shift = width * (number - (len(there) - 1) / 2)
+        x = [places.index((rate.block_bytes, rate.depth)) + shift for rate in mine]
         y = [rate.bytes_per_s / GIB for rate in mine]
         reach = [
             [(rate.bytes_per_s - rate.bytes_per_s_low) / GIB for rate in mine],
             [(rate.bytes_per_s_high - rate.bytes_per_s) / GIB for rate in mine],
         ]
-        axes.bar(x, y, WIDTH, yerr=reach, color=colour, hatch=hatch, edgecolor="white", lw=0.4, capsize=2, label=label,
+        axes.bar(x, y, width, yerr=reach, color=colour, hatch=hatch, edgecolor="white", lw=0.4, capsize=2, label=label,
                  error_kw={"lw": 0.8})  # fmt: skip
         for place, rate in zip(x, mine, strict=True):
-            if via != RAW:
-                axes.text(place, 0.02, f"{rate.of_raw:.2f}", rotation=90, ha="center", va="bottom", fontsize=6,
+            if via not in (RAW, IN_MEMORY):
+                axes.text(place, 0.02, f"{rate.of_bound:.2f}", rotation=90, ha="center", va="bottom", fontsize=6,
                           bbox={"color": "white", "pad": 0.5})  # fmt: skip
     axes.set_xticks(range(len(places)), [f"{block / MIB:g} × {depth}" for block, depth in places], fontsize=7)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="what zerobench calibrate --disk wrote, as results/calibration/disk")
-    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="for PNG and SVG (%(default)s)")
-    chosen = parser.parse_args(arguments)
-    try:
-        figure = draw(load_disk_calibration(chosen.folder))
-    except FileNotFoundError as error:
-        print(f"disk.py: {error}", file=sys.stderr)
-        return 2
-    save(figure, chosen.out, "disk")
-    return 0
+    usual = "results/calibration/disk"
+    return script("disk", __doc__, lambda folder: draw(load_disk_calibration(folder)), usual, arguments)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ disk hits all.
 raw        threads that call preadv and pwritev on a buffer each, and nothing else: what the disk gives
 store      the engine's FileStore and Pool, without checksums
 checked    the same with them
+update     the engine's update over files, with checksums, and in memory: what bounds it (disk_update.py)
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .disk_calibration import CHECKED, RAW, STORE, DiskRow
+from .disk_calibration import CHECKED, IN_MEMORY, RAW, STORE, UPDATE, DiskRow
+from .disk_update import Updates
+from .zero.host import Offload
+from .zero.infinity import NvmeOffload
 from .zero.nvme import FileStore, Handle, Pool, Scratch
 
 WARMUP = 1
@@ -28,6 +32,9 @@ KINDS = {"mixed": ("read", "write"), "read": ("read",), "write": ("write",)}
 
 BUFFERS_A_THREAD = 2
 """Of the pool: one at the disk, one on its way."""
+
+UPDATES = (UPDATE, IN_MEMORY)
+"""They read as much as they write, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +55,26 @@ class DiskPlan:
 
 
 class Way(Protocol):
-    """A way to move a file's bytes."""
+    """A way to move a file's bytes. `moves_bytes`: how many in one `carry`."""
+
+    moves_bytes: int
+
+    def prepare(self) -> None:
+        """What must be there before, and is not to be measured: as a rule nothing."""
+        return
 
     def carry(self, kinds: tuple[str, ...]) -> None:
         """Reads or writes each block, `kinds` in turns; returns when all is done."""
 
 
-class Raw:
+class Raw(Way):
     """See above. `path`: an existing file, whose blocks are carried."""
 
     def __init__(self, path: Path, plan: DiskPlan, block: int, depth: int, direct: bool, stack: ExitStack) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0), 0o600)
         stack.callback(os.close, self._fd)
         os.posix_fallocate(self._fd, 0, plan.file_bytes)
+        self.moves_bytes = plan.file_bytes
         self._blocks, self._block, self._direct = plan.file_bytes // block, block, direct
         self._buffers = [_large_pages(block) for _ in range(depth)]
 
@@ -101,11 +115,12 @@ def _large_pages(nbytes: int) -> mmap.mmap:
     return buffer
 
 
-class Stored:
+class Stored(Way):
     """The engine's own: one region, blocks through a pool, as many under way as it has buffers."""
 
     def __init__(self, store: FileStore, plan: DiskPlan, block: int, depth: int) -> None:
         self._store, self._region = store, store.allocate(plan.file_bytes)
+        self.moves_bytes = plan.file_bytes
         self._pool = Pool(block, BUFFERS_A_THREAD * depth)
         for _ in range(self._pool.count):
             buffer = self._pool.take()
@@ -130,6 +145,7 @@ def measure(plan: DiskPlan, tell: Callable[[int], None]) -> list[DiskRow]:
         with ExitStack() as stack:
             ways, direct = _ways(plan, block, depth, stack)
             for way in ways.values():
+                way.prepare()
                 way.carry(KINDS["write"])  # what is read must have been written
             for repetition in range(-WARMUP, plan.repetitions):
                 found = _round(plan, ways, direct, block, depth, repetition)
@@ -147,19 +163,34 @@ def _ways(plan: DiskPlan, block: int, depth: int, stack: ExitStack) -> tuple[dic
     }
     direct = all(store.direct for store in stores.values())
     ways: dict[str, Way] = {RAW: Raw(home / RAW, plan, block, depth, direct, stack)}
-    return ways | {name: Stored(store, plan, block, depth) for name, store in stores.items()}, direct
+    ways |= {name: Stored(store, plan, block, depth) for name, store in stores.items()}
+    buffers = max(NvmeOffload.buffers, BUFFERS_A_THREAD * depth)
+    files = NvmeOffload(
+        gradients=False, path=str(home), block_bytes=block, buffers=buffers, depth=depth, direct=plan.direct
+    )
+    return ways | {
+        UPDATE: Updates(files, plan.file_bytes),
+        IN_MEMORY: Updates(Offload(gradients=False), plan.file_bytes),
+    }, direct
 
 
 def _round(
     plan: DiskPlan, ways: dict[str, Way], direct: bool, block: int, depth: int, repetition: int
 ) -> list[DiskRow]:
     """Every kind by every way, another way first each time."""
-    names, rows = list(ways), []
-    turn = repetition % len(names)
+    rows = []
     for kind, kinds in KINDS.items():
+        names = [via for via in ways if kind == "mixed" or via not in UPDATES]
+        turn = repetition % len(names)
         for via in names[turn:] + names[:turn]:
+            way = ways[via]
+            way.prepare()
             begun, cpu = time.perf_counter(), time.process_time()
-            ways[via].carry(kinds)
+            way.carry(kinds)
             seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
-            rows.append(DiskRow(via, kind, block, depth, direct, plan.file_bytes, repetition, seconds, cpu_seconds))
+            rows.append(
+                DiskRow(
+                    via, kind, block, depth, direct, plan.file_bytes, way.moves_bytes, repetition, seconds, cpu_seconds
+                )
+            )
     return rows

@@ -1,6 +1,7 @@
 """What a disk moves, as measured by `zerobench calibrate --disk`, and how much of it the engine's files reach.
 
-    of_raw = seconds(raw) / seconds(via)            the same bytes, blocks and depth, one right after the other
+    of_raw   = a second's bytes (via) / a second's bytes (raw)   the same blocks and depth, one right after the other
+    of_bound = of updates, beside the slower of the disk and the update in memory: neither can be overtaken
 
 A folder of a calibration holds `transfers.parquet` (a DiskRow each), `rates.parquet` (a DiskRate each) and
 `provenance.json`.
@@ -20,6 +21,9 @@ import pandas as pd
 RAW, STORE, CHECKED = "raw", "store", "checked"
 """Plain preadv and pwritev in threads; the engine's files without checksums; with them."""
 
+UPDATE, IN_MEMORY = "update", "in memory"
+"""The engine's update over files with checksums; the same where nothing is in files."""
+
 GIB = 2**30
 RESAMPLES = 1000
 
@@ -36,6 +40,8 @@ class DiskRow:
     direct: bool
     """Past the page cache."""
     file_bytes: int
+    moved_bytes: int
+    """Read and written."""
     repetition: int
     seconds: float
     cpu_seconds: float
@@ -57,6 +63,9 @@ class DiskRate:
     of_raw: float
     of_raw_low: float
     of_raw_high: float
+    of_bound: float
+    of_bound_low: float
+    of_bound_high: float
     cpu_s_per_gib: float
 
 
@@ -82,13 +91,15 @@ def rates_of(transfers: pd.DataFrame) -> list[DiskRate]:
     keys = ["kind", "block_bytes", "depth", "direct", "file_bytes"]
     found = []
     for key, same in transfers.groupby(keys, sort=False):
-        times = same.pivot(index="repetition", columns="via", values="seconds")
-        cpu = same.groupby("via")["cpu_seconds"].median()
-        kind, block, depth, direct, size = cast(tuple[str, int, int, bool, int], key)
-        for via in same["via"].unique():
-            rate = _median(size / times[via].to_numpy())
-            of_raw = _median((times[RAW] / times[via]).to_numpy())
-            found.append(DiskRate(via, kind, block, depth, direct, *rate, *of_raw, float(cpu[via] * GIB / size)))
+        speeds = same.assign(speed=same["moved_bytes"] / same["seconds"])
+        speed = speeds.pivot(index="repetition", columns="via", values="speed")
+        slower = speed[[via for via in (RAW, IN_MEMORY) if via in speed]].min(axis="columns")
+        cost = (same["cpu_seconds"] / same["moved_bytes"]).groupby(same["via"]).median()
+        kind, block, depth, direct, _ = cast(tuple[str, int, int, bool, int], key)
+        for via in (str(one) for one in same["via"].unique()):
+            bound = slower if via in (UPDATE, IN_MEMORY) else speed[RAW]
+            rate, of_raw, of_bound = (_median((speed[via] / of).to_numpy()) for of in (1.0, speed[RAW], bound))
+            found.append(DiskRate(via, kind, block, depth, direct, *rate, *of_raw, *of_bound, float(cost[via] * GIB)))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -25,11 +26,14 @@ def test_a_disk_is_measured_and_drawn(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["here"], "its files are gone"
     found = package.load_disk_calibration(tmp_path / "here")
-    assert len(found.transfers) == 3 * 3 * 4 * 3
+    assert len(found.transfers) == (3 * 3 + 2) * 4 * 3
     assert (found.transfers["seconds"] > 0).all()
     assert {(rate.via, rate.kind, rate.block_bytes, rate.depth) for rate in found.rates} == {
         (via, kind, block, depth)
-        for via in ("raw", "store", "checked") for kind in ("mixed", "read", "write")
+        for via, kind in [
+            *itertools.product(("raw", "store", "checked"), ("mixed", "read", "write")),
+            ("update", "mixed"), ("in memory", "mixed"),
+        ]
         for block in (2**16, 2**18) for depth in (1, 3)
     }  # fmt: skip
     assert {"date", "versions", "processor", "commit", "disk"} <= set(found.provenance)
@@ -45,7 +49,7 @@ def test_shares_are_of_the_same_repetition() -> None:
     """The disk becomes slower from one repetition to the next, and the share is found all the same."""
     rows = [
         {"via": via, "kind": "mixed", "block_bytes": 4096, "depth": 2, "direct": True, "file_bytes": 2**30,
-         "repetition": n, "seconds": (1 + n) / share, "cpu_seconds": 0.5 / share}
+         "repetition": n, "moved_bytes": 2**30, "seconds": (1 + n) / share, "cpu_seconds": 0.5 / share}
         for n in range(5) for via, share in (("raw", 1.0), ("store", 0.8), ("checked", 0.5))
     ]  # fmt: skip
     raw, store, checked = rates_of(pd.DataFrame(rows))
@@ -79,6 +83,7 @@ def test_all_ways_move_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     def one_way(plan, ways, *more):
         for via, way in ways.items():
             for kind, kinds in disk_benchmark.KINDS.items():
+                way.prepare()
                 moved.clear()
                 way.carry(kinds)
                 seen[via, kind] = {name: sum(n for what, n in moved if what == name) for name in ("preadv", "pwritev")}
@@ -88,9 +93,13 @@ def test_all_ways_move_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     size = 2**20
     disk_benchmark.measure(disk_benchmark.DiskPlan(tmp_path, size, (2**16,), (3,), 0, direct), lambda _: None)
     share = {"mixed": (0.5, 0.5), "read": (1, 0), "write": (0, 1)}
+    updates = {via: np.array(list(seen.pop((via, kind)).values())) for via in ("update", "in memory") for kind in share}
     for (_, kind), bytes_moved in seen.items():
         assert tuple(np.array(list(bytes_moved.values())) / size) == share[kind]
     assert len(seen) == 9
+    more = updates["update"] - size // 24 * 12
+    assert ((more >= 0) & (more < 3 * 4096)).all(), "master and two states, in whole pages"
+    assert updates["in memory"].sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -127,3 +136,20 @@ def test_what_stops_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
     assert figure.main([str(tmp_path)]) == 2
     assert "no calibration of a disk" in capsys.readouterr().err
+
+
+def test_an_update_is_bound_by_the_slower_of_disk_and_computing() -> None:
+    """It moves half as many bytes as the others; in repetition 1 the disk is slower than what is computed, then not."""
+    rows = [
+        {"via": via, "kind": "mixed", "block_bytes": 4096, "depth": 2, "direct": True, "file_bytes": 2**30,
+         "moved_bytes": moved, "repetition": n, "seconds": seconds[n], "cpu_seconds": 1.0}
+        for via, moved, seconds in (
+            ("raw", 2**30, (4.0, 1.0, 1.0)), ("update", 2**29, (2.5, 1.25, 1.25)),
+            ("in memory", 2**29, (1.0, 1.0, 1.0)),
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    raw, update, memory = rates_of(pd.DataFrame(rows))
+    assert update.of_raw == pytest.approx(0.4)
+    assert update.of_bound == pytest.approx(0.8)
+    assert (raw.of_raw, memory.of_bound) == pytest.approx((1, 1))

@@ -85,14 +85,14 @@ def _measure(plan: DiskPlan) -> list[DiskRow]:
 
 def show(found: DiskCalibration) -> None:
     """Throughput by kind, block and depth, and the share of the plain calls' that the engine's files reach."""
-    header = ["kind", "block", "depth", "via", "a second", "95 %", "of raw", "95 %", "CPU s/GiB"]
+    header = ["kind", "block", "depth", "via", "a second", "95 %", "of raw", "95 %", "of bound", "CPU s/GiB"]
     rows = []
     for rate in found.rates:
         low, high = (show_bytes(value) for value in (rate.bytes_per_s_low, rate.bytes_per_s_high))
         rows.append(
             [rate.kind, show_bytes(rate.block_bytes), str(rate.depth), rate.via, show_bytes(rate.bytes_per_s),
              f"{low} – {high}", f"{rate.of_raw:.2f}", f"{rate.of_raw_low:.2f} – {rate.of_raw_high:.2f}",
-             f"{rate.cpu_s_per_gib:.2f}"]
+             f"{rate.of_bound:.2f}", f"{rate.cpu_s_per_gib:.2f}"]
         )  # fmt: skip
     stdout_console().print(plain_table(header, rows, left=4))
     if not found.rates[0].direct:
