@@ -9,16 +9,17 @@ A folder of a calibration holds `transfers.parquet` (a TransferRow each), `fits.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
 RESAMPLES = 200
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -108,21 +109,34 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
     """Fits, and writes all to `folder`; an earlier calibration there is replaced."""
     frame = pd.DataFrame([asdict(row) for row in transfers])
     fits = fit_all(frame)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in (("transfers", frame), ("fits", pd.DataFrame([asdict(fit) for fit in fits]))):
-        aside = folder / f"{name}.parquet.partial"
-        table.to_parquet(aside, index=False)
-        aside.replace(folder / f"{name}.parquet")
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    write_tables(folder, frame, "fits", fits, provenance)
     return Calibration(frame, fits, provenance)
 
 
 def load_calibration(folder: Path | str) -> Calibration:
     """What `zerobench calibrate` wrote. Raises FileNotFoundError where there is none."""
-    where = Path(folder)
-    if not (where / "fits.parquet").is_file():
-        raise FileNotFoundError(f"{where}: no calibration; zerobench calibrate --out {where} makes one")
-    table = pd.read_parquet(where / "fits.parquet")
-    fits = [FitRow(**{field.name: row[field.name] for field in fields(FitRow)}) for _, row in table.iterrows()]
-    provenance = json.loads((where / "provenance.json").read_text())
-    return Calibration(pd.read_parquet(where / "transfers.parquet"), fits, provenance)
+    return Calibration(*read_tables(Path(folder), "fits", FitRow, "no calibration; zerobench calibrate"))
+
+
+def write_tables(
+    folder: Path, transfers: pd.DataFrame, name: str, found: Sequence[Any], provenance: dict[str, Any]
+) -> None:
+    """A calibration's transfers, what was `found` from them (dataclasses of one type) as table `name`, and the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for called, table in (("transfers", transfers), (name, pd.DataFrame([asdict(row) for row in found]))):
+        aside = folder / f"{called}.parquet.partial"
+        table.to_parquet(aside, index=False)
+        aside.replace(folder / f"{called}.parquet")
+    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+
+
+def read_tables(
+    folder: Path, name: str, kind: Callable[..., Row], none: str
+) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
+    """What `write_tables` wrote. Raises FileNotFoundError, a sentence with `none`, where there is nothing."""
+    if not (folder / f"{name}.parquet").is_file():
+        raise FileNotFoundError(f"{folder}: {none} --out {folder} makes one")
+    table = pd.read_parquet(folder / f"{name}.parquet")
+    found = [kind(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
+    provenance = json.loads((folder / "provenance.json").read_text())
+    return pd.read_parquet(folder / "transfers.parquet"), found, provenance

@@ -9,14 +9,15 @@ A folder of a calibration holds `transfers.parquet` (a DiskRow each), `rates.par
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+
+from .calibration import read_tables, write_tables
 
 RAW, STORE, CHECKED = "raw", "store", "checked"
 """Plain preadv and pwritev in threads; the engine's files without checksums; with them."""
@@ -114,24 +115,11 @@ def write_disk_calibration(folder: Path, transfers: Sequence[DiskRow], provenanc
     """Finds the rates, and writes all to `folder`; an earlier calibration there is replaced."""
     frame = pd.DataFrame([asdict(row) for row in transfers])
     rates = rates_of(frame)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, table in (("transfers", frame), ("rates", pd.DataFrame([asdict(rate) for rate in rates]))):
-        aside = folder / f"{name}.parquet.partial"
-        table.to_parquet(aside, index=False)
-        aside.replace(folder / f"{name}.parquet")
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
+    write_tables(folder, frame, "rates", rates, provenance)
     return DiskCalibration(frame, rates, provenance)
 
 
 def load_disk_calibration(folder: Path | str) -> DiskCalibration:
     """What `zerobench calibrate --disk` wrote. Raises FileNotFoundError where there is none."""
-    where = Path(folder)
-    if not (where / "rates.parquet").is_file():
-        raise FileNotFoundError(
-            f"{where}: no calibration of a disk; zerobench calibrate --disk --out {where} makes one"
-        )
-    table = pd.read_parquet(where / "rates.parquet")
-    make: Callable[..., DiskRate] = DiskRate
-    rates = [make(**{field.name: row[field.name] for field in fields(DiskRate)}) for _, row in table.iterrows()]
-    provenance = json.loads((where / "provenance.json").read_text())
-    return DiskCalibration(pd.read_parquet(where / "transfers.parquet"), rates, provenance)
+    none = "no calibration of a disk; zerobench calibrate --disk"
+    return DiskCalibration(*read_tables(Path(folder), "rates", DiskRate, none))
