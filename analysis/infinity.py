@@ -44,14 +44,14 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         sizes = runs[column].astype("float64") / MIB
         axes.plot(psi, sizes, color=colour, marker=marker, ms=5.5)
         for x, y in zip(psi, sizes, strict=True):
-            axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+            axes.annotate(f"{y:.0f}", (x, y), (-9, 4), textcoords="offset points", ha="right", fontsize=7)
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
     axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters", ylabel="MiB on the fullest rank")
     axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
     axes.minorticks_off()
-    axes.margins(y=0.15)
+    axes.margins(x=0.1, y=0.15)
     axes.set_title(_title(runs.iloc[0]))
     failed = [
         f"× {one.model} {one.shape}: {one.status}" for one in summarize(newest).itertuples() if one.status != "ok"

@@ -41,7 +41,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results))
         axes.set_ylabel("bytes a parameter")
-        axes.margins(y=0.1)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
         axes.set_title(title(cells, settings))
     handles = [*patches(TIERS), rule("the paper's formula for the device", lw=1.8)]
     figure.legend(handles=handles, loc="outside lower center", ncols=5)

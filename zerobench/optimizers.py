@@ -19,13 +19,15 @@ Section = dict[str, Any]
 @dataclass(frozen=True)
 class Kind:
     """An optimizer. `states`: tensors of the parameter's size that it keeps, by its options; `counts`: 4-byte scalars
-    that it keeps of each tensor; `fused`: whether torch has a fused implementation.
+    that it keeps of each tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`: whether the oldest
+    torch that we support has it there, too.
     """
 
     make: Callable[..., optim.Optimizer]
     states: Callable[[Section], int]
     counts: int
     fused: bool = False
+    fused_on_cuda: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -35,7 +37,7 @@ KINDS: dict[str, Kind] = {
     "adamax": Kind(optim.Adamax, lambda s: 2, 1),
     "nadam": Kind(optim.NAdam, lambda s: 2, 2),
     "radam": Kind(optim.RAdam, lambda s: 2, 1),
-    "adagrad": Kind(optim.Adagrad, lambda s: 1, 1, fused=True),
+    "adagrad": Kind(optim.Adagrad, lambda s: 1, 1, fused=True, fused_on_cuda=False),
     "adadelta": Kind(optim.Adadelta, lambda s: 2, 1),
     "rmsprop": Kind(optim.RMSprop, lambda s: 1 + s["centered"] + (s["momentum"] > 0), 1),
     "rprop": Kind(optim.Rprop, lambda s: 2, 1),
@@ -77,7 +79,8 @@ def words_of(config: dict[str, Any]) -> str:
 
 def default_implementation(name: str, device: str) -> str:
     """What `implementation=auto` becomes: fused where torch has it, else what torch itself takes on that device."""
-    if KINDS[name].fused:
+    kind = KINDS[name]
+    if kind.fused and (kind.fused_on_cuda or device != "cuda"):
         return "fused"
     return "foreach" if device == "cuda" else "loop"
 

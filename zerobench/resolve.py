@@ -206,10 +206,11 @@ def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str])
 def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:
     """The optimizer, the precision, clipping."""
     optimizer, strategy = plain["optimizer"], plain["strategy"]["name"]
+    updated_by = "cuda" if plain["device"] == "cuda" and not plain.get("offload", {}).get("optimizer") else "cpu"
     if optimizer["implementation"] == "auto":
-        optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], plain["device"])
+        optimizer["implementation"] = optimizers.default_implementation(optimizer["name"], updated_by)
     problems += optimizers.problems_of(optimizer)
-    precision.fill_in(plain["precision"], strategy, "cuda" if plain["device"] == "cuda" else "cpu")
+    precision.fill_in(plain["precision"], strategy, updated_by)
     problems += precision.problems_of(plain["precision"], strategy)
     if plain["clip"] is not None and not 0 < plain["clip"] < math.inf:
         problems.append(f"clip={plain['clip']:g}: a norm to clip at must be above 0 and finite; null clips nothing")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,7 +17,7 @@ import torch.distributed as dist
 
 from tests import zoo
 from tests.distributed.streams import ModelledCuda, RaceDetector
-from zerobench.zero import Offload, host, initialize, simulated, unit
+from zerobench.zero import NvmeOffload, Offload, delayed, host, infinity, initialize, simulated, unit
 from zerobench.zero.backends import FAKE
 
 PARTS = {
@@ -23,7 +26,19 @@ PARTS = {
     "gradients": Offload(optimizer=False),
     "half": Offload(fraction=0.5),
     "parameters": Offload(parameters=True),
+    "delayed": Offload(delayed_after=1),
+    "files": NvmeOffload(block_bytes=4096, buffers=8),
 }
+
+
+class AtOnce:
+    """A thread that does all it has to when it is started: operators in other threads are not seen."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
+        self.start = partial(target, *args)
+
+    def join(self) -> None:
+        """It is over."""
 
 
 @pytest.fixture
@@ -32,7 +47,11 @@ def cuda() -> Iterator[ModelledCuda]:
     dist.init_process_group(FAKE, rank=1, world_size=2)
     modelled = ModelledCuda()
     on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modelled)}
-    with mock.patch.object(simulated, "KINDS", on_gpu), mock.patch.object(host, "STREAMS", {"cpu": modelled}):
+    with (
+        mock.patch.object(simulated, "KINDS", on_gpu),
+        mock.patch.object(host, "STREAMS", {"cpu": modelled}),
+        mock.patch.object(delayed, "threading", SimpleNamespace(Thread=AtOnce)),
+    ):
         yield modelled
     dist.destroy_process_group()
 
@@ -42,13 +61,20 @@ def races_of(
 ) -> list[str]:
     module = zoo.build("tied").to(dtype)
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
-    with RaceDetector(cuda) as detector, mistake():
+    with ExitStack() as stack:
+        if isinstance(offload, NvmeOffload):
+            offload = replace(offload, path=stack.enter_context(TemporaryDirectory()))
+        detector = stack.enter_context(RaceDetector(cuda))
+        stack.enter_context(mistake())
         engine = initialize(module, optimizer, strategy, bucket_bytes=4096, tile_bytes=4096, offload=offload)
-        for step in range(3):
+        for step in range(4):
             for micro in range(2):
                 engine.backward(engine(*zoo.tokens(1, 2, 2 * step + micro)))
             engine.clip_grad_norm_(1.0)
             engine.step()
+        engine.load_state_dict(engine.state_dict())
+        with torch.no_grad():
+            engine(*zoo.tokens(1, 2, 50))
         engine.settle()
     assert len(cuda.streams) == 5
     return detector.races
@@ -78,7 +104,14 @@ def let_go_at_once() -> Iterator[None]:
 @contextmanager
 def nobody_waits() -> Iterator[None]:
     """The host reads gradients that are still on their way."""
-    with mock.patch.object(host, "_wait", return_value=None):
+    with mock.patch.object(host, "wait_for", return_value=None):
+        yield
+
+
+@contextmanager
+def nobody_keeps() -> Iterator[None]:
+    """A buffer is another cut's while it goes up."""
+    with mock.patch.object(infinity, "wait_for", return_value=None):
         yield
 
 
@@ -89,6 +122,18 @@ def gathered_too_early() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def overtaken() -> Iterator[None]:
+    """Masters are updated, or loaded, while they go up."""
+    with mock.patch.object(host.Bus, "wait", return_value=None):
+        yield
+
+
 @pytest.mark.parametrize("mistake", [let_go_at_once, nobody_waits, gathered_too_early])
 def test_planted_races_are_seen(cuda: ModelledCuda, mistake: Any) -> None:
     assert races_of(cuda, "zero2", Offload(), mistake)
+
+
+@pytest.mark.parametrize(("parts", "mistake"), [("all", overtaken), ("delayed", overtaken), ("files", nobody_keeps)])
+def test_planted_races_with_what_goes_up_are_seen(cuda: ModelledCuda, parts: str, mistake: Any) -> None:
+    assert races_of(cuda, "zero2", PARTS[parts], mistake, torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -212,11 +214,11 @@ def test_stamps_on_a_device_are_checked_at_the_end_of_a_step() -> None:
     Stamp(5, 9).write(summed)
     summed *= 3
     for stamp in (Stamp(5, 9), Stamp(6, 9)):
-        Handle([], comm._gathered_to_check(gathered, stamp)).wait()
-        Handle([], comm._sum_to_check(summed, Stamp(5, 9))).wait()
+        comm._check_end(gathered, partial(stamp.check, 2))
+        comm._check_end(summed, comm._check_of_sum(summed, Stamp(5, 9)))
     with pytest.raises(RuntimeError, match="rank 2 is at unit 5 of step 9, this rank at 6 of step 9"):
         comm.check_stamps()
     comm.check_stamps()
-    Handle([], comm._sum_to_check(summed, Stamp(5, 8))).wait()
+    comm._check_end(summed, comm._check_of_sum(summed, Stamp(5, 8)))
     with pytest.raises(RuntimeError, match="another rank is elsewhere, this rank at 5 of step 8"):
         comm.check_stamps()

@@ -72,6 +72,8 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
             assert kind.fused, name
     assert optimizers.default_implementation("adamw", "cuda") == "fused"
     assert optimizers.default_implementation("nadam", "cuda") == "foreach"
+    assert optimizers.default_implementation("adagrad", "cuda") == "foreach", "torch 2.11 has it for the CPU alone"
+    assert optimizers.default_implementation("adagrad", "cpu") == "fused"
     assert optimizers.default_implementation("nadam", "cpu") == "loop"
 
 

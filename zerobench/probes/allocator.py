@@ -59,4 +59,5 @@ class PhasePeaks:
             "fragmentation": peaks["reserved"] - peaks["allocated"],
         }
         for category in ALLOCATOR:
-            yield MemoryRow(rank, phase, category, None, None, {**peaks, **derived}[category])
+            size = {**peaks, **derived}.get(category, 0)  # a Counter has no names of what was 0 all the time
+            yield MemoryRow(rank, phase, category, None, None, size)

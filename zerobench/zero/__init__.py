@@ -72,7 +72,9 @@ def initialize(
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
     _check_current(device)
-    chosen = _choose(strategy, mode, {"tile_bytes": TILE_BYTES[device.type]}, options)
+    offload = options.get("offload")
+    updated_by = "cpu" if offload is not None and offload.optimizer else device.type
+    chosen = _choose(strategy, mode, {"tile_bytes": TILE_BYTES[updated_by]}, options)
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from . import labels
 from .comm import Comm, Handle
 from .exchange import Reducer, exchange_slices, gather_slices
-from .lanes import Lane, Threads, Waitable
-from .stamp import CheckEnd, LateStamps, Stamp, sums_are_exact
+from .lanes import Collective, Lane, Threads, Waitable
+from .stamp import STAMP_NUMEL, CheckEnd, LateStamps, Stamp, sums_are_exact
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -44,11 +44,9 @@ class GroupComm(Comm):
             self.flags_device = torch.device("cpu")
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp:
-            stamp.write(full)
+        carry = partial(dist.all_reduce, full, group=self.group)
         with labels.collective("all_reduce", unit):
-            work = self._reductions.launch(partial(dist.all_reduce, full, group=self.group))
-        return Handle([work], self._sum_to_check(full, stamp))
+            return self._launch(self._reductions, carry, stamp, full, full, self._check_of_sum(full, stamp))
 
     def all_to_all(
         self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
@@ -81,11 +79,31 @@ class GroupComm(Comm):
             return None
         return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
 
-    def _sum_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """What is left to do once the end of `full` holds a sum over the ranks."""
-        if stamp is None or not sums_are_exact(full.dtype, self.size):
-            return None
-        return lambda: self._check_end(full, partial(stamp.check_sum, self.size))
+    def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
+        """What the end of `full` must bear once it holds a sum over the ranks."""
+        exact = stamp is not None and sums_are_exact(full.dtype, self.size)
+        return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
+
+    def _launch(
+        self, lane: Threads | Lane, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
+        read: torch.Tensor, check: CheckEnd | None,
+    ) -> Handle:  # fmt: skip
+        """Launches `carry`: the stamp goes into the end of `written` before it, and the end of `read` is for `check`
+        after it. In a lane both are done there, for what comes behind it may write to the same memory.
+        """
+        end = read
+
+        def stamped(async_op: bool) -> Any:
+            nonlocal end
+            if stamp is not None and written is not None:
+                stamp.write(written)
+            work = carry(async_op=async_op)
+            if check is not None and not async_op:
+                end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)
+            return work
+
+        work = lane.launch(stamped)
+        return Handle([work], None if check is None else lambda: self._check_end(end, check))
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
         check(full)
@@ -122,19 +140,17 @@ class StagedComm(GroupComm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
     ) -> Handle:
-        if stamp:
-            stamp.write(full)
         place = self._own(full) if into is None else into
+        carry = partial(self.scatter_into, place, full, group=self.group)
+        check = self._check_of_sum(place, stamp) if self.is_last else None
         with labels.collective("reduce_scatter", unit):
-            work = self._reductions.launch(partial(self.scatter_into, place, full, group=self.group))
-        return Handle([work], self._sum_to_check(place, stamp if self.is_last else None))
+            return self._launch(self._reductions, carry, stamp, full, place, check)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        if stamp and self.is_last:
-            stamp.write(full)
+        carry = partial(self.gather_into, full, self._own(full), group=self.group)
+        check = partial(stamp.check, self.size - 1) if stamp and not self.is_last else None
         with labels.collective("all_gather", unit):
-            work = self._gathers.launch(partial(self.gather_into, full, self._own(full), group=self.group))
-        return Handle([work], self._gathered_to_check(full, stamp))
+            return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check)
 
     def check_stamps(self) -> None:
         self._stamps.check()

@@ -50,10 +50,11 @@ class Pending:
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
-    def run(self, step: Callable[[], Any]) -> None:
-        """Updates the masters; what goes wrong is kept for whoever waits."""
+    def run(self, step: Callable[[], Any], begin: Callable[[], None]) -> None:
+        """Updates the masters after `begin`; what goes wrong is kept for whoever waits."""
         try:
             with torch.no_grad():
+                begin()
                 update_tiles(step, self.tiles, self.coefficient)
         except BaseException as error:
             self.error = error
@@ -83,7 +84,7 @@ class DelayedUpdate(Update):
         pending = self.pending
         if pending is not None and pending.thread is None:
             step = self._step_as_of(pending)
-            pending.thread = threading.Thread(target=pending.run, args=(step,), name="delayed update")
+            pending.thread = threading.Thread(target=pending.run, args=(step, self._begin), name="delayed update")
             self._running = True
             pending.thread.start()
 
@@ -95,7 +96,7 @@ class DelayedUpdate(Update):
         self._running = True
         try:
             if pending.thread is None:
-                pending.run(self._step_as_of(pending))
+                pending.run(self._step_as_of(pending), self._begin)
             else:
                 pending.thread.join()
         finally:
@@ -106,6 +107,18 @@ class DelayedUpdate(Update):
             unit.round_masters()
         return True
 
+    def forget(self) -> None:
+        """The gradients are gone; those that an update in the background is at are not these."""
+        if self.pending is None or self.pending.thread is None:
+            super().forget()
+            return
+        self._forget_use()
+
+    def _begin(self) -> None:
+        """What the last update sent up is there: the masters may change."""
+        for places in {unit.places for unit in self.units}:
+            places.wait()
+
     def _put_aside(self) -> Pending:
         for unit in self.units:
             assert isinstance(unit.away, HostGradients)
@@ -114,7 +127,10 @@ class DelayedUpdate(Update):
         for unit in self.units:
             assert isinstance(unit.away, HostGradients)
             unit.away.put_aside()
-        return Pending(tiles, self.scaling.coefficient, [_options(group) for group in self.optimizer.param_groups])
+        coefficient = self.scaling.coefficient
+        if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
+            coefficient = float(coefficient)
+        return Pending(tiles, coefficient, [_options(group) for group in self.optimizer.param_groups])
 
     def _step_as_of(self, pending: Pending) -> Callable[[], Any]:
         """The optimizer's step with the options of then, on its states: what a scheduler does now is for the next."""

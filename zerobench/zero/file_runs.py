@@ -27,10 +27,12 @@ MASTER = "master"
 
 
 class FileRun(Run):
-    """A cut: elements [start, stop) of a unit's shard, number `cut` of it, whose master and states are in the file."""
+    """Elements [start, stop) of a unit's shard, cut number `cut` of that, whose master and states are in the file."""
 
     tier = labels.HOST
     rounds_late = False
+    number: int
+    """Among all cuts of this rank, in the order of their updates."""
 
     def __init__(self, unit: Unit, start: int, stop: int, cut: int, places: FilePlaces, master: Kept) -> None:
         super().__init__(unit, start, stop)

@@ -112,6 +112,11 @@ class Bus:
         if self._cuda is not None:
             self._cuda.current_stream().wait_stream(self._up)
 
+    def wait(self) -> None:
+        """The host does."""
+        if self._cuda is not None:
+            self._up.synchronize()
+
 
 class HostGradients(Away):
     """(leaving,) gradients in host memory. `spare`: what a delayed update works on while these are filled."""
@@ -125,7 +130,7 @@ class HostGradients(Away):
         self._end: Any = None
 
     def _new(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return host_tensor(numel, dtype, self._unit.parameter_shard.device, labels.GRADIENTS, self._unit.name)
+        return host_tensor(numel, dtype, self._unit.device, labels.GRADIENTS, self._unit.name)
 
     def take(self, mean: torch.Tensor, adds: bool) -> Any:
         if not adds and mean.dtype == self._kept.dtype:
@@ -133,7 +138,7 @@ class HostGradients(Away):
             return self._end
         arrived = self._new(mean.numel(), mean.dtype)  # summed, or cast, on the host
         end = self._bus.down(arrived, mean)
-        _wait(end)
+        wait_for(end)
         self.settle()
         if adds:
             self._kept.add_(arrived)
@@ -146,7 +151,7 @@ class HostGradients(Away):
 
     def settle(self) -> None:
         end, self._end = self._end, None
-        _wait(end)
+        wait_for(end)
 
     def put_aside(self) -> torch.Tensor:
         """What is here belongs to an update that comes later; what arrives from now on lies elsewhere."""
@@ -169,13 +174,13 @@ class Upload:
         self._next = 0
         self._most = 2**20
 
-    def send(self, place: torch.Tensor, master: torch.Tensor) -> None:
-        """place := master, rounded."""
+    def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
+        """place := master, rounded. Returns the event after which `master` may change, None where that is now."""
         if place.dtype == master.dtype:
-            self._bus.up(place, master)
-            return
+            return self._bus.up(place, master)
         for start in range(0, place.numel(), self._most):
             self._send_part(place[start : start + self._most], master[start : start + self._most])
+        return None
 
     def _send_part(self, place: torch.Tensor, master: torch.Tensor) -> None:
         key = (place.dtype, self._next % self.PLACES)
@@ -183,7 +188,7 @@ class Upload:
         rounded, end = self._places.get(key, (None, None))
         if rounded is None:
             rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, "on their way up")
-        _wait(end)
+        wait_for(end)
         part = rounded.narrow(0, 0, place.numel())
         part.copy_(master)
         self._places[key] = rounded, self._bus.up(place, part)
@@ -192,7 +197,7 @@ class Upload:
 class NoUpload:
     """Instead of an upload where the shards of parameters are in host memory, too: nothing need go up."""
 
-    def send(self, place: torch.Tensor, master: torch.Tensor) -> None:
+    def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded."""
         place.copy_(master)
 
@@ -259,8 +264,11 @@ class HostPlaces(Places):
     def settle(self) -> None:
         self._bus.join()
 
+    def wait(self) -> None:
+        self._bus.wait()
 
-def _wait(end: Any) -> None:
+
+def wait_for(end: Any) -> None:
     """The host goes on when a copy has ended."""
     if end is not None:
         end.synchronize()

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import optim
 
 from . import labels
 from .file_runs import FileRun, Together
-from .host import Bus, NoUpload, Offload, Upload
+from .host import Bus, NoUpload, Offload, Upload, wait_for
 from .kept import LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
@@ -113,7 +114,9 @@ class FilePlaces(Places):
             return [Run(unit, 0, most)]
         master = self.shelf.keep(stop, unit.dtypes.master, labels.MASTER, unit.name)
         mine = [FileRun(unit, a, b, k, self, master) for k, (a, b) in enumerate(master.cuts)]
-        self._runs += mine
+        for run in mine:
+            run.number = len(self._runs)
+            self._runs.append(run)
         return [*mine, *([Run(unit, stop, most)] * (stop < most))]
 
     def away(self, unit: Unit) -> FileGradients | None:
@@ -189,8 +192,9 @@ class FilePlaces(Places):
     def bring(self, run: FileRun) -> None:
         """The run's cut is in the pool; the reading of the next one that is updated has begun."""
         self._kept_of(run).load_all(run.cut)
-        behind = self._runs[self._runs.index(run) + 1 :]
-        for following in [one for one in behind if self.is_used(one)][:1]:
+        behind = islice(self._runs, run.number + 1, None)
+        following = next((one for one in behind if self.is_used(one)), None)
+        if following is not None:
             self._kept_of(following).load_ahead(following.cut)
 
     def is_used(self, run: FileRun) -> bool:
@@ -208,7 +212,7 @@ class FilePlaces(Places):
         if kept is not None and not self.is_in_memory:
             kept.put(run.start, master)
         else:
-            self._upload.send(run.parameters, master)
+            wait_for(self._upload.send(run.parameters, master))  # the pool's buffers go to others
 
     def state_of(self, run: FileRun, key: str, dtype: torch.dtype) -> torch.Tensor:
         """Where a state of the run's cut lies in the pool; made, of zeros, where the file does not have it yet."""

@@ -243,8 +243,9 @@ class Offloader:
         storage = tensor.untyped_storage()
         parcel = self._leaving.get(storage.data_ptr())
         if parcel is None or not parcel.takes_more:
-            lanes = self._lanes.setdefault(tensor.device.type, Lanes.of(tensor.device))
-            parcel = Parcel(storage, lanes, name)
+            if tensor.device.type not in self._lanes:
+                self._lanes[tensor.device.type] = Lanes.of(tensor.device)
+            parcel = Parcel(storage, self._lanes[tensor.device.type], name)
             self._leaving[storage.data_ptr()] = parcel
             run.add(parcel)
         return parcel.see(tensor)

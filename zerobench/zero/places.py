@@ -148,3 +148,6 @@ class Places:
 
     def settle(self) -> None:
         """What an update has sent to the device is there for whoever comes after in the current stream."""
+
+    def wait(self) -> None:
+        """The host goes on when what an update has sent to the device is there: masters may change afterwards."""

@@ -232,15 +232,15 @@ class TileBuffers:
         """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
         gradient = share.gradient()
         if gradient is not None and share.crosses:
-            gradient = self._place(share, gradient.dtype).copy_(gradient)
+            gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
         if gradient is not None and gradient.dtype != share.tensor.dtype:
             gradient = self._place(share, share.tensor.dtype).copy_(gradient)
         return gradient
 
-    def _place(self, share: Share, dtype: torch.dtype) -> torch.Tensor:
+    def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
         key, numel = (share.tier, dtype), share.tensor.numel()
         if key not in self._made:
-            made = share.tensor.new_empty(self._most, dtype=dtype, requires_grad=False)
+            made = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
             self._made[key] = labels.label(made, labels.GRADIENTS, "tile", tier=share.tier)
         start = self._offsets.get(key, 0)
         self._offsets[key] = start + numel
@@ -254,7 +254,8 @@ def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
     """Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. fp32 sums err by 4e-4 on ten million elements."""
-    norms = (_norms_at_once if device.type == "cuda" else _norms_by_chunk)(list(gradients), norm_type)
+    there = list(gradients)
+    norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)

@@ -106,7 +106,9 @@ def _cut_state(state: dict[str, Any], parameter: nn.Parameter, segment: Optimize
     def cut(name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if name != "step" and value.shape == parameter.shape:
-                value = value.reshape(-1)[segment.segment.start : segment.segment.stop].to(segment.tensor.dtype)
+                value = value.reshape(-1)[segment.segment.start : segment.segment.stop].to(segment.tensor)
+            elif value.device == parameter.device:
+                value = value.to(segment.tensor.device)
             return value.clone()
         return value
 

@@ -86,7 +86,7 @@ class LateStamps:
 
     def add(self, full: torch.Tensor, check: CheckEnd) -> None:
         """Keeps the end of `full` for `check`."""
-        self._unsent.append((check, full[-STAMP_NUMEL:].double()))
+        self._unsent.append((check, full[-STAMP_NUMEL:].to(torch.float64, copy=True)))
         if len(self._unsent) >= MOST_UNSENT:
             self.check()
 

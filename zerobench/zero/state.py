@@ -121,6 +121,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
         if name not in given or given[name].shape != tensor.shape:
             raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
     engine.update.restart(0)
+    engine.places.wait()
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
@@ -139,6 +140,7 @@ def after_load(engine: Strategy) -> None:
     with torch.no_grad():
         for unit in engine.units:
             unit.round_masters()
+        engine.places.settle()
         engine.after_update()
         engine.settle()
     for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch

@@ -125,11 +125,16 @@ class Update:
 
     def forget(self) -> None:
         """The gradients are gone."""
+        self._forget_use()
+        for segment in self.segments:
+            segment.tensor.grad = None
+
+    def _forget_use(self) -> None:
         self.used.clear()
         self._agreed = False
         self.scaling.forget()
         for segment in self.segments:
-            segment.tensor.grad, segment.used = None, False
+            segment.used = False
 
     # -- what an update that is late has, and this one has not (delayed.py) ------------------------------------
 
@@ -153,7 +158,7 @@ class Update:
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
         """A checkpoint of an engine that updates late: its pending update is made now."""
         for segment, gradient in gradients.items():
-            segment.tensor.grad = gradient.to(segment.tensor.dtype)
+            segment.tensor.grad = gradient.to(segment.tensor)
             if facts["coefficient"] is not None:
                 segment.tensor.grad.mul_(facts["coefficient"])
         self._running = True

@@ -207,4 +207,5 @@ def connect_zeropp(
         return below
     if shard_group is not None:
         raise ValueError("shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out")
-    return ZeroppComm(below, nodes_of(below, device, node_size or below.size), policy)
+    nodes = below.nodes if isinstance(below, Hierarchical) else nodes_of(below, device, node_size or below.size)
+    return ZeroppComm(below, nodes, policy)

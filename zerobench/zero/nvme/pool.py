@@ -56,7 +56,8 @@ class Pool:
             raise ValueError(f"a pool of {count} buffers of {buffer_bytes} bytes: both must be at least 1")
         self.buffer_bytes, self.count = aligned(buffer_bytes), count
         size = self.buffer_bytes * count
-        slab = torch.empty(size + ALIGN_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        # pinned memory begins with a page, and one byte more than a power of two would double it
+        slab = torch.empty(size + (0 if pinned else ALIGN_BYTES), dtype=torch.uint8, pin_memory=pinned)
         labels.label(slab, labels.COMMUNICATION, "nvme pool", tier=labels.HOST)
         begin = -slab.data_ptr() % ALIGN_BYTES
         if not pinned:
