@@ -123,7 +123,8 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
 
     ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
     for name in LINKS:  # of a simulated world's one rank: as many times
-        moved = [per_step([t for t in record.traffic if t.kind == name], "payload_bytes") for record in accounted]
+        mine = [[t for t in record.traffic if t.kind == name and not t.control] for record in accounted]
+        moved = [per_step(traffic, "payload_bytes") for traffic in mine]
         setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))
     data = [[t for t in traffic if not t.control] for traffic in ranks]
     control = [[t for t in traffic if t.control] for traffic in ranks]

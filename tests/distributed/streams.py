@@ -17,9 +17,10 @@ it would be handed out again in that stream's order.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -244,3 +245,13 @@ def _is_view(function: Any) -> bool:
 def _over(access: Access, stream: Stream) -> bool:
     """Whether it happened before the stream's next operator."""
     return stream.clock.get(access.stream, 0) >= access.count
+
+
+class AtOnce:
+    """A thread that does all it has to when it is started: operators in other threads are not seen."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
+        self.start = partial(target, *args)
+
+    def join(self) -> None:
+        """It is over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.distributed.streams import ModelledCuda, RaceDetector
+from tests.distributed.streams import AtOnce, ModelledCuda, RaceDetector
 from zerobench.zero import NvmeOffload, Offload, delayed, host, infinity, initialize, simulated, unit
 from zerobench.zero.backends import FAKE
 
@@ -29,16 +29,6 @@ PARTS = {
     "delayed": Offload(delayed_after=1),
     "files": NvmeOffload(block_bytes=4096, buffers=8),
 }
-
-
-class AtOnce:
-    """A thread that does all it has to when it is started: operators in other threads are not seen."""
-
-    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], name: str) -> None:
-        self.start = partial(target, *args)
-
-    def join(self) -> None:
-        """It is over."""
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from tests.distributed.streams import ModelledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
 from zerobench.zero import Zeropp, backends, initialize, lanes, simulated
 from zerobench.zero.backends import FAKE
+from zerobench.zero.comm import Handle
+from zerobench.zero.stamp import STAMP_NUMEL, Stamp
 
 STEPS = 3
 
@@ -29,15 +31,30 @@ IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+class StampedNccl(backends.NcclComm):
+    """As the simulated one, with stamps: what the others would have sent bears none."""
+
+    scatter_into = staticmethod(simulated.SimulatedNccl.scatter_into)
+    gather_into = staticmethod(simulated.SimulatedNccl.gather_into)
+
+
 @pytest.fixture(params=[2, 4])
 def cuda(request: pytest.FixtureRequest) -> Iterator[ModelledCuda]:
+    with world(request.param, 1) as modelled:
+        yield modelled
+
+
+@contextmanager
+def world(size: int, rank: int) -> Iterator[ModelledCuda]:
     """A simulated world on a modelled GPU."""
-    dist.init_process_group(FAKE, rank=1, world_size=request.param)
+    dist.init_process_group(FAKE, rank=rank, world_size=size)
     modelled = ModelledCuda()
     on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modelled)}
-    with mock.patch.object(simulated, "KINDS", on_gpu):
-        yield modelled
-    dist.destroy_process_group()
+    try:
+        with mock.patch.object(simulated, "KINDS", on_gpu):
+            yield modelled
+    finally:
+        dist.destroy_process_group()
 
 
 def races_of(cuda: ModelledCuda, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
@@ -70,6 +87,64 @@ def test_no_race(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> 
 @pytest.mark.parametrize(("strategy", "options"), IN_GROUPS)
 def test_no_race_in_groups(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
+
+
+@contextmanager
+def stamped() -> Iterator[None]:
+    """Collectives bear stamps, of zeros: pinned digits are not of the memory that streams share. What they would say of
+    a world where nobody else is does not count.
+    """
+    cuda = simulated.KINDS["cpu"].keywords["cuda"]
+    with (
+        mock.patch.dict(simulated.KINDS, {"cpu": partial(StampedNccl, cuda=cuda)}),
+        mock.patch.object(Stamp, "write", lambda _, full: full[-STAMP_NUMEL:].zero_()),
+        mock.patch.object(Stamp, "check", return_value=None),
+        mock.patch.object(Stamp, "check_sum", return_value=None),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(("strategy", "options"), [one for one in IN_GROUPS if one[0] == "zero3"])
+def test_stamps_do_not_race(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
+    with stamped():
+        assert races_of(cuda, strategy, options) == []
+
+
+@contextmanager
+def stamped_outside() -> Iterator[None]:
+    """A stamp is written by whoever launches, not in the lane, where the hop before may still be under way."""
+    launch = backends.GroupComm._launch
+
+    def early(comm: Any, lane: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+        if stamp is not None and written is not None:
+            stamp.write(written)
+        return launch(comm, lane, carry, None, None, read, check)
+
+    with mock.patch.object(backends.GroupComm, "_launch", early):
+        yield
+
+
+@contextmanager
+def looked_at_outside() -> Iterator[None]:
+    """A stamp is read when the hop is waited for, while the next one writes there."""
+
+    def late(comm: Any, lane: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+        def stamped(async_op: bool) -> Any:
+            if stamp is not None and written is not None:
+                stamp.write(written)
+            return carry(async_op=async_op)
+
+        return Handle([lane.launch(stamped)], None if check is None else lambda: comm._check_end(read, check))
+
+    with mock.patch.object(backends.GroupComm, "_launch", late):
+        yield
+
+
+@pytest.mark.parametrize("mistake", [stamped_outside, looked_at_outside])
+def test_stamps_that_race_are_seen(mistake: Any) -> None:
+    """Of the last rank, whose part of a sum is at a buffer's end."""
+    with world(4, 3) as cuda, stamped():
+        assert races_of(cuda, "zero3", {"node_size": 2}, mistake=mistake)
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

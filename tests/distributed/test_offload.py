@@ -5,15 +5,20 @@ stages know nothing of it. What links carry: test_links.py.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from tests import zoo
 from tests.cells import MODELS
 from tests.distributed import offloaded
 from tests.distributed.offloaded import CELLS, Measured, N
+from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
 from zerobench.config import Gpt
 from zerobench.systems import NvmeOffload
+from zerobench.zero import Offload, delayed, initialize
 
 STAGES = Path(__file__).parents[2] / "zerobench/zero"
 
@@ -76,3 +81,23 @@ def test_the_stages_know_nothing_of_it(stage: int) -> None:
     text = (STAGES / f"stage{stage}.py").read_text().lower()
     words = ("offload", "tier", "host", "nvme", "quant", "codec", "zeropp", "arena", "activation")
     assert not [word for word in words if word in text]
+
+
+def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`zero_grad` between forward and backward, while the update that began with the forward is at its gradients."""
+    monkeypatch.setattr(delayed, "threading", SimpleNamespace(Thread=AtOnce))
+
+    def train(disturbed: bool) -> dict[str, torch.Tensor]:
+        model = zoo.build("tied")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        engine = initialize(model, optimizer, "zero2", offload=Offload(delayed_after=0))
+        if disturbed:
+            optimizer.register_step_pre_hook(lambda *_: engine.zero_grad())
+        for step in range(3):
+            engine.backward(engine(*zoo.tokens(0, 1, step)))
+            engine.step()
+        return engine.full_state_dict()
+
+    plain, disturbed = train(False), train(True)
+    assert all(torch.equal(plain[name], disturbed[name]) for name in plain)
+    assert not torch.equal(plain["embedding.weight"], zoo.build("tied").state_dict()["embedding.weight"])

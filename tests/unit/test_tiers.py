@@ -65,6 +65,25 @@ def test_copies_between_tiers_are_listed_with_their_bytes() -> None:
     }
 
 
+def test_batches_flags_and_stamps_are_no_bytes_of_a_tier() -> None:
+    with AccountedPass(CPU) as probe, probe.step(measured=True):
+        host = labels.label(torch.zeros(8), labels.INPUTS, "batch", tier=labels.HOST)
+        with probe.phase("data"):
+            torch.zeros(8).copy_(host)
+        with probe.phase("forward"), labels.collective("all_gather", "unit"):
+            torch.zeros(8).copy_(host)
+        with probe.phase("update"):
+            torch.zeros(()).copy_(host[0])
+            torch.zeros(1).copy_(host[:1])
+    found = [(r.phase, r.kind, r.payload_bytes, r.control) for r in probe.traffic_rows(0)]
+    assert sorted(found) == [
+        ("data", "up", 32, True),
+        ("forward", "up", 32, True),
+        ("update", "up", 4, False),
+        ("update", "up", 4, True),
+    ]
+
+
 def test_a_part_of_the_optimizer_needs_an_optimizer_that_leaves() -> None:
     words = "offload.fraction: 0.5 is a part of the optimizer; let the optimizer leave"
     assert cell("zero2", 2, offload=CpuOffload(optimizer=False, fraction=0.5)).problems == (words,)

@@ -184,7 +184,10 @@ class TrafficMeter(TorchDispatchMode):
         """Between tiers: torch casts where a copy comes from, so that what travels has the dtype of its place."""
         kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
         if kind is not None and source.numel():
-            self._note_link("copy_", kind, self._name_of(place), place.dtype, place.numel(), place.element_size())
+            # a batch, a flag, a stamp in a collective: nothing that a tier has sent
+            aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])
+            name, size = self._name_of(place), place.element_size()
+            self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
         """The ledger's business, as the next."""
@@ -196,12 +199,14 @@ class TrafficMeter(TorchDispatchMode):
         """Bytes of a file."""
         self._note_link(kind, kind, name, torch.uint8, size, 1)
 
-    def _note_link(self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int) -> None:
+    def _note_link(
+        self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int, aside: bool = False
+    ) -> None:
         named = str(dtype).removeprefix("torch.")
         self.operations.append(
             Operation(
                 self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
-                control=self.phase == "init" or elements == 1, known=True,
+                control=self.phase == "init" or aside, known=True,
             )
         )  # fmt: skip
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from . import labels
+
 STAMP_NUMEL = 8
 """Elements at the end of a full buffer that must be padding where its collectives are stamped."""
 
@@ -104,7 +106,8 @@ class LateStamps:
             return
         ends, event = torch.stack([end for _, end in unsent]), None
         if ends.is_cuda:
-            ends = torch.empty_like(ends, device="cpu", pin_memory=True).copy_(ends, non_blocking=True)
+            with labels.collective("control"):
+                ends = torch.empty_like(ends, device="cpu", pin_memory=True).copy_(ends, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self._sent.append(([check for check, _ in unsent], ends, event))
