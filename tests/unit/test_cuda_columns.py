@@ -142,6 +142,15 @@ def test_a_torch_without_host_statistics_says_nothing_of_pinned_memory(played: P
     assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, None)
 
 
+def test_what_the_allocator_never_had_is_0(played: Played, monkeypatch) -> None:
+    """As pinned memory before the first batch."""
+    monkeypatch.setattr(played, "host_memory_stats", lambda: dict.fromkeys(Played.host_memory_stats(played), 0))
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", played.host_memory_stats)
+    with AccountedPass(GPU) as probe, probe.phase("init"):
+        played.use(2048)
+    assert {row.max_bytes for row in probe.memory_rows(0) if row.category == "pinned"} == {0}
+
+
 def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, monkeypatch) -> None:
     """The ledger's bytes are those of real tensors, taken for CUDA's; the allocator's what is played around them."""
     kind = {True: "cuda", False: "cpu"}
