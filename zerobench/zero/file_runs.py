@@ -131,6 +131,9 @@ class Together:
     def __init__(self, kept: list[Kept]) -> None:
         self._kept = kept
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def load_all(self, cut: int) -> None:
         """All of it is in the pool."""
         for one in self._kept:
@@ -138,7 +141,7 @@ class Together:
         for one in self._kept:
             one.load(cut)
 
-    def load_ahead(self, cut: int) -> None:
-        """Its reading begins, as far as the pool has room."""
+    def load_ahead(self, cut: int, spare: int) -> None:
+        """Its reading begins, as far as the pool has room but for `spare` buffers."""
         for one in self._kept:
-            one.launch_if_free(cut)
+            one.launch_if_free(cut, spare)

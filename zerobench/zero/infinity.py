@@ -27,7 +27,7 @@ from torch import optim
 from . import labels
 from .file_runs import FileRun, Together
 from .host import Bus, NoUpload, Offload, Upload, wait_for
-from .kept import LEAST_BUFFERS, Kept, Shelf
+from .kept import AHEAD, LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
 if TYPE_CHECKING:
@@ -190,12 +190,12 @@ class FilePlaces(Places):
         return self._absent[dtype].expand(numel)
 
     def bring(self, run: FileRun) -> None:
-        """The run's cut is in the pool; the reading of the next one that is updated has begun."""
-        self._kept_of(run).load_all(run.cut)
-        behind = islice(self._runs, run.number + 1, None)
-        following = next((one for one in behind if self.is_used(one)), None)
-        if following is not None:
-            self._kept_of(following).load_ahead(following.cut)
+        """The run's cut is in the pool; the reading of those that are updated next has begun."""
+        here = self._kept_of(run)
+        here.load_all(run.cut)
+        behind = (one for one in islice(self._runs, run.number + 1, None) if self.is_used(one))
+        for following in islice(behind, AHEAD):
+            self._kept_of(following).load_ahead(following.cut, spare=LEAST_BUFFERS - len(here))
 
     def is_used(self, run: FileRun) -> bool:
         """Whether a gradient has come to anything in it; else none need be in the file."""

@@ -55,9 +55,9 @@ class Kept:
         if cut not in self._here:
             self._launch(cut, self._pool.take())
 
-    def launch_if_free(self, cut: int) -> None:
-        """The same, where the pool has more free buffers than what is wanted now may need."""
-        if cut not in self._here and self._pool.count - self._pool.taken > LEAST_BUFFERS:
+    def launch_if_free(self, cut: int, spare: int = LEAST_BUFFERS) -> None:
+        """The same, where the pool has more free buffers than the `spare` ones that what is wanted now may need."""
+        if cut not in self._here and self._pool.count - self._pool.taken > spare:
             self._launch(cut, self._pool.take())
 
     def _launch(self, cut: int, buffer: Buffer) -> None:
