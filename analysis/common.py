@@ -37,7 +37,8 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
-    **{same: same for same in ("offload", "infinity", "delayed", "activation", "buffers", "tiling", "zeropp")},
+    **{same: same for same in ("offload", "infinity", "delayed", "activation", "buffers", "arena")},
+    **{same: same for same in ("tiling", "zeropp")},
     "shard_group": "shard_group",
 }
 """Figure (and script) -> the experiment that produces its runs."""

@@ -20,6 +20,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.arena import counted
 from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
@@ -156,6 +157,27 @@ def delayed(root: Path) -> str:
     return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
 
 
+def arena(root: Path) -> str:
+    """What a step asks for and keeps beyond the phase, and the peak, without slots and with them."""
+    lines = [
+        "| | `arena` | gradients, lasting | activations, lasting | all, lasting | all | peak |",
+        "| --- | --- | --: | --: | --: | --: | --: |",
+    ]
+    results, seen = load(root / "arena"), {}
+    for run in summarize(results.runs).sort_values("strategy", kind="stable").itertuples():
+        counts = counted(results, run)
+        lasting, chosen = counts["lasting"], "true" if json.loads(run.config).get("arena") else "false"
+        numbers = [lasting["gradients"], lasting["activations"], sum(lasting.values())]
+        numbers.append(sum(counts["allocations"].values()))
+        seen[run.strategy, chosen] = sum(lasting.values()), run.peak_bytes
+        lines.append(_pipes([run.strategy, chosen, *(f"{n:.0f}" for n in numbers), f"{run.peak_bytes / MIB:.1f} MiB"]))
+    pairs = [(before, seen[name, "true"]) for (name, chosen), before in seen.items() if chosen == "false"]
+    spared = sorted(before - after for (before, _), (after, _) in pairs)
+    dearer = sorted(after / before - 1 for (_, before), (_, after) in pairs)
+    what = f"{spared[0]:.0f} to {spared[-1]:.0f} lasting allocations a step"
+    return "\n".join([*lines, "", f"It spares {what}, and costs {dearer[0]:.0%} to {dearer[-1]:.0%} of the peak."])
+
+
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "answer": answer,
     "stages": stages,
@@ -164,6 +186,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "offload": offload,
     "infinity": infinity,
     "delayed": delayed,
+    "arena": arena,
 }
 
 

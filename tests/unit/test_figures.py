@@ -17,7 +17,7 @@ from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, ru
 from zerobench.cell import _blank_row
 from zerobench.records import CATEGORIES, STATES
 from zerobench.summary import summarize
-from zerobench.tables import collect
+from zerobench.tables import Results, collect
 
 
 @pytest.mark.parametrize("name", OF_RUNS)
@@ -220,3 +220,29 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
     assert scripts == {*FIGURES, "all", "common", "style", "bars", "readme", "calibration", "disk", "compare"}
+
+
+def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numbers() -> None:
+    """On a CPU two axes a panel; on CUDA five, with what the allocator was told in a cell's name."""
+    rows = [run("zero2", 2), run("zero3", 2, "oom")]
+    plain = figure_of("arena", counted_births(results_of(rows)))
+    assert tops(plain.axes[0]) == {0.0: 14.0}
+    assert tops(plain.axes[1]) == pytest.approx({0.0: sum(NUMBERS.values()) / MIB})
+    assert "oom" in " ".join(texts(plain))
+    cuda = {"fragmentation_bytes": 6 * MIB, "largest_free_block_bytes": 3 * MIB, "alloc_retries": 2}
+    grows = replace(run("zero2", 2, **cuda), alloc_conf="expandable_segments:True", run_id="grows")
+    figure = figure_of("arena", counted_births(results_of([run("zero2", 2, **cuda), grows])))
+    assert [tops(axes) for axes in figure.axes[2:]] == [{0.0: 6, 1.0: 6}, {0.0: 3, 1.0: 3}, {0.0: 2, 1.0: 2}]
+    names = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert names == ["zero2", "zero2\nexpandable_segments:True"]
+
+
+def counted_births(results: Results) -> Results:
+    """With so many lasting allocations: of gradients 4 on rank 0 and 6 on rank 1, of activations 8."""
+    memory = results.memory.copy()
+    steps = (memory["phase"] == "step") & memory["category"].isin(["gradients", "activations"])
+    memory.loc[steps, "lasting"] = [
+        8 if one.category == "activations" else 4 + 2 * one.rank for one in memory[steps].itertuples()
+    ]
+    memory.loc[steps, "allocations"] = 100
+    return replace(results, memory=memory)

@@ -1,0 +1,87 @@
+"""What an arena spares and costs: with and without, beside segments that grow.
+
+    python analysis/arena.py [RUNS ...] --out DIR
+
+Left: how often a step asks for memory that outlives the phase it was made in, by category: what comes and goes later
+comes to lie around it. Then everything at the peak on the fullest rank, slots included. Where runs were on CUDA also
+what torch's allocator makes of it: fragmentation (reserved less allocated), the largest free block, and how often it
+gave segments back to find room. Runs under another PYTORCH_ALLOC_CONF, from a folder of their own, stand beside these.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.bars import highest, stacked
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title, unit_of
+from analysis.style import CATEGORIES, GREY, Fills, patches
+from zerobench.tables import Results
+
+LASTING = {name: f"lasting_{name}" for name in CATEGORIES}
+PEAK = {name: f"peak_{name}_bytes" for name in CATEGORIES}
+RETRIES = {"retries": "alloc_retries"}
+ON_CUDA = {"fragmentation": "fragmentation_bytes", "largest free block": "largest_free_block_bytes"}
+FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GREY, ""))}
+
+CAPTION = "What a step asks for and keeps beyond the phase, how often. Right of it: everything at the peak."
+
+
+def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
+    """Of a cell: "allocations" and "lasting", each by category, the most of any rank in a step; empty where none were
+    counted.
+    """
+    memory = rows_of(results, "memory", cell)
+    mine = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].dropna(subset=["lasting"])
+    most = mine.groupby("category")[["allocations", "lasting"]].max()
+    return {str(column): {str(k): float(v) for k, v in most[column].items()} for column in most if len(most)}
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """A row of axes a setting: counts, the peak, and on CUDA the allocator's three."""
+    told = results.runs["alloc_conf"].fillna("").astype(str)
+    results = replace(results, runs=results.runs.assign(cell_id=results.runs["cell_id"] + told))
+    settings = [_with_counts(results, cells) for cells in comparisons(results)]
+    columns = {"peak": PEAK, **{name: {name: column} for name, column in ON_CUDA.items()}}
+    if results.runs["fragmentation_bytes"].isna().all():
+        columns = {"peak": PEAK}
+    name, unit = unit_of(highest(results.runs, {"peak": "peak_bytes"}))
+    widest, more = max(len(cells) for cells in settings), len(columns) > 1
+    size = (1.4 + (0.5 if more else 0.75) * widest, 3.4)
+    figure, places = sheet(settings, panels, size, CAPTION, across=1 + len(columns) + more)
+    for row, cells in places:
+        stacked(row[0], cells, LASTING, FILLS, 1)
+        row[0].set_ylabel("asked for in a step, lasting")
+        for axes, (part, of) in zip(row[1:], columns.items(), strict=False):
+            stacked(axes, cells, of, FILLS, unit)
+            axes.set_ylabel(f"{part} ({name})")
+        if more:
+            stacked(row[-1], cells, RETRIES, FILLS, 1)
+            row[-1].set_ylabel("retries of the allocator")
+        row[0].set_title(title(cells, settings), loc="left")
+    figure.legend(handles=patches(CATEGORIES), loc="outside lower center", ncols=len(CATEGORIES))
+    return figure
+
+
+def _with_counts(results: Results, cells: pd.DataFrame) -> pd.DataFrame:
+    """With a column a category of LASTING, and labels that tell how the allocator was told to work."""
+    found = [counted(results, cell).get("lasting", {}) for cell in cells.itertuples()]
+    counts = {column: [one.get(name, float("nan")) for one in found] for name, column in LASTING.items()}
+    words = cells["label"] + cells["alloc_conf"].map(lambda conf: "" if pd.isna(conf) else f" {conf}").astype(str)
+    return cells.assign(label=words, **counts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure. Exit code 2 where there is nothing to draw."""
+    return script("arena", __doc__, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
