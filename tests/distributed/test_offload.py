@@ -79,7 +79,7 @@ def test_a_late_update_is_that_of_a_loop_by_hand() -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_the_stages_know_nothing_of_it(stage: int) -> None:
     text = (STAGES / f"stage{stage}.py").read_text().lower()
-    words = ("offload", "tier", "host", "nvme", "quant", "codec", "zeropp", "arena", "activation")
+    words = ("offload", "tier", "host", "nvme", "quant", "codec", "zeropp", "arena", "activation", "stream")
     assert not [word for word in words if word in text]
 
 
