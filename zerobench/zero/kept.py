@@ -29,7 +29,7 @@ so many alone: whoever waits for a buffer will get one.
 """
 
 GIVING_BACK = 2
-"""What a cut that is present, with its states, may still need: a part of the parameters, as it was and as it will be."""
+"""What a cut that is present, with its states, may still need: a part of the parameters, old and new."""
 
 AHEAD = 8
 """Cuts that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
