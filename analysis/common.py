@@ -37,8 +37,8 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
-    **{same: same for same in ("offload", "infinity", "delayed", "activation", "buffers", "tiling", "zeropp")},
-    "shard_group": "shard_group",
+    **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
+    **{same: same for same in ("activation", "buffers", "tiling", "zeropp", "shard_group")},
 }
 """Figure (and script) -> the experiment that produces its runs."""
 
