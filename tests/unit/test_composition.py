@@ -33,6 +33,9 @@ RULES = {
     ),
     "it is for zero3": lambda c: c["zeropp"] != "none" and c["strategy"] != "zero3",
     "loss scaling must judge": lambda c: (c["offload"], c["precision"]) == ("cpu, delayed", "fp16"),
+    "all 4 ranks are one node": lambda c: (
+        (c["strategy"], c["zeropp"], c["node_size"], c["shard_group"]) == ("zero3", "hpz", "none", "none")
+    ),
     "its shards are over all ranks": lambda c: (
         c["zeropp"] != "none" and c["strategy"] == "zero3" and c["shard_group"] != "none"
     ),
