@@ -161,6 +161,9 @@ def core() -> Iterator[Combination]:
         yield dict(zip(names, values, strict=True))
 
 
+PLACES = ("offload", "activation", "arena", "buffers")
+"""Axes that (but for late updates) do not change what is trained."""
+
 WORLDS = (4, 2, 1)
 """Numbers of ranks that combinations are tried with, by turns: first what needs the most."""
 
@@ -204,7 +207,7 @@ def coverings() -> dict[int, list[Combination]]:
         rows[n] = _cover(n, dict.fromkeys(own + (list(_alone()) if n == 1 else [])))
         for pair in (pair for row in rows[n] for pair in combinations(row.items(), 2)):
             missing.pop(pair, None)
-    return {n: [row | {"options": str(number % 3)} for number, row in enumerate(found)] for n, found in rows.items()}
+    return rows
 
 
 def _alone() -> Iterator[Pair]:
@@ -214,17 +217,30 @@ def _alone() -> Iterator[Pair]:
 def _cover(n: int, missing: dict[Pair, None], tries: int = 60) -> list[Combination]:
     """Combinations of all axes that make sense at N ranks and hold every pair of `missing`: greedily, always the same.
 
-    For the first pair that is missing, of `tries` combinations with it the one that brings most that are missing.
+    For the first pair that is missing, of 2 · `tries` combinations with it the one that brings most that are missing
+    for its time: a combination that trains as an earlier one needs no other reference.
     """
-    drawn, rows = random.Random(n), []
+    drawn, rows, trained = random.Random(n), [], set()
     while missing:
         pair = dict(next(iter(missing)))
         own = [(axis, name) for axis, name in pair.items() if axis not in FREE]
         fitting = [one for one in legal(n) if all(one[axis] == name for axis, name in own)]
         free = ({axis: drawn.choice(list(values)) for axis, values in FREE.items()} for _ in range(tries))
-        candidates = [drawn.choice(fitting) | one | pair for one in free]
-        best = max(candidates, key=lambda one: sum(pair in missing for pair in combinations(one.items(), 2)))
+        options = {"options": str(len(trained) % 3)}
+        fresh = [drawn.choice(fitting) | one | pair | options for one in free]
+        again = [drawn.choice(rows) | {axis: one[axis] for axis in PLACES} for one in fresh if rows]
+        again = [one for one in again if one.items() >= pair.items() and not problems_of(one, n)]
+        best = max(fresh + again, key=lambda one: _brings(one, missing) / (1 if _training(one) in trained else 2))
         for found in combinations(best.items(), 2):
             missing.pop(found, None)
         rows.append(best)
+        trained.add(_training(best))
     return rows
+
+
+def _brings(one: Combination, missing: dict[Pair, None]) -> int:
+    return sum(pair in missing for pair in combinations(one.items(), 2))
+
+
+def _training(one: Combination) -> frozenset[Choice]:
+    return frozenset(choice for choice in one.items() if choice[0] not in PLACES)
