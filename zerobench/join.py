@@ -12,10 +12,9 @@ from scipy import stats
 from . import grouping, offloading
 from .coded import coded_share, units_of
 from .environment import SIMULATED
-from .estimate import training_shapes
+from .estimate import links_of, training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
-from .theory.links import predict_links
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_traffic
@@ -41,6 +40,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     if accounted:
         _join_memory(row, memory)
         _join_traffic(row, accounted, config["measure"]["steps"])
+        if "node_size" not in config:  # nobody said what a node is
+            row.within_nodes_bytes = row.between_nodes_bytes = None
         _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
     _join_process_memory(row, timed, accounted)
     if "nodes" not in config:  # between machines bytes travel otherwise
@@ -81,9 +82,7 @@ def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory
                 round(moved.between),
             )
     if tiers.place is not None:
-        norms = int(config["clip"] is not None or config["precision"]["name"] == "fp16")
-        moved_between = predict_links(config["strategy"], schedule, groups, *shapes, tiers, norms)
-        for link, size in asdict(moved_between).items():
+        for link, size in asdict(links_of(config, schedule)).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
         if m.phase == "step" and m.tier == "device":

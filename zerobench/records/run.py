@@ -152,11 +152,10 @@ class RunRow:
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step, mean over the group."""
     within_nodes_bytes: int | None = None
-    """The part of wire_bytes that stays in a node of `node_size` ranks; without that key all ranks are one node."""
+    """The part of wire_bytes that stays in a node of `node_size` ranks; None without that key, as the next three."""
     between_nodes_bytes: int | None = None
     """The part that goes from a node to another."""
     predicted_within_nodes_bytes: int | None = None
-    """Where `node_size` is given, as the next."""
     predicted_between_nodes_bytes: int | None = None
     quantized_gather_share: float | None = None
     """The share of ψ whose gathers, if not all of them, travelled as bytes of a code, as the traffic meter saw them."""

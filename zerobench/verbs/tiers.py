@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from ..console import plain_table
+from ..console import ONE_MEMORY, plain_table
 from ..records import CATEGORIES, LINKS
 from ..units import show_bytes
 
@@ -20,8 +20,6 @@ Row = dict[str, Any]
 
 ELSEWHERE = {"host": "predicted_host_states_bytes", "nvme": "predicted_nvme_bytes"}
 """Tier -> the column of a run that predicts its states."""
-
-ONE_MEMORY = "; without a GPU device and host are one memory, told apart by the engine's labels"
 
 LINK_WORDS = {
     "down": "device to host",
@@ -33,7 +31,7 @@ LINK_WORDS = {
 
 def tables_of(row: Row, memory: pd.DataFrame) -> Iterator[tuple[str, Table]]:
     """Titles and tables; none where everything is on the device. `memory`: the run's."""
-    note = ONE_MEMORY if row["device"] == "cpu" else ""
+    note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
         yield (
