@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -99,11 +100,21 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
     host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
-    host_peaks = [m.max_bytes for m in host if m.category == "total"]
-    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks, default=0), sum(host_peaks)
+    host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
+    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks.values(), default=0), _fullest_node(row, host_peaks)
     row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
     row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
     row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
+
+
+def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
+    """The sum over the ranks of the node where it is largest, from each rank's; a simulated node's ranks are alike."""
+    size = grouping.ranks_a_node(json.loads(row.config))
+    nodes: dict[int, list[int]] = {}
+    for rank, peak in peaks.items():
+        nodes.setdefault(rank // size, []).append(peak)
+    alike = size if row.backend == SIMULATED else 1
+    return max((sum(node) * alike for node in nodes.values()), default=0)
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:

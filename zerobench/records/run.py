@@ -94,7 +94,8 @@ class RunRow:
     the ones before are the device's. On a machine without a GPU both are one memory, told apart by the engine's labels.
     """
     host_peak_all_bytes: int | None = None
-    """The sum of that over the ranks: what a node of all of them would need."""
+    """The sum of such peaks over the ranks of a node, of the fullest node: what a host needs at most, for its ranks'
+    peaks need not be at one instant. A node is `node_size` ranks, without that key all ranks of a machine."""
     host_states_bytes: int | None = None
     predicted_host_states_bytes: int | None = None
     nvme_bytes: int | None = None

@@ -1,11 +1,13 @@
 """The part of a run's account that is about host memory and files: what lies there, and what moves between tiers.
 
-Figures of memory are of the rank that has most in the tier, beside the prediction of the states; those between tiers
-are of one step over all ranks, beside the formula (theory/links.py).
+Figures of memory are of the rank that has most in the tier, beside the prediction of the states; of host memory there
+is the sum of the ranks' peaks on the fullest node, too. Those between tiers are of one step over all ranks, beside the
+formula (theory/links.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import pandas as pd
 from rich.table import Table
 
 from ..console import ONE_MEMORY, plain_table
+from ..grouping import ranks_a_node
 from ..records import CATEGORIES, LINKS
 from ..units import show_bytes
 
@@ -20,6 +23,8 @@ Row = dict[str, Any]
 
 ELSEWHERE = {"host": "predicted_host_states_bytes", "nvme": "predicted_nvme_bytes"}
 """Tier -> the column of a run that predicts its states."""
+
+NONE = "–"
 
 LINK_WORDS = {
     "down": "device to host",
@@ -61,6 +66,9 @@ def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
                 most = states if category == "states" else one["max_bytes"]
                 beside = _beside(most, row[column] if category == "states" else None)
                 rows.append([tier, category, show_bytes(one["at_peak_bytes"]), show_bytes(most), *beside])
+        if tier == "host" and pd.notna(row["host_peak_all_bytes"]):
+            size = ranks_a_node(json.loads(row["config"]))
+            rows.append([tier, f"a node of {size}", NONE, show_bytes(row["host_peak_all_bytes"]), NONE, NONE])
     return rows
 
 
@@ -79,5 +87,5 @@ def _moved_between(row: Row) -> list[list[str]]:
 
 def _beside(measured: int, predicted: Any) -> list[str]:
     if predicted is None or pd.isna(predicted):
-        return ["–", "–"]
+        return [NONE, NONE]
     return [show_bytes(predicted), show_bytes(measured - predicted)]
