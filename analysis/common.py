@@ -40,7 +40,7 @@ FIGURES = {
     **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
     **{same: same for same in ("activation", "buffers", "tiling", "zeropp", "shard_group")},
 }
-"""Figure (and script) -> the experiment that produces its runs."""
+"""Figure (and script) -> the experiment that produces its runs; those of a table alone: TABLES_ALONE in blocks.py."""
 
 REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 

@@ -3,7 +3,7 @@
     python analysis/readme.py [ROOT] [--check]
 
 A *block* of the README stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS makes each of them from
-the tables under ROOT, a folder for each experiment.
+the tables under ROOT, a folder for each experiment. Those on groups, ZeRO++ and ZeRO-R are in blocks.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis import blocks
+from analysis.blocks import MIB, pipes
 from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
@@ -28,7 +30,6 @@ from zerobench.tables import load
 from zerobench.units import show_bytes
 
 HERE = Path(__file__).resolve().parents[1]
-MIB = 2**20
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
@@ -74,7 +75,7 @@ def stages(root: Path) -> str:
         step = f"{run.step_s * 1000:.0f} ({run.step_s_low * 1000:.0f}–{run.step_s_high * 1000:.0f})"
         shown = [run.strategy, *(f"{size / MIB:.1f}" for size in sizes), f"{run.volume_psi:.3f}"]
         shown += [f"{run.predicted_volume_psi:.3f}", step, f"{run.tokens_per_s:.0f}", f"{run.loss_last:.4f}"]
-        lines.append(_pipes(shown))
+        lines.append(pipes(shown))
     first = next(iter(cells.values()))
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
@@ -95,13 +96,11 @@ def memory_cap(root: Path) -> str:
     for one in searches.itertuples():
         limit = show_bytes(one.limit_bytes)
         if one.status != "found":
-            lines.append(_pipes([limit, one.strategy, f"nothing fits: {one.reason}", "–", "–"]))
+            lines.append(pipes([limit, one.strategy, f"nothing fits: {one.reason}", "–", "–"]))
             continue
         how = f"{one.micro_batch} × {one.accumulation}" + ", recomputed" * bool(one.checkpointing)
         interval = "" if pd.isna(one.tokens_per_s_low) else f" ({one.tokens_per_s_low:.0f}–{one.tokens_per_s_high:.0f})"
-        lines.append(
-            _pipes([limit, one.strategy, how, show_bytes(one.peak_bytes), f"{one.tokens_per_s:.0f}{interval}"])
-        )
+        lines.append(pipes([limit, one.strategy, how, show_bytes(one.peak_bytes), f"{one.tokens_per_s:.0f}{interval}"]))
     return "\n".join(lines)
 
 
@@ -129,7 +128,7 @@ def offload(root: Path) -> str:
         leaves = OFFLOADED[section.get("optimizer", False), section.get("gradients", False)]
         others = (run.states_bytes, run.host_states_bytes, run.down_bytes, run.up_bytes)
         sizes = [run.floor_states_bytes / run.psi, parts_of(results, run)["device"], *(s / run.psi for s in others)]
-        lines.append(_pipes([f"{run.strategy}, N = {run.world_size}", leaves, *(f"{size:.2f}" for size in sizes)]))
+        lines.append(pipes([f"{run.strategy}, N = {run.world_size}", leaves, *(f"{size:.2f}" for size in sizes)]))
     return "\n".join(lines)
 
 
@@ -142,7 +141,7 @@ def infinity(root: Path) -> str:
     for run in load(root / "infinity").runs.sort_values("psi").itertuples():
         columns = ("states", "host_peak", "nvme", "read", "write", "down", "up")
         sizes = [f"{getattr(run, f'{name}_bytes') / MIB:.1f} MiB" for name in columns]
-        lines.append(_pipes([f"{run.psi / 1e6:.1f} M", *sizes]))
+        lines.append(pipes([f"{run.psi / 1e6:.1f} M", *sizes]))
     return "\n".join(lines)
 
 
@@ -164,6 +163,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "offload": offload,
     "infinity": infinity,
     "delayed": delayed,
+    **blocks.BLOCKS,
 }
 
 
@@ -173,10 +173,6 @@ def _cells(where: Path) -> dict[str, Any]:
 
 def _signed(share: float) -> str:
     return f"{'+' if share >= 0 else '−'}{abs(share):.0%}".replace("%", " %")
-
-
-def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def rewritten(text: str, root: Path) -> str:

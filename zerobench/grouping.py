@@ -71,6 +71,11 @@ def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def ranks_a_node(plain: dict[str, Any]) -> int:
+    """`node_size`; without it those on one machine, of a job on several the ranks being spread evenly."""
+    return plain.get("node_size") or -(-plain["world_size"] // plain.get("nodes", 1))
+
+
 def shape_of(plain: dict[str, Any]) -> GroupShape:
     """What theory needs to know of them."""
     codes = plain.get("zeropp", {})
