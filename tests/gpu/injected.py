@@ -1,8 +1,8 @@
 """Updates of gradients that are equal wherever they come to: injected, not computed.
 
-    gradient   (shape,) of a parameter and step: sign · u, u in [0.5, 1.5) and exact in bf16, the sign the same in all
-               steps. The loss is Σ p·g, so g is the gradient to the last bit, on any device and in any dtype here; a
-               half of it from each of two micro-batches, a half of that with two ranks.
+    gradient   (shape,) of a parameter and step: sign · k/16, k in [8, 24), the sign the same in all steps. The loss is Σ p·g, so g is the gradient to the last bit, on any device and in any dtype here; a
+               quarter from one of two micro-batches and the rest from the other, by turns, for Adam does
+               not see a factor that all steps have; a half of that with two ranks.
     exact      Adam in fp64, from the same start
     late       every copy and every collective takes its time to start (on CUDA; a CPU has no streams)
 
@@ -76,7 +76,8 @@ def gradients_of(step: int, device: torch.device, dtype: torch.dtype) -> list[to
     made = []
     for parameter in Injected().parameters():
         sign = torch.randint(0, 2, parameter.shape, generator=signs) * 2 - 1
-        made.append((sign * (torch.rand(parameter.shape, generator=sizes) + 0.5)).bfloat16().to(device, dtype))
+        size = torch.randint(8, 24, parameter.shape, generator=sizes) / 16
+        made.append((sign * size).to(device, dtype))
     return made
 
 
@@ -90,12 +91,12 @@ def engine_of(strategy: str, device: torch.device, dtype: torch.dtype, **options
 
 
 def train(engine: Any, steps: range, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Two micro-batches a step, a half of the gradient each. Returns losses, which nobody has waited for."""
+    """Two micro-batches a step, with parts of the gradient. Returns losses, which nobody has waited for."""
     losses = []
     for step in steps:
-        for _ in range(2):
+        for part in (0.25, 0.75) if step % 2 else (0.75, 0.25):
             loss = engine(gradients_of(step, device, dtype))
-            engine.backward(0.5 * loss)
+            engine.backward(part * loss)
             losses.append(loss.detach())
         engine.step()
     return losses
