@@ -96,7 +96,7 @@ class FilePlaces(Places):
         self.shelf = Shelf(policy, pinned=device.type == "cuda")
         self.keeps_parameters = not policy.parameters
         self._bus = Bus(device)
-        self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
+        self._upload = NoUpload(self._bus) if policy.parameters else Upload(device, self._bus)
         self._parameters: dict[Unit, Kept] = {}
         self._states: dict[tuple[Unit, str], Kept] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
