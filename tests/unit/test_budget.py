@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from zerobench.units import parse_bytes, show_bytes
-from zerobench.verbs.budget import exit_code
+from zerobench.verbs.budget import exit_code, record_cell
 from zerobench.verbs.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from zerobench.verbs.budget_report import write_junit, write_markdown
-from zerobench.verbs.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, show_limit
+from zerobench.verbs.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 
 MIB = 2**20
 
@@ -72,6 +72,51 @@ def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
 )
 def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict: str) -> None:
     assert limit.judge(metric, value) == verdict
+
+
+@pytest.mark.parametrize("metric", RECORDED)
+def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: Path, metric: str) -> None:
+    """Each through the file, as `record` writes it and `check` reads it."""
+    config = dict.fromkeys(("model", "offload", "node_size", "zeropp"), "chosen")
+    about = dict.fromkeys(("commit", "torch_version", "processor"), "") | {"cores": 2}
+    measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 4096}, **about)
+    measured |= {"name": "c", "work": "0", "environment": "cpu, torch 2.13"}
+    file = BudgetFile(tmp_path / "b.yaml")
+    record_cell(file, measured, recorded(config), {"c"})
+    write_budget(file)
+    ((_, held),) = read_budget(file.path).of("cpu, torch 2.13")
+    assert judge_cell("c", held.limits, measured) == []
+    (found,) = judge_cell("c", held.limits, {**measured, metric: measured[metric] * 2})
+    better = metric in ("quantized_gather_share", "quantized_reduction_share")
+    assert (found.metric, found.kind) == (metric, "improvement" if better else "regression")
+
+
+@pytest.mark.parametrize(
+    ("choice", "more"),
+    [
+        ("offload", {"read_bytes", "write_bytes"}),
+        ("node_size", {"within_nodes_bytes", "between_nodes_bytes"}),
+        ("zeropp", {"quantized_gather_share", "quantized_reduction_share"}),
+    ],
+)
+def test_what_says_nothing_of_a_cell_is_not_recorded(choice: str, more: set[str]) -> None:
+    plain = recorded({"model": {}})
+    assert not more & set(plain)
+    assert {"peak_bytes", "host_peak_bytes", "wire_bytes"} < set(plain)
+    assert set(recorded({"model": {}, choice: "chosen"})) - set(plain) == more
+
+
+def test_every_metric_that_is_recorded_is_somewhere_more_than_nothing() -> None:
+    """A budget in which it is 0 throughout would not see that what it measures is gone. (None sends by other
+    collectives than those three.)
+    """
+    files = (Path(__file__).parents[2] / "results/budgets").glob("*.yaml")
+    environments = [one for path in files for one in read_budget(path).environments.values()]
+    cells = [(name, cell.limits) for one in environments for name, cell in one.cells.items()]
+    seen = {metric for _, limits in cells for metric, limit in limits.items() if limit.value > 0}
+    assert set(RECORDED) - seen == {"volume_other_psi"}
+    still = [name for name, limits in cells if "offload" in name and not limits["down_bytes"].value]
+    assert still == [], "nothing leaves the device"
 
 
 def test_a_sentence_has_cell_metric_category_value_and_limit() -> None:

@@ -68,6 +68,38 @@ def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:
     assert stretch(ledger, work) == {"parameters": 4000}
 
 
+def test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase(ledger: Ledger) -> None:
+    slot = torch.empty(1000)
+    labels.label(slot, labels.GRADIENTS, "a slot")
+    shard = torch.empty(10)
+    labels.label(shard, labels.GRADIENTS, "a shard")
+    shard.untyped_storage().resize_(0)
+
+    def work(again: bool) -> None:
+        ledger.enter_phase("forward")
+        kept, short = torch.empty(100), torch.empty(100)
+        slot.view(10, 100).fill_(1.0)  # what is there is no birth
+        del short
+        ledger.enter_phase("backward")
+        del kept
+        full = torch.empty(50)
+        labels.label(full, labels.GRADIENTS, "full")
+        del full
+        shard.untyped_storage().resize_(40)
+        if again:
+            torch.empty(7)
+        ledger.enter_phase("update")
+        shard.untyped_storage().resize_(0)
+
+    with torch.no_grad():
+        stretch(ledger, lambda: work(again=False))
+        stretch(ledger, lambda: work(again=True))
+    seen = ledger.extremes["all"]
+    assert seen.made == {"activations": 2, "gradients": 2, "temporary": 1}, "the most of any stretch"
+    assert +seen.lasting == {"activations": 1, "gradients": 1}
+    assert ledger.extremes["forward"].made is None, "of whole stretches alone"
+
+
 def test_the_patch_on_resize_is_taken_back() -> None:
     before = torch.UntypedStorage.resize_
     with Ledger():

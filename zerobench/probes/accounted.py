@@ -259,9 +259,12 @@ def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor 
 
 
 def _memory_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
-    at_peak, at_states, highest = extremes.at_peak, extremes.at_states, extremes.highest
+    at_peak, at_states, highest, made = extremes.at_peak, extremes.at_states, extremes.highest, extremes.made
     for category in CATEGORIES:
-        yield MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
+        row = MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
+        if made is not None:
+            row.allocations, row.lasting = made[category], extremes.lasting[category]
+        yield row
     states = sum(at_peak[category] for category in STATES)
     yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
     yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)

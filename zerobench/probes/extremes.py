@@ -39,9 +39,33 @@ INSTANTS = 400
 """What a stretch's timeline is thinned out to."""
 
 
+class Births:
+    """How often memory is asked for in one stretch, by category: `made` all told, `lasting` what outlives its phase."""
+
+    def __init__(self) -> None:
+        self.made: Counter[str] = Counter()
+        self.lasting: Counter[str] = Counter()
+        self._alive: dict[Stored, tuple[str, str]] = {}  # those of this stretch, with phase and category at birth
+
+    def see(self, stored: Stored, grown: int, phase: str, category: str) -> None:
+        """A storage has grown, or has gone where `grown` is below 0."""
+        if grown > 0:
+            self.made[category] += 1
+            self._alive[stored] = phase, category
+        elif stored in self._alive:
+            born_in, as_what = self._alive.pop(stored)
+            self.lasting[as_what] += born_in != phase
+
+    def end(self) -> Births:
+        """The stretch is over: what is alive now has outlived it."""
+        for _, category in self._alive.values():
+            self.lasting[category] += 1
+        return self
+
+
 @dataclass
 class Extremes:
-    """Largest values over a stretch of time in one tier, in bytes."""
+    """Largest values over a stretch of time in one tier, in bytes; of whole stretches the most births."""
 
     peak: int = -1
     at_peak: Counter[str] = field(default_factory=Counter)
@@ -49,6 +73,12 @@ class Extremes:
     states: int = -1
     at_states: Counter[str] = field(default_factory=Counter)
     largest: list[tuple[int, Stored, str]] = field(default_factory=list)
+    made: Counter[str] | None = None
+    lasting: Counter[str] = field(default_factory=Counter)
+
+    def see_births(self, births: Births) -> None:
+        """Takes in those of one stretch."""
+        self.made, self.lasting = (self.made or Counter()) | births.made, self.lasting | births.lasting
 
     def see(self, totals: Counter[str]) -> bool:
         """Takes in the totals of one instant; True if they are a new peak."""

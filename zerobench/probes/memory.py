@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import CATEGORIES, TIERS
 from ..zero import labels
-from .extremes import INSTANTS, Extremes, Instant, Stored, thin_out
+from .extremes import INSTANTS, Births, Extremes, Instant, Stored, thin_out
 from .traffic import NAMESPACES
 from .wrapped import holds_others, parts_of
 
@@ -187,8 +187,11 @@ class Ledger(TorchDispatchMode):
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(totals, whole, whole)
         instants: list[Instant] = []
+        births = Births()
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
+            if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
+                births.see(event.stored, event.grown, event.phase, categories.get(event.stored, event.stored.category))
             self.extremes.setdefault(event.phase, Extremes()).see(on_device)
             if event.stored is None or event.stored.tier != labels.DEVICE:
                 self._see_elsewhere(totals, event.phase, whole)
@@ -196,6 +199,7 @@ class Ledger(TorchDispatchMode):
                 best_at = number
             others = {tier: totals[tier].total() for tier in TIERS[1:]}
             instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
+        best.see_births(births.end())
         if best_at >= 0:
             best.largest = self._alive_at(best_at)
         self.timeline = thin_out(instants, INSTANTS)

@@ -24,7 +24,7 @@ from ..runner import run_cells
 from ..summary import LEAST_LAUNCHES, summarize
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
-from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, show_value
+from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, recorded, show_value
 from .status import code_of
 
 DEFAULT_FOLDER = Path("results/budgets")
@@ -85,11 +85,11 @@ def _record(arguments: list[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
     parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
-    parser.add_argument("--metrics", help=f"comma-separated; default: {', '.join(RECORDED)}")
+    parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
     parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
     chosen = parser.parse_intermixed_args(arguments)
-    metrics = chosen.metrics.split(",") if chosen.metrics else [*RECORDED, *(["step_s"] if chosen.time else [])]
-    for metric in metrics:
+    named = chosen.metrics.split(",") if chosen.metrics else []
+    for metric in named:
         if metric not in METRICS:
             raise ValueError(f"--metrics: {metric} is none of {', '.join(METRICS)}")
     command = [*(["-m"] if chosen.multirun else []), *chosen.overrides]
@@ -105,13 +105,14 @@ def _record(arguments: list[str]) -> int:
     file.command = kept or file.command
     names = {row["name"] for row in rows}
     for row in rows:
-        _record_cell(file, row, metrics, names)
+        metrics = named or [*recorded(json.loads(row["config"])), *(["step_s"] if chosen.time else [])]
+        record_cell(file, row, metrics, names)
     write_budget(file)
     print(f"budget: {file.path}, {len(rows)} cells")
     return 0
 
 
-def _record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken: set[str]) -> None:
+def record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken: set[str]) -> None:
     """Puts a cell's values in place of those that are there; ceilings and tolerances by hand stay, also those of the
     same work under a name that is not `taken` by another row.
     """

@@ -25,15 +25,28 @@ from ..units import parse_bytes, show_bytes
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
 ELSEWHERE = ("host_peak_bytes", "nvme_bytes", "down_bytes", "up_bytes")
-RECORDED = ("peak_bytes", "states_bytes", *MAXIMA, *ELSEWHERE, "volume_psi", *PARTS, "wire_bytes", "control_bytes")
+FILES = ("read_bytes", "write_bytes")
+BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
+SHARES = ("quantized_gather_share", "quantized_reduction_share")
+RECORDED = (
+    "peak_bytes", "states_bytes", *MAXIMA, *ELSEWHERE, *FILES,
+    "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
+)  # fmt: skip
 """Metrics that repeat exactly; what `record` writes unless told otherwise."""
+
+SAYS_NOTHING_WITHOUT = {
+    **dict.fromkeys(FILES, "offload"),
+    **dict.fromkeys(BETWEEN, "node_size"),
+    **dict.fromkeys(SHARES, "zeropp"),
+}
+"""Metric -> the choice that must stand in a cell's resolved config: elsewhere it is 0, or the same as another."""
 
 BY_HAND = (
     "step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "outside_ledger_bytes",
     "pinned_bytes", "payload_bytes",
 )  # fmt: skip
 METRICS = (*RECORDED, *BY_HAND)
-MORE_IS_BETTER = ("tokens_per_s",)
+MORE_IS_BETTER = ("tokens_per_s", *SHARES)
 DEFAULT_TOLERANCE = {"step_s": 0.25, "tokens_per_s": 0.25, "resident_bytes": 0.1, "reserved_bytes": 0.02}
 
 ROUNDING = 1e-9
@@ -70,6 +83,11 @@ class Finding:
     cell: str
     metric: str
     sentence: str
+
+
+def recorded(config: dict[str, Any]) -> list[str]:
+    """The metrics that `record` writes of a cell with this resolved config unless told otherwise."""
+    return [metric for metric in RECORDED if SAYS_NOTHING_WITHOUT.get(metric, "model") in config]
 
 
 def parse_limit(metric: str, text: Any) -> Limit:

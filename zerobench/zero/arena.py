@@ -1,4 +1,4 @@
-"""Memory that comes and goes, in slabs that are allocated once (M_D: ZeRO, arXiv 1910.02054, section 6.3).
+"""Memory that comes and goes, in slots: one allocation a size, made once (M_D: ZeRO, arXiv 1910.02054, section 6.3).
 
 Whoever needs memory for a while asks for it here::
 
@@ -6,8 +6,10 @@ Whoever needs memory for a while asks for it here::
     Arena    a slot of that size, made when it is first wanted and kept for good. A step wants what the one before it
              wanted: from the second on nothing is allocated, and nothing that stays lies between what comes and goes
 
-Of each size there are as many slots as were ever taken at once. All of them belong to the stream that computes: they
-are taken and given back in its order.
+Of each size there are as many slots as were ever taken at once, each an allocation of its own. The paper moves tensors
+into one contiguous buffer; here nobody knows all sizes before the first step is over, and it is enough that none comes
+or goes after it: a slot that is kept for good does not come to lie between others. All of them belong to the stream
+that computes: they are taken and given back in its order.
 """
 
 from __future__ import annotations
