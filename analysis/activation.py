@@ -3,7 +3,8 @@
     python analysis/activation.py [RUNS ...] --out DIR
 
 Left: the peak on the device of the fullest rank, and on top of it the peak in host memory. Right: a step's time by
-phase. A panel for each set of cells that train the same thing; a cell that failed, or that nobody ran, is named.
+phase, medians over the steps, and in numbers the median of the whole step. A panel for each set of cells that train the
+same thing; a cell that failed, or that nobody ran, is named.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ TIERS: Fills = {"device": (BLUE, ""), "host memory": (GREY, "//")}
 PEAKS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
 TIMES = {phase: f"{phase}_s" for phase in PHASES}
 
-CAPTION = "Left: peak on the fullest rank, by where it lies. Right: a step's time by phase."
+CAPTION = (
+    "Left: peak on the fullest rank, by where it lies. Right: a step's time by phase, and the whole step's median."
+)
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -36,7 +39,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for (memory, time), cells in places:
         peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
         stacked(memory, peaks, PEAKS, TIERS, unit)
-        stacked(time, cells, TIMES, PHASES, 1e-3)
+        stacked(time, cells, TIMES, PHASES, 1e-3, "step_s")
         memory.set_ylabel(f"peak ({name})")
         time.set_ylabel("step (ms)")
         memory.set_title(title(cells, settings), loc="left")

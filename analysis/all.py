@@ -1,7 +1,7 @@
 """Every figure, each from the folder of its experiment under a common root.
 
     python analysis/all.py [ROOT] --out DIR       from ROOT/stages, ROOT/scaling ...; DIR: ROOT/figures
-    python analysis/all.py --experiments          names the experiments that produce the runs of all figures
+    python analysis/all.py --experiments          names the experiments that produce the committed tables
 
 Which figure is of which experiment: FIGURES in analysis/common.py. A figure whose runs are not there is named and left
 out. Exit code 2 where a figure could not be drawn, or none.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from analysis.blocks import TABLES_ALONE
 from analysis.common import FIGURES, REFERENCE
 
 
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--experiments", action="store_true", help="only print the experiments' names")
     chosen = parser.parse_args(arguments)
     if chosen.experiments:
-        print(*dict.fromkeys(FIGURES.values()))
+        print(*dict.fromkeys((*FIGURES.values(), *TABLES_ALONE)))
         return 0
     out = chosen.out or chosen.root / "figures"
     codes = []

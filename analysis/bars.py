@@ -12,8 +12,12 @@ from analysis.common import absent, bars, show
 from analysis.style import Fills, stack
 
 
-def stacked(axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float) -> None:
-    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers."""
+def stacked(
+    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float, whole: str | None = None
+) -> None:
+    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers, or the column
+    `whole`: medians of parts do not add up to the median of the whole.
+    """
 
     def draw(axes: Axes, place: int, cell: Any) -> None:
         values = {name: getattr(cell, column) for name, column in columns.items()}
@@ -23,7 +27,8 @@ def stacked(axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: 
             return
         height = stack(axes, place, known, fills, 0.6)
         how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 7}
-        axes.annotate(show(height), (place, height), (0, 3), **how)
+        number = height if whole is None else float(getattr(cell, whole)) / unit
+        axes.annotate(show(number), (place, height), (0, 3), **how)
 
     bars(axes, cells, draw)
     words = [str(label).replace("=", "=\n").replace(" ", "\n") for label in cells["label"]]

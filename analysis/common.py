@@ -37,11 +37,10 @@ FIGURES = {
     "losses": "losses",
     "pareto": "frontier",
     "memory_cap": "memory_cap",
-    **{same: same for same in ("offload", "infinity", "delayed", "activation", "buffers", "arena")},
-    **{same: same for same in ("tiling", "zeropp")},
-    "shard_group": "shard_group",
+    **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
+    **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group")},
 }
-"""Figure (and script) -> the experiment that produces its runs."""
+"""Figure (and script) -> the experiment that produces its runs; those of a table alone: TABLES_ALONE in blocks.py."""
 
 REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 

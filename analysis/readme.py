@@ -3,7 +3,7 @@
     python analysis/readme.py [ROOT] [--check]
 
 A *block* of the README stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS makes each of them from
-the tables under ROOT, a folder for each experiment.
+the tables under ROOT, a folder for each experiment. Those on groups, ZeRO++ and ZeRO-R are in blocks.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.arena import counted
+from analysis import blocks
+from analysis.blocks import MIB, pipes
 from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
@@ -29,7 +30,6 @@ from zerobench.tables import load
 from zerobench.units import show_bytes
 
 HERE = Path(__file__).resolve().parents[1]
-MIB = 2**20
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
@@ -75,7 +75,7 @@ def stages(root: Path) -> str:
         step = f"{run.step_s * 1000:.0f} ({run.step_s_low * 1000:.0f}–{run.step_s_high * 1000:.0f})"
         shown = [run.strategy, *(f"{size / MIB:.1f}" for size in sizes), f"{run.volume_psi:.3f}"]
         shown += [f"{run.predicted_volume_psi:.3f}", step, f"{run.tokens_per_s:.0f}", f"{run.loss_last:.4f}"]
-        lines.append(_pipes(shown))
+        lines.append(pipes(shown))
     first = next(iter(cells.values()))
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
@@ -96,13 +96,11 @@ def memory_cap(root: Path) -> str:
     for one in searches.itertuples():
         limit = show_bytes(one.limit_bytes)
         if one.status != "found":
-            lines.append(_pipes([limit, one.strategy, f"nothing fits: {one.reason}", "–", "–"]))
+            lines.append(pipes([limit, one.strategy, f"nothing fits: {one.reason}", "–", "–"]))
             continue
         how = f"{one.micro_batch} × {one.accumulation}" + ", recomputed" * bool(one.checkpointing)
         interval = "" if pd.isna(one.tokens_per_s_low) else f" ({one.tokens_per_s_low:.0f}–{one.tokens_per_s_high:.0f})"
-        lines.append(
-            _pipes([limit, one.strategy, how, show_bytes(one.peak_bytes), f"{one.tokens_per_s:.0f}{interval}"])
-        )
+        lines.append(pipes([limit, one.strategy, how, show_bytes(one.peak_bytes), f"{one.tokens_per_s:.0f}{interval}"]))
     return "\n".join(lines)
 
 
@@ -130,7 +128,7 @@ def offload(root: Path) -> str:
         leaves = OFFLOADED[section.get("optimizer", False), section.get("gradients", False)]
         others = (run.states_bytes, run.host_states_bytes, run.down_bytes, run.up_bytes)
         sizes = [run.floor_states_bytes / run.psi, parts_of(results, run)["device"], *(s / run.psi for s in others)]
-        lines.append(_pipes([f"{run.strategy}, N = {run.world_size}", leaves, *(f"{size:.2f}" for size in sizes)]))
+        lines.append(pipes([f"{run.strategy}, N = {run.world_size}", leaves, *(f"{size:.2f}" for size in sizes)]))
     return "\n".join(lines)
 
 
@@ -143,7 +141,7 @@ def infinity(root: Path) -> str:
     for run in load(root / "infinity").runs.sort_values("psi").itertuples():
         columns = ("states", "host_peak", "nvme", "read", "write", "down", "up")
         sizes = [f"{getattr(run, f'{name}_bytes') / MIB:.1f} MiB" for name in columns]
-        lines.append(_pipes([f"{run.psi / 1e6:.1f} M", *sizes]))
+        lines.append(pipes([f"{run.psi / 1e6:.1f} M", *sizes]))
     return "\n".join(lines)
 
 
@@ -157,27 +155,6 @@ def delayed(root: Path) -> str:
     return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
 
 
-def arena(root: Path) -> str:
-    """What a step asks for and keeps beyond the phase, and the peak, without slots and with them."""
-    lines = [
-        "| | `arena` | gradients, lasting | activations, lasting | all, lasting | all | peak |",
-        "| --- | --- | --: | --: | --: | --: | --: |",
-    ]
-    results, seen = load(root / "arena"), {}
-    for run in summarize(results.runs).sort_values("strategy", kind="stable").itertuples():
-        counts = counted(results, run)
-        lasting, chosen = counts["lasting"], "true" if json.loads(run.config).get("arena") else "false"
-        numbers = [lasting["gradients"], lasting["activations"], sum(lasting.values())]
-        numbers.append(sum(counts["allocations"].values()))
-        seen[run.strategy, chosen] = sum(lasting.values()), run.peak_bytes
-        lines.append(_pipes([run.strategy, chosen, *(f"{n:.0f}" for n in numbers), f"{run.peak_bytes / MIB:.1f} MiB"]))
-    pairs = [(before, seen[name, "true"]) for (name, chosen), before in seen.items() if chosen == "false"]
-    spared = sorted(before - after for (before, _), (after, _) in pairs)
-    dearer = sorted(after / before - 1 for (_, before), (_, after) in pairs)
-    what = f"{spared[0]:.0f} to {spared[-1]:.0f} lasting allocations a step"
-    return "\n".join([*lines, "", f"It spares {what}, and costs {dearer[0]:.0%} to {dearer[-1]:.0%} of the peak."])
-
-
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "answer": answer,
     "stages": stages,
@@ -186,7 +163,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "offload": offload,
     "infinity": infinity,
     "delayed": delayed,
-    "arena": arena,
+    **blocks.BLOCKS,
 }
 
 
@@ -196,10 +173,6 @@ def _cells(where: Path) -> dict[str, Any]:
 
 def _signed(share: float) -> str:
     return f"{'+' if share >= 0 else '−'}{abs(share):.0%}".replace("%", " %")
-
-
-def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def rewritten(text: str, root: Path) -> str:

@@ -79,7 +79,7 @@ def _parts(results: Results, cell: Any) -> dict[str, float]:
 
 
 def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
-    found = {cell.label: _losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+    found = {cell.label: losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
     first = next(iter(found), None)
     for number, (label, curve) in enumerate(found.items()):
         off = (curve - found[first]).rolling(RUNNING, min_periods=1).mean()
@@ -90,7 +90,7 @@ def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
         axes.legend(fontsize=7)
 
 
-def _losses(results: Results, cell: Any) -> pd.Series:
+def losses_of(results: Results, cell: Any) -> pd.Series:
     """Mean over the ranks by step, of one pass of the newest launch."""
     steps = rows_of(results, "steps", cell)
     steps = steps[(steps["run_id"] == cell.run_id) & (steps["mode"] == "accounted")]

@@ -1,7 +1,9 @@
 """What composes with what: axes of a run, the combinations that make sense, and few of these that hold every pair.
 
 axis           a choice of a run, {name: keys of Config}; the usual value comes first
+choice         (axis, name)
 combination    {axis: name}
+pair           two choices of one combination, in the order of the axes
 core           the axes that composition.problems_of looks at; the others go with everything
 """
 
@@ -18,11 +20,13 @@ import zerobench
 from tests import zoo
 from tests.cells import MODELS, cell
 from zerobench import composition, systems, training
-from zerobench.config import Model
+from zerobench.config import Gpt, Model
 from zerobench.models import schema_of
 from zerobench.resolve import Cell
 
+Choice = tuple[str, str]
 Combination = dict[str, str]
+Pair = tuple[Choice, Choice]
 
 BLOCK_BYTES = 8192
 """Of files: every unit of a zoo model has several cuts."""
@@ -46,6 +50,7 @@ CORE: dict[str, dict[str, dict[str, Any]]] = {
         "cpu, states stay": {"offload": systems.CpuOffload(optimizer=False)},
         "cpu, gradients stay": {"offload": systems.CpuOffload(gradients=False)},
         "cpu, 0.4": {"offload": systems.CpuOffload(fraction=0.4)},
+        "cpu, delayed": {"offload": systems.CpuOffload(delayed=True, delayed_after=1)},
         "cpu, parameters": {"offload": systems.CpuOffload(parameters=True)},
         "cpu, parameters alone": {"offload": systems.CpuOffload(optimizer=False, gradients=False, parameters=True)},
         "nvme": {"offload": _files()},
@@ -86,7 +91,7 @@ FREE: dict[str, dict[str, dict[str, Any]]] = {
         "adamw": {"optimizer": training.AdamW(lr=1e-2)},
         "sgd": {"optimizer": training.Sgd(lr=1e-2, momentum=0.9, implementation="loop")},
     },
-    "model": {"tied": {}, "unused": {}, "adapted": {}},
+    "model": {"tied": {}, "unused": {}, "adapted": {}, "tiled": {}},
 }
 
 
@@ -105,6 +110,8 @@ def adapted():
 for builder in (tied, unused, adapted):
     zerobench.register_model(builder.__name__, builder)
     MODELS[builder.__name__] = schema_of(builder.__name__, builder, Model)()
+
+MODELS["tiled"] = Gpt(layers=2, hidden=12, heads=2, tied=False, tiles=3)
 
 
 def keys_of(chosen: Combination) -> dict[str, Any]:
@@ -126,10 +133,10 @@ def problems_of(chosen: Combination, n: int) -> list[str]:
 
 def plain_of(chosen: Combination, n: int) -> dict[str, Any]:
     """A combination of the core as a config, before systems are looked at."""
-    plain = copied(_base(chosen["strategy"], chosen["precision"], n))
+    plain = dict(_base(chosen["strategy"], chosen["precision"], n))
     for axis in CORE.keys() - {"precision"}:
-        plain |= copied(_sections(axis, chosen[axis]))
-    return plain
+        plain |= _sections(axis, chosen[axis])
+    return copied(plain)
 
 
 @cache
@@ -154,51 +161,86 @@ def core() -> Iterator[Combination]:
         yield dict(zip(names, values, strict=True))
 
 
-FEW_RANKS = {
-    "offload": ("none", "cpu", "cpu, 0.4", "cpu, parameters", "nvme", "nvme, gradients stay"),
-    "node_size": ("none",),
-    "shard_group": ("none",),
+PLACES = ("offload", "activation", "arena", "buffers")
+"""Axes that (but for late updates) do not change what is trained."""
+
+WORLDS = (4, 2, 1)
+"""Numbers of ranks that combinations are tried with, by turns: first what needs the most."""
+
+RANKS: dict[Choice, int] = {("node_size", "2"): 4, ("shard_group", "2"): 4, ("zeropp", "hpz"): 4}
+"""Choices that do nothing with fewer ranks; two are enough for the others."""
+
+ALONE = {
+    "offload": ("none", "cpu", "cpu, 0.4", "cpu, delayed", "cpu, parameters", "nvme", "nvme, gradients stay"),
     "zeropp": ("none",),
 }
-"""What is tried of an axis below 4 ranks: there is nobody to be grouped, and the rest is as with more."""
-
-MANY_RANKS = {"precision": ("fp32", "bf16"), "zeropp": ("none", "hpz", "all")}
-"""And with 4: other precisions differ in roundings alone, and `all` has the parts of ZeRO++ in it."""
+"""What of an axis is tried on one rank too, with which nothing travels."""
 
 
 @cache
 def legal(n: int) -> list[Combination]:
-    """What of it makes sense at N ranks."""
-    few = FEW_RANKS if n < 4 else MANY_RANKS
-    kept = (one for one in core() if all(one[axis] in names for axis, names in few.items()))
-    return [one for one in kept if not problems_of(one, n)]
+    """The combinations of the core that make sense at N ranks."""
+    return [one for one in core() if not problems_of(one, n)]
 
 
-def covering(n: int, tries: int = 60) -> list[Combination]:
-    """Combinations of all axes that make sense at N ranks and hold every pair that does: greedily, always the same.
-
-    For the first pair that is missing, of `tries` combinations with it the one that brings most that are missing.
-    """
-    drawn, missing = random.Random(n), _pairs(n)
-    rows: list[Combination] = []
-    while missing:
-        pair = dict(next(iter(missing)))
-        fitting = [one for one in legal(n) if all(one.get(axis, name) == name for axis, name in pair.items())]
-        free = ({axis: drawn.choice(list(values)) for axis, values in FREE.items()} for _ in range(tries))
-        candidates = [drawn.choice(fitting) | one | pair for one in free]
-        best = max(candidates, key=lambda one: sum(pair in missing for pair in combinations(one.items(), 2)))
-        for found in combinations(best.items(), 2):
-            missing.pop(found, None)
-        rows.append(best | {"options": str(len(rows) % 3)})
-    return rows
-
-
-def _pairs(n: int) -> dict[Any, None]:
-    """Every pair of (axis, name) that occurs in a combination that makes sense, in the order of the axes."""
-    found: dict[Any, None] = {}
+@cache
+def pairs(n: int) -> dict[Pair, None]:
+    """Every pair that occurs in a combination that makes sense at N ranks."""
+    found: dict[Pair, None] = {}
     for one in legal(n):
         found |= dict.fromkeys(combinations(one.items(), 2))
-    cores = dict.fromkeys((axis, name) for one in legal(n) for axis, name in one.items())
+    cores = dict.fromkeys(choice for pair in found for choice in pair)
     free = [(axis, name) for axis, values in FREE.items() for name in values]
     found |= dict.fromkeys(product(cores, free))
     return found | dict.fromkeys(pair for pair in combinations(free, 2) if pair[0][0] != pair[1][0])
+
+
+@cache
+def coverings() -> dict[int, list[Combination]]:
+    """N -> combinations that make sense there: together they hold every pair that makes sense at any N. Four ranks,
+    which take the longest, have what two cannot; one rank has what is left, and what may differ where nobody else is.
+    """
+    missing = {pair: None for n in WORLDS for pair in pairs(n)}
+    rows = {}
+    for n in WORLDS:
+        own = [pair for pair in pairs(n) if pair in missing and max(RANKS.get(choice, 2) for choice in pair) >= n]
+        rows[n] = _cover(n, dict.fromkeys(own + (list(_alone()) if n == 1 else [])))
+        for pair in (pair for row in rows[n] for pair in combinations(row.items(), 2)):
+            missing.pop(pair, None)
+    return rows
+
+
+def _alone() -> Iterator[Pair]:
+    return (pair for pair in pairs(1) if all(name in ALONE.get(axis, (name,)) for axis, name in pair))
+
+
+def _cover(n: int, missing: dict[Pair, None], tries: int = 60) -> list[Combination]:
+    """Combinations of all axes that make sense at N ranks and hold every pair of `missing`: greedily, always the same.
+
+    For the first pair that is missing, of 2 · `tries` combinations with it the one that brings most that are missing
+    for its time: a combination that trains as an earlier one needs no other reference.
+    """
+    drawn, rows, trained = random.Random(n), [], set()
+    while missing:
+        pair = dict(next(iter(missing)))
+        own = [(axis, name) for axis, name in pair.items() if axis not in FREE]
+        fitting = [one for one in legal(n) if all(one[axis] == name for axis, name in own)]
+        free = ({axis: drawn.choice(list(values)) for axis, values in FREE.items()} for _ in range(tries))
+        options = {"options": str(len(trained) % 3)}
+        fresh = [drawn.choice(fitting) | one | pair | options for one in free]
+        again = [drawn.choice(rows) | {axis: one[axis] for axis in PLACES} for one in fresh if rows]
+        again = [one for one in again if one.items() >= pair.items() and not problems_of(one, n)]
+        best = max(fresh + again, key=lambda one: _brings(one, missing) / (1 if _training(one) in trained else 2))
+        for found in combinations(best.items(), 2):
+            missing.pop(found, None)
+        rows.append(best)
+        trained.add(_training(best))
+    return rows
+
+
+def _brings(one: Combination, missing: dict[Pair, None]) -> int:
+    return sum(pair in missing for pair in combinations(one.items(), 2))
+
+
+def _training(one: Combination) -> frozenset[Choice]:
+    return frozenset(choice for choice in one.items() if choice[0] not in PLACES)

@@ -38,6 +38,7 @@ LAYERS = [
         "tables",
         "resolve",
         "provenance",
+        "keys",
         "overrides",
         "flags",
     },

@@ -16,8 +16,9 @@ from typing import Any
 from . import job
 from .config import Model, config_dir, store_schemas
 from .flags import split_arguments
+from .keys import stray_keys
 from .models import registered_models, schema_of
-from .overrides import Overrides, stray_keys
+from .overrides import Overrides
 from .resolve import Cell, resolve, unresolved
 
 
@@ -51,18 +52,20 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
         journal = Path(folder) / "cells.jsonl"
         if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
             overrides = [*overrides, f"hydra.sweep.dir='{folder}'"]
-        _run_hydra([*flags, *overrides], journal)
+        _run_hydra([*flags, *overrides], journal, check.elsewhere)
         lines = journal.read_text().splitlines() if journal.exists() else []
-    return [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
+    cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
+    # values of a key that means nothing to a cell make one cell of it
+    return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
 
-def _run_hydra(arguments: list[str], journal: Path) -> None:
+def _run_hydra(arguments: list[str], journal: Path, elsewhere: set[str]) -> None:
     import hydra
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     before, sys.argv = sys.argv, ["zerobench", *arguments]
     try:
-        app(partial(_note_cell, journal))()
+        app(partial(_note_cell, journal, elsewhere))()
     except SystemExit as stop:
         if stop.code:
             raise RefusedError([]) from stop  # Hydra has said why
@@ -72,15 +75,15 @@ def _run_hydra(arguments: list[str], journal: Path) -> None:
         sys.argv = before
 
 
-def _note_cell(journal: Path, config: Any) -> None:
-    """One job of Hydra's: a composed config becomes a cell."""
+def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
+    """One job of Hydra's: a composed config becomes a cell, without the keys of `elsewhere` that its choices lack."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     model = HydraConfig.get().runtime.choices["model"]
     try:
         plain: Any = OmegaConf.to_object(config)
-        cell = resolve(plain, model, stray_keys(config))
+        cell = resolve(plain, model, stray_keys(config, elsewhere))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
         cell = unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
     with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own

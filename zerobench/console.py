@@ -29,18 +29,44 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """How a value is shown. `best`: min or max picks the best of strategies that are compared, None marks none."""
+    """How a value is shown. `value`: what is ranked, rounded as it is shown. `best`: min or max picks the best of
+    strategies that are compared, None marks none. `there`: whether a cell makes the column worth its place.
+    """
 
     show: Callable[[Row], str]
     value: Callable[[Row], Any] | None = None
     best: Callable[..., Any] | None = None
+    there: Callable[[Row], bool] = lambda row: True
 
 
-def _mib(key: str, best: Callable[..., Any] | None = None) -> Column:
+def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> Column:
+    """`on_host`: the column of what lies in host memory beside it, which without a GPU is ranked with it."""
+
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
 
-    return Column(show, lambda row: row[key], best)
+    def value(row: Row) -> float:
+        more = row[on_host] if on_host and row["device"] == "cpu" and _any(row, on_host) else 0
+        if pd.isna(row[key]):
+            return float("nan")
+        size: float = (row[key] + more) / MIB
+        return round(size, 1 if size >= 10 else 3)
+
+    return Column(show, value, best)
+
+
+def _some(key: str) -> Column:
+    """Bytes that most sweeps have none of."""
+    shown = _mib(key).show
+    return Column(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
+
+
+def _is_zero(value: Any) -> bool:
+    return pd.notna(value) and value == 0
+
+
+def _any(row: Row, *keys: str) -> bool:
+    return any(pd.notna(row[key]) and row[key] > 0 for key in keys)
 
 
 def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> Column:
@@ -66,12 +92,26 @@ def _loss(row: Row) -> str:
     return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
 
 
+CODED = ("quantized_gather_share", "quantized_reduction_share")
+
+
+def _coded(row: Row) -> str:
+    """ "100 / 0 %": the share of ψ that is gathered, and reduced, in codes."""
+    return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
+
+
 COLUMNS: dict[str, Column] = {
-    "peak MiB": _mib("peak_bytes", min),
-    "states MiB": _mib("states_bytes", min),
+    "peak MiB": _mib("peak_bytes", min, on_host="host_peak_bytes"),
+    "host MiB": _some("host_peak_bytes"),
+    "files MiB": _some("nvme_bytes"),
+    "states MiB": _mib("states_bytes", min, on_host="host_states_bytes"),
     "predicted": _mib("predicted_states_bytes"),
+    "down MiB": _some("down_bytes"),
+    "up MiB": _some("up_bytes"),
     "volume ψ": _figure("volume_psi", min),
     "predicted ψ": _figure("predicted_volume_psi"),
+    "between nodes MiB": _some("between_nodes_bytes"),
+    "quantised": Column(_coded, there=lambda row: _any(row, *CODED)),
     "step ms": _figure("step_s", min, digits=1, scale=1000),
     "95 % interval": Column(_interval),
     "tokens/s": _figure("tokens_per_s", max, digits=0),
@@ -81,23 +121,36 @@ COLUMNS: dict[str, Column] = {
 RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
 """Searches that agree in these are for the best strategy."""
 
-FIRST_TO_GO = ("95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s")
+FIRST_TO_GO = (
+    "95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
+    "between nodes MiB", "files MiB",
+)  # fmt: skip
 """What a narrow terminal does without; every column is in the tables on disk."""
+
+ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
 def print_results(rows: list[Row]) -> None:
     """The sweep's table, a line a cell, as wide as the terminal permits, and the failed cells with their reason."""
     cells = sorted_cells(rows)
     console = stdout_console()
-    dropped, columns = 0, dict(COLUMNS)
+    columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
     free = console.options.update(max_width=1000)
-    while Measurement.get(console, free, _table(cells, columns)).maximum > console.width and dropped < len(FIRST_TO_GO):
-        columns.pop(FIRST_TO_GO[dropped])
-        dropped += 1
+    for name in FIRST_TO_GO:
+        if Measurement.get(console, free, _table(cells, columns)).maximum <= console.width:
+            break
+        columns.pop(name, None)
     console.print(_table(cells, columns))
     if any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
+    if shares_memory(cells):
+        console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
     print_failures(cells)
+
+
+def shares_memory(cells: list[Row]) -> bool:
+    """Whether a cell has something in host memory that, without a GPU, is no other memory than the device's."""
+    return any(cell["device"] == "cpu" and _any(cell, "host_peak_bytes") for cell in cells)
 
 
 def print_failures(rows: list[Row]) -> None:
@@ -129,10 +182,9 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     for mine in places.values():
         values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
         values = {place: value for place, value in values.items() if not pd.isna(value)}
-        shown = {place: column.show(cells[place]) for place in values}
-        if len(set(shown.values())) > 1 and column.best is not None:
-            best = shown[column.best(values, key=values.__getitem__)]
-            found |= {place for place, text in shown.items() if text == best}  # what looks equal is equally good
+        if len(set(values.values())) > 1 and column.best is not None:
+            best = column.best(values.values())
+            found |= {place for place, value in values.items() if value == best}  # what looks equal is equally good
     return found
 
 

@@ -10,23 +10,30 @@ from typing import Any
 import torch
 
 from . import grouping, offloading, optimizers, policies, precision
+from .theory.links import Links, predict_links
 from .theory.memory import predict_states, predicts
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
-from .theory.traffic import predict_volume
+from .theory.traffic import predict_traffic
 from .worker import build_model, shapes_of
 from .zero import STAGES
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`psi` trainable parameters; bytes of the states on the fullest rank; elements moved a step over psi.
+    """`psi` trainable parameters; bytes of the states on the fullest rank, on the device, in host memory, in files;
+    elements moved a step over psi; bytes that a rank sends to other nodes; bytes of a step between tiers, all ranks.
 
-    The last two are None for a strategy that theory has no schedule for.
+    All but psi are None for a strategy that theory has no schedule for.
     """
 
     psi: int
     states_bytes: int | None = None
     volume_psi: float | None = None
+    host_bytes: int | None = None
+    file_bytes: int | None = None
+    down_bytes: int | None = None
+    up_bytes: int | None = None
+    between_bytes: int | None = None
 
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
@@ -44,9 +51,16 @@ def estimate(config: dict[str, Any]) -> Estimate:
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config["strategy"]):
         return Estimate(psi)
-    groups = grouping.shape_of(config)
-    states = predict_states(
-        config["strategy"], schedule, ranks, *training_shapes(config), groups, offloading.shape_of(config)
-    )
-    volume = predict_volume(config["strategy"], schedule, ranks, groups)
-    return Estimate(psi, states.states_bytes, volume / psi if psi else 0.0)
+    groups, (optimizer, numbers) = grouping.shape_of(config), training_shapes(config)
+    placed = groups, offloading.shape_of(config)
+    states = predict_states(config["strategy"], schedule, ranks, optimizer, numbers, *placed)
+    moved, links = predict_traffic(config["strategy"], schedule, ranks, groups, numbers), links_of(config, schedule)
+    tiers = states.host_bytes, states.file_bytes, links.down, links.up
+    return Estimate(psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between))
+
+
+def links_of(config: dict[str, Any], schedule: Schedule) -> Links:
+    """Bytes between tiers in a step of a resolved cell, over all ranks; of strategies that theory predicts."""
+    norms = int(config["clip"] is not None or config["precision"]["name"] == "fp16")
+    shapes, tiers = training_shapes(config), offloading.shape_of(config)
+    return predict_links(config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .overrides import nearest
+from .keys import nearest
 
 FLAGS_WITH_VALUE = (
     "--config-dir",

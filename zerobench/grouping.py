@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from . import systems
 from .theory.groups import GroupShape
 from .zero.zeropp import Zeropp
 
@@ -40,7 +42,25 @@ def _problems_of_zeropp(plain: dict[str, Any], name: str) -> list[str]:
         ]
     if "shard_group" in plain:
         return [f"{words}: its shards are over all ranks; leave shard_group={plain['shard_group']} out"]
-    return []
+    return _parts_missing(plain["zeropp"]) or _one_node(plain)
+
+
+def _parts_missing(section: dict[str, Any]) -> list[str]:
+    """A sentence for each part that a choice is named after, and that is switched off."""
+    named = asdict(systems.SCHEMAS["zeropp"][section["name"]]())
+    others = ", ".join(name for name in systems.SCHEMAS["zeropp"] if name not in (section["name"], "all"))
+    words = f"zeropp={section['name']} means that part; use one of {others}, and add what else is wanted"
+    return [f"zeropp.{part}=false: {words}" for part, on in named.items() if on is True and not section[part]]
+
+
+def _one_node(plain: dict[str, Any]) -> list[str]:
+    """A sentence where secondary shards, all there is of ZeRO++, are shared by as many ranks as the first ones."""
+    section, ranks = plain["zeropp"], plain["world_size"] or 1
+    codes = section["quantize_weights"] or section["quantize_gradients"]
+    if codes or ranks == 1 or plain.get("node_size") not in (None, ranks):
+        return []
+    words = f"all {ranks} ranks are one node, so that its gathers would be plain zero3's"
+    return [f"zeropp={section['name']}: {words}; let node_size be a divisor of world_size={ranks} below it"]
 
 
 def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +69,11 @@ def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
     if "zeropp" in plain:
         options["zeropp"] = Zeropp(**{key: value for key, value in plain["zeropp"].items() if key != "name"})
     return options
+
+
+def ranks_a_node(plain: dict[str, Any]) -> int:
+    """`node_size`; without it those on one machine, of a job on several the ranks being spread evenly."""
+    return plain.get("node_size") or -(-plain["world_size"] // plain.get("nodes", 1))
 
 
 def shape_of(plain: dict[str, Any]) -> GroupShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -12,10 +13,9 @@ from scipy import stats
 from . import grouping, offloading
 from .coded import coded_share, units_of
 from .environment import SIMULATED
-from .estimate import training_shapes
+from .estimate import links_of, training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
-from .theory.links import predict_links
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
 from .theory.traffic import predict_traffic
@@ -41,6 +41,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     if accounted:
         _join_memory(row, memory)
         _join_traffic(row, accounted, config["measure"]["steps"])
+        if "node_size" not in config:  # nobody said what a node is
+            row.within_nodes_bytes = row.between_nodes_bytes = None
         _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
     _join_process_memory(row, timed, accounted)
     if "nodes" not in config:  # between machines bytes travel otherwise
@@ -81,9 +83,7 @@ def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory
                 round(moved.between),
             )
     if tiers.place is not None:
-        norms = int(config["clip"] is not None or config["precision"]["name"] == "fp16")
-        moved_between = predict_links(config["strategy"], schedule, groups, *shapes, tiers, norms)
-        for link, size in asdict(moved_between).items():
+        for link, size in asdict(links_of(config, schedule)).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
         if m.phase == "step" and m.tier == "device":
@@ -100,11 +100,21 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
     host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
-    host_peaks = [m.max_bytes for m in host if m.category == "total"]
-    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks, default=0), sum(host_peaks)
+    host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
+    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks.values(), default=0), _fullest_node(row, host_peaks)
     row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
     row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
     row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
+
+
+def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
+    """The sum over the ranks of the node where it is largest, from each rank's; a simulated node's ranks are alike."""
+    size = grouping.ranks_a_node(json.loads(row.config))
+    nodes: dict[int, list[int]] = {}
+    for rank, peak in peaks.items():
+        nodes.setdefault(rank // size, []).append(peak)
+    alike = size if row.backend == SIMULATED else 1
+    return max((sum(node) * alike for node in nodes.values()), default=0)
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from . import systems
-from .config import SCHEMAS, Config
+from .config import SCHEMAS
+from .keys import nearest
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -38,12 +37,17 @@ CHOSEN_BY_GROUP = (
 )
 """Keys that say which choice of a group this is."""
 
+NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed", True)}
+"""Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
+
 UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError)
 """What a yaml of a user's may raise when it is composed."""
 
 
 class Overrides:
-    """Checks overrides one by one. `problems` holds a sentence for each that is wrong."""
+    """Checks overrides one by one. `problems` holds a sentence for each that is wrong, `elsewhere` the keys that some
+    choices of a sweep have and others lack: these are left out where they mean nothing.
+    """
 
     def __init__(self, config_dir: Path, user_models: list[str], extra_dirs: list[Path]) -> None:
         self._config_dir = config_dir
@@ -52,6 +56,7 @@ class Overrides:
         self._choices["model"] += user_models
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self.problems: list[str] = []
+        self.elsewhere: set[str] = set()
         self.cells = 1
 
     def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
@@ -71,24 +76,50 @@ class Overrides:
         if self.problems:
             return arguments
         parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
-        picked = {o.key_or_group: self._values(o) for o in parsed if o.key_or_group in GROUPS}
+        given = {o.key_or_group: self._values(o) for o in parsed}
+        picked = {group: choices for group, choices in given.items() if group in GROUPS}
         self._check_mode(picked)
+        hydra = self._compose(self._study(picked), with_hydra=True).hydra
+        modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
+        mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
+        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
+        studied = self._swept_by_a_study(hydra, given) if multirun else {}
+        picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
         checked = [self._check_one(override, picked) for override in parsed]
         swept = {o.key_or_group: len(self._values(o)) for o in parsed if o.is_sweep_override()}
-        modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
+        if not self.problems and swept and not multirun:
+            self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
         if not self.problems:
-            study = [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e is not None]
-            hydra = self._compose(study, with_hydra=True).hydra
-            mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
-            multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
-            if swept and not multirun:
-                self.problems.append(f"{', '.join(swept)}: several values make a sweep; add -m")
-            given = {o.key_or_group for o in parsed}
-            for key, value in (hydra.sweeper.params or {}).items() if multirun else ():
-                if key not in given and (override := self._parse(f"{key}={value!s}", [])):
-                    swept[key] = len(self._values(override))
+            self._check_needs(given | studied, picked)
+        swept |= {key: len(values) for key, values in studied.items()}
         self.cells = prod(swept.values())
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
+
+    def _study(self, picked: dict[str, list[Any]]) -> list[str]:
+        """The experiment, as an override."""
+        return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]]
+
+    def _configs(self, root: str, picked: dict[str, list[Any]]) -> list[list[str]]:
+        """The configs that a key below `root` may be in, as overrides: one for each choice, if it is a group."""
+        choices = picked.get(root, []) if root in SCHEMAS else []
+        chosen = [[f"{root}={choice}"] for choice in choices if choice in self._choices[root]]
+        return [one + self._study(picked) for one in chosen or [[]]]
+
+    def _check_needs(self, seen: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
+        """`seen`: what is set or swept over, key -> values."""
+        for key, (other, wanted) in NEEDS.items():
+            if key not in seen:
+                continue
+            configs = self._configs(key.split(".")[0], picked)
+            values = seen.get(other) or [OmegaConf.select(self._compose(one), other) for one in configs]
+            if wanted not in values:
+                self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
+
+    def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """What an experiment sweeps over by itself, key -> values."""
+        params = {key: value for key, value in (hydra.sweeper.params or {}).items() if key not in given}
+        parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
+        return {override.key_or_group: self._values(override) for override in parsed if override}
 
     def _check_mode(self, picked: dict[str, list[Any]]) -> None:
         """An experiment sets the stage for a whole sweep; several of them would each want their own."""
@@ -137,13 +168,9 @@ class Overrides:
             self.problems.append(f"{line}: {key} cannot be moved to another package")
         elif key in GROUPS:
             self._check_choice(key, self._values(override))
-        elif root in SCHEMAS:
-            for choice in picked.get(root, [None]):
-                if choice is None or choice in self._choices[root]:
-                    self._check_key(key, self._values(override), [f"{root}={choice}"] if choice else [], picked)
         else:
-            self._check_key(key, self._values(override), [], picked)
-        return "++" + line if key.startswith("huggingface.options.") else line
+            self._check_key(key, self._values(override), self._configs(root, picked))
+        return "++" + line if key.startswith("huggingface.options.") or key in self.elsewhere else line
 
     def _check_results_dir(self, line: str, values: list[Any]) -> None:
         """The folder must be there or makeable, before a sweep of hours finds that it is not."""
@@ -163,23 +190,50 @@ class Overrides:
             if choice not in known and not (group == "experiment" and choice is None):
                 self.problems.append(f"{group}={choice!s}: no such {group}{nearest(str(choice), known)}")
 
-    def _check_key(self, key: str, values: list[Any], overrides: list[str], picked: dict[str, list[Any]]) -> None:
-        """Walks `key` through the composed config and tries the values in its place."""
-        overrides = overrides + [
-            f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]
-        ]
+    def _check_key(self, key: str, values: list[Any], configs: list[list[str]]) -> None:
+        """Tries the values in the key's place in composed configs, a list of overrides each: one for each choice of
+        the key's group. Some of them must have the key.
+        """
+        lacking = [(overrides, sentence) for overrides in configs if (sentence := self._lacks(key, overrides))]
+        having = [overrides for overrides in configs if overrides not in [one for one, _ in lacking]]
+        if not having:
+            sentences = [sentence for _, sentence in lacking]
+            self.problems.append(next((one for one in sentences if "did you mean" in one), sentences[0]))
+        elif lacking:
+            self.elsewhere.add(key)
+        for overrides in having:
+            self._check_values(key, values, overrides)
+
+    def _lacks(self, key: str, overrides: list[str]) -> str:
+        """Walks `key` through a composed config: a sentence where that has no such key, else nothing."""
         node: Any = self._compose(overrides)
         path: list[str] = []
         for part in key.split("."):
             if path == ["huggingface", "options"]:
-                return
+                return ""
             known = list(node) if isinstance(node, DictConfig) else []
             if part not in known:
                 under = f" under {overrides[0]}" if overrides and path else ""
-                self.problems.append(f"{key}: no such key{under}{nearest(part, known, '.'.join(path))}")
-                return
+                return f"{key}: no such key{under}{nearest(part, known, '.'.join(path))}{self._had_by(key)}"
             path.append(part)
             node = node._get_node(part)
+        return ""
+
+    def _had_by(self, key: str) -> str:
+        """Which choices of the key's group have it, to follow a sentence."""
+        group, _, rest = key.partition(".")
+        if not rest or group not in systems.SCHEMAS:
+            return ""
+        words = "|".join(name for name in self._choices[group] if rest in self._compose([f"{group}={name}"])[group])
+        return f"; choose {group}={words} for it" if words else ""
+
+    def _check_values(self, key: str, values: list[Any], overrides: list[str]) -> None:
+        config = self._compose(overrides)
+        *path, last = key.split(".")
+        parent = OmegaConf.select(config, ".".join(path)) if path else config
+        if path[:2] == ["huggingface", "options"]:
+            return
+        node = parent._get_node(last)
         if isinstance(node, DictConfig):
             self.problems.append(f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}")
             return
@@ -187,7 +241,7 @@ class Overrides:
             if isinstance(value, str) and "${" in value:
                 continue  # an interpolation has its value when the cell is composed
             try:
-                OmegaConf.update(self._compose(overrides).copy(), key, value)
+                OmegaConf.update(config.copy(), key, value)
             except OmegaConfBaseException:
                 self.problems.append(f"{key}={value}: wants {_type_name(node)}, and {value!r} is none")
 
@@ -230,31 +284,6 @@ def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:
         return line
     key, _, value = line.partition("=")
     return f"{key}=choice({value})"
-
-
-def stray_keys(config: DictConfig, schema: type = Config, prefix: str = "") -> list[str]:
-    """Sentences for keys of a composed config that its schema does not have."""
-    known = [one.name for one in fields(schema)]
-    problems = []
-    for key in config:
-        name = f"{prefix}{key!s}"
-        if key not in known:
-            problems.append(f"{name}: no such key{nearest(str(key), known, prefix.rstrip('.'))}")
-            continue
-        node = config._get_node(key)
-        kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
-        if isinstance(node, DictConfig) and kind is not None and is_dataclass(kind):
-            problems += stray_keys(node, kind, f"{name}.")
-    return problems
-
-
-def nearest(name: str, known: list[str], prefix: str = "") -> str:
-    """What is nearest to a mistyped name, and what is valid, to follow a sentence."""
-    full = [f"{prefix}.{k}" if prefix else k for k in known]
-    by_last = dict(zip(known, full, strict=True))
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {by_last[near[0]]}?" if near else ""
-    return f"{hint} (valid: {', '.join(known)})" if known else hint
 
 
 def _type_name(node: Any) -> str:

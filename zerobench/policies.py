@@ -8,8 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from . import models
 from .systems import OURS, words_of
+from .zero.modules import blocks
 from .zero.residual import LEAST_BYTES, POLICIES, ActivationPolicy
+
+HAVE_BLOCKS = ("gpt", "mlp")
+"""Models that need no look."""
 
 UNBOUNDED_BYTES = 2**40
 """A bucket that takes every gradient there is."""
@@ -50,6 +57,25 @@ def _activation_problems(plain: dict[str, Any]) -> list[str]:
         only = str([recomputes(plain)]).lower()
         problems.append(f"activation={name}: a search tries all of search.checkpointing; let that be {only}")
     return problems
+
+
+def problems_of_units(plain: dict[str, Any]) -> list[str]:
+    """A sentence where a resolved config's model has no blocks that its activation policy could be for. To see that it
+    is built without memory; of one that cannot be, the ranks find out.
+    """
+    name, kind = words_of(plain, "activation"), plain["model"]["kind"]
+    if not name or kind in HAVE_BLOCKS:
+        return []
+    section = plain["huggingface"] if kind == "huggingface" else plain["model"]
+    try:
+        with torch.device("meta"):
+            model = models.build(kind, {key: value for key, value in section.items() if key not in ("kind", "name")})
+    except Exception:  # a user's builder may do what a model without memory cannot
+        return []
+    if blocks(model):
+        return []
+    words = f"{type(model).__name__} has no blocks to treat so; put them into an nn.ModuleList or an nn.Sequential"
+    return [f"activation={name}: {words}, or use activation=none"]
 
 
 def _arena_problems(plain: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import composition, optimizers, peers, precision, ranges, systems, world
+from . import composition, optimizers, peers, policies, precision, ranges, systems, world
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
 from .models import FILLED, huggingface
@@ -74,6 +74,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_training(plain, problems)
     world.check_measure(plain, problems)
     problems += peers.problems_of(plain) + composition.problems_of(plain) + ranges.problems_of(plain)
+    problems += [] if problems else policies.problems_of_units(plain)
     return Cell(plain, tuple(problems))
 
 

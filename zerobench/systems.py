@@ -108,9 +108,17 @@ class FusedBuffers(Buffers):
 
 @dataclass
 class Zeropp:
-    """ZeRO++ (arXiv 2306.10209) on zero3: which of its three parts, and elements a quantisation block has."""
+    """ZeRO++ (arXiv 2306.10209) on zero3: nothing of it."""
 
     name: str = "none"
+
+
+@dataclass
+class PartsOfZeropp(Zeropp):
+    """Which of its three parts, and elements a quantisation block has. A choice's own part cannot be taken from it;
+    others can be added.
+    """
+
     quantize_weights: bool = False
     secondary_shards: bool = False
     quantize_gradients: bool = False
@@ -119,7 +127,7 @@ class Zeropp:
 
 
 @dataclass
-class Qwz(Zeropp):
+class Qwz(PartsOfZeropp):
     """Parameters are gathered in int8."""
 
     name: str = "qwz"
@@ -127,7 +135,7 @@ class Qwz(Zeropp):
 
 
 @dataclass
-class Hpz(Zeropp):
+class Hpz(PartsOfZeropp):
     """The backward gathers from secondary shards inside a node."""
 
     name: str = "hpz"
@@ -135,7 +143,7 @@ class Hpz(Zeropp):
 
 
 @dataclass
-class Qgz(Zeropp):
+class Qgz(PartsOfZeropp):
     """Gradients are exchanged in int4, first inside a node, then between nodes."""
 
     name: str = "qgz"
@@ -143,7 +151,7 @@ class Qgz(Zeropp):
 
 
 @dataclass
-class AllOfZeropp(Zeropp):
+class AllOfZeropp(PartsOfZeropp):
     """The three together."""
 
     name: str = "all"

@@ -20,6 +20,9 @@ REORDERS = ("node_size", "shard_group")
 CHANGES = ("strategy", "options", "precision", "zeropp", "clip", "accumulation", "optimizer", "model")
 """Axes that make another training of it; the rest only says where things are."""
 
+LATE = "cpu, delayed"
+"""The choice of `offload` that makes another training as well."""
+
 NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
 """Of losses and norms, relatively, and of weights, where sums have another order: Adam makes steps of roundings."""
 
@@ -83,10 +86,11 @@ def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list
         # torch's all-reduce adds in an order that depends on the place in the buffer
         places = ("buffers",) if config["strategy"].get("reduce_with") == "all_reduce" else ()
         near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF
-        wanted = references.of(row, (*CHANGES, *REORDERS, *places))
+        changes = (*CHANGES, "offload") if row["offload"] == LATE else CHANGES
+        wanted = references.of(row, (*changes, *REORDERS, *places))
         wrong += [f"{row}: {words}" for words in differences(found, wanted, *(near if alone else (0, 0)))]
         if row["zeropp"] == "none" and any(row[axis] != "none" for axis in REORDERS):
-            plain = references.of(row, CHANGES)
+            plain = references.of(row, changes)
             wrong += [f"{row}: beside no groups: {words}" for words in differences(found, plain, *near)]
     return wrong
 

@@ -142,7 +142,9 @@ class RaceDetector(TorchDispatchMode):
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             if size == 0:
+                named = storage._cdata in self._named
                 self._free(storage._cdata)
+                self._named |= {storage._cdata} if named else set()  # what it is called is for life
             return resize(storage, size)
 
         self._patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_)
@@ -170,7 +172,11 @@ class RaceDetector(TorchDispatchMode):
         for tensor in tensors:
             if tensor.numel():
                 self._touch(tensor, any(tensor is one for one in written), stream, count, str(function))
-        if stream is self.cuda.streams[0] and any(self._is_hosts(tensor) for tensor in tensors):
+        if (
+            stream is self.cuda.streams[0]
+            and not _is_asynchronous(function, arguments, named)
+            and any(self._is_hosts(tensor) for tensor in tensors)
+        ):
             self.cuda.host.wait_event(stream.record_event())  # a copy that the host waits for
         return result
 
@@ -240,6 +246,12 @@ def _is_view(function: Any) -> bool:
     """Whether it touches no memory."""
     returns = function._schema.returns
     return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+
+
+def _is_asynchronous(function: Any, arguments: Any, named: Any) -> bool:
+    """Whether the host does not wait for it, be it pinned memory of its own that is copied."""
+    asked = arguments[2] if len(arguments) > 2 else named.get("non_blocking")
+    return function is torch.ops.aten.copy_.default and bool(asked)
 
 
 def _over(access: Access, stream: Stream) -> bool:

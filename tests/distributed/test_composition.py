@@ -11,10 +11,9 @@ from tests.distributed import composed
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", compositions.WORLDS)
 def test_every_pair_of_choices_trains_as_the_plain_stage_does(n: int, tmp_path: Path) -> None:
-    rows = compositions.covering(n)
-    for row in rows:
-        assert not compositions.cell_of(row, n).problems, row
+    """That it is every pair: tests/unit/test_composition.py."""
+    rows = compositions.coverings()[n]
     for wrong in run_ranks(n, composed.compare_all, rows, str(tmp_path), timeout_s=300):
         assert not wrong, "\n".join(wrong)

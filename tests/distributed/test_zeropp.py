@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp, coding_error, initialize
 from zerobench.zero.codec import LEVELS, Codec
+from zerobench.zero.comm import Handle
 from zerobench.zero.stamp import STAMP_NUMEL, Stamp
-from zerobench.zero.zeropp import connect_zeropp
+from zerobench.zero.zeropp import ZeroppComm, connect_zeropp
 
 CPU = torch.device("cpu")
 SLACK = 1 + 2**-14
@@ -38,6 +40,19 @@ def roundings(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.abs() * (torch.finfo(dtype).eps + 1e-5) + 1e-7
 
 
+def bound_of(brought: torch.Tensor, inner: int) -> torch.Tensor:
+    """What may be off in each element of a sum over what ranks brought, (n, n · numel) fp64, in nodes of `inner`."""
+    n = len(brought)
+    fulls = brought.view(n // inner, inner, -1)
+    blocks = fulls.view(n // inner, inner, inner, -1)  # node, who brings it, whose block it is
+    off = steps_of(blocks, 24, LEVELS[4])
+    mine = torch.eye(inner, dtype=torch.bool)[None, :, :, None]  # nobody codes for himself
+    within = off.masked_fill(mine, 0).sum(1).reshape(n // inner, -1)  # of each node's sums
+    sums = fulls.sum(1).abs() + within
+    between = steps_of(sums.view(n // inner, n, -1), 24, LEVELS[4]).view(n // inner, -1)
+    return within.sum(0) + (between.sum(0) if inner < n else 0)
+
+
 def gradients_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
     """qgZ's sum against the exact one in fp64, on odd sizes: first within nodes, then between."""
     inner = node_size or n
@@ -45,15 +60,7 @@ def gradients_within_the_bound(rank: int, n: int, node_size: int | None) -> None
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for numel in (16, 16 * 33, 16 * 7 * 5 + 8):
             brought = torch.stack([random_full(r, n, dtype, numel) for r in range(n)]).double()
-            fulls = brought.view(n // inner, inner, -1)
-            blocks = fulls.view(n // inner, inner, inner, -1)  # node, who brings it, whose block it is
-            off = steps_of(blocks, 24, LEVELS[4])
-            mine = torch.eye(inner, dtype=torch.bool)[None, :, :, None]  # nobody codes for himself
-            within = off.masked_fill(mine, 0).sum(1).reshape(n // inner, -1)  # of each node's sums
-            sums = fulls.sum(1).abs() + within
-            between = steps_of(sums.view(n // inner, n, -1), 24, LEVELS[4]).view(n // inner, -1)
-            allowed = within.sum(0) + (between.sum(0) if inner < n else 0)
-            exact = brought.sum(0)
+            exact, allowed = brought.sum(0), bound_of(brought, inner)
             for into in (None, torch.empty(numel, dtype=dtype)):
                 full = random_full(rank, n, dtype, numel)
                 comm.reduce_scatter(full, "u", Stamp(3, 4), into).wait()
@@ -158,13 +165,32 @@ def gradients(rank: int, n: int) -> None:
         ratio = (found @ wanted) / (wanted @ wanted)
         assert abs(ratio.item() - 1) < 0.02, ratio  # neither node_size times too large nor too small
         assert 0.01 < ((found - wanted).norm() / wanted.norm()).item() < 0.2
-        for key in exact:
-            assert (exact[key] - coded[key]).abs().max() <= exact_bound(exact), key
+        for model in ("tied", "lists"):
+            models_gradients_within_the_bound(rank, n, model, dtype)
 
 
-def exact_bound(gradients: dict[Any, torch.Tensor]) -> float:
-    """A step of the largest block there is, three times over: two hops of coding, and sums that are larger."""
-    return 3 * max(g.abs().max().item() for g in gradients.values()) / LEVELS[4] + 1e-2
+def models_gradients_within_the_bound(rank: int, n: int, model: str, dtype: torch.dtype) -> None:
+    """In a backward, of each unit that is sent, in the gradients' own dtype: every element, by its own blocks."""
+    sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+    real = ZeroppComm.reduce_scatter
+
+    def spied(comm: ZeroppComm, full: torch.Tensor, unit: str, stamp: Any, into: Any) -> Handle:
+        brought, own = full.clone(), full.view(n, -1)[comm.rank] if into is None else into
+        return Handle([real(comm, full, unit, stamp, into)], lambda: sent.append((brought, own.clone())))
+
+    module = zoo.build(model).to(dtype)
+    engine = initialize(module, torch.optim.SGD(module.parameters(), lr=1.0), "zero3", zeropp=QGZ, node_size=2)
+    with mock.patch.object(ZeroppComm, "reduce_scatter", spied):
+        engine.backward(engine(*zoo.tokens(rank, n, 0)))
+    assert len(sent) > 3
+    for mine, found in sent:
+        assert mine.dtype == found.dtype == dtype
+        brought = torch.stack([torch.empty_like(mine) for _ in range(n)])
+        dist.all_gather(list(brought), mine)
+        exact, allowed = brought.double().sum(0), bound_of(brought.double(), 2)
+        own = slice(engine.comm.rank * found.numel(), (engine.comm.rank + 1) * found.numel())
+        bound = allowed[own] + roundings(exact[own].abs() + allowed[own], dtype)
+        assert ((found.double() - exact[own]).abs() <= bound).all()
 
 
 def whole_runs(rank: int, n: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -65,7 +66,13 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["++strategy.stge=1"], "strategy.stge: no such key"),
         (["strategy=zero2", "+strategy.bucket_byte=1024"], "did you mean strategy.bucket_bytes?"),
         (["strategy=ddp", "strategy.prefetch=2"], "strategy.prefetch: no such key under strategy=ddp"),
-        (["-m", "strategy=ddp,zero3", "strategy.prefetch=2"], "no such key under strategy=ddp"),
+        (["-m", "strategy=ddp,zero1", "strategy.prefetch=2"], "strategy.prefetch: no such key under strategy=ddp"),
+        (["-m", "strategy=ddp,zero3", "strategy.prefetch=two"], "strategy.prefetch=two: wants an integer"),
+        (["-m", "offload=nvme,none", "offload.depht=2"], "did you mean offload.depth?"),
+        (["offload.path=there"], "offload.path: no such key (valid: name); choose offload=nvme for it"),
+        (["offload=cpu", "offload.depth=2"], "no such key under offload=cpu"),
+        (["offload=cpu", "offload.delayed_after=5"], "offload.delayed_after: it means nothing without offload.delayed"),
+        (["zeropp.quantize_weights=true", "strategy=zero3"], "choose zeropp=all|hpz|qgz|qwz for it"),
         (["world_sise=2"], "world_sise: no such key; did you mean world_size?"),
         (["world_size=two"], "world_size=two: wants an integer or null, and 'two' is none"),
         (["measure.steps=1.5"], "measure.steps=1.5: wants an integer, and 1.5 is none"),
@@ -181,8 +188,8 @@ def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
     assert run("export", "nowhere", cwd=tmp_path).returncode == 2
 
 
-COMPOSES_WITH = {"offload": "zero2", "buffers": "zero2", "zeropp": "zero3"}
-"""Groups whose choices make no sense with the default strategy, ddp."""
+COMPOSES_WITH = {"offload": "zero2", "buffers": "zero2", "zeropp": "zero3 node_size=1"}
+"""Groups whose choices make no sense with the default strategy, ddp -> what they are for."""
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}={p.stem}")
@@ -192,13 +199,14 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     from omegaconf import OmegaConf
 
     from zerobench.config import store_schemas
-    from zerobench.overrides import stray_keys
+    from zerobench.keys import stray_keys
     from zerobench.resolve import resolve
 
     store_schemas({})
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        beside = [f"strategy={name}" for group, name in COMPOSES_WITH.items() if group == path.parent.name]
+        words = COMPOSES_WITH.get(path.parent.name)
+        beside = f"strategy={words}".split() if words else []
         chosen = [f"{path.parent.name}={path.stem}", "device=cpu", *beside]
         swept = compose("config", overrides=chosen, return_hydra_config=True).hydra.sweeper.params or {}
         first = [f"{key}={str(values).split(',')[0]}" for key, values in swept.items()]
@@ -216,6 +224,28 @@ def test_a_key_that_the_default_choice_lacks_goes_with_a_sweep_over_its_group() 
     assert {cell.config["strategy"]["reduce_with"] for cell in cells} == {"all_reduce"}
     halves = compose_cells(["-m", "precision=bf16,fp16", "strategy=zero1", "precision.gradient_dtype='fp32'"])
     assert [cell.config["precision"]["gradient_dtype"] for cell in halves] == ["fp32"] * 2
+
+
+LOOSE: list[tuple[list[str], str, list[Any]]] = [
+    (["offload=nvme,none", "offload.block_bytes=8192"], "offload", [8192, None]),
+    (["offload=none,cpu", "offload.fraction=0.5,1"], "offload", [None, 0.5, 1]),
+    (["experiment=delayed", "offload.delayed_after=40"], "offload", [40, 40]),
+    (["activation=none,offload", "++activation.least_bytes=4096"], "activation", [None, 4096]),
+    (["experiment=activation", "strategy=zero2", "activation.least_bytes=512"], "activation", [None, None, 512, 512]),
+    (["zeropp=none,qwz", "zeropp.weight_block=64", "strategy=zero3"], "zeropp", [None, 64]),
+    (["strategy=ddp,zero3", "strategy.prefetch=2"], "strategy", [None, 2]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "group", "wanted"), LOOSE)
+def test_a_key_that_some_choices_of_a_sweep_lack_is_left_out_there(
+    arguments: list[str], group: str, wanted: list[Any]
+) -> None:
+    beside = [] if any(one.startswith("strategy") for one in arguments) else ["strategy=zero2"]
+    cells = compose_cells(["-m", *arguments, *beside, "device=cpu"])
+    key = next(one for one in arguments if "." in one.split("=")[0]).split("=")[0].split(".")[1]
+    assert [cell.config.get(group, {}).get(key) for cell in cells] == wanted
+    assert [cell.problems for cell in cells] == [()] * len(cells)
 
 
 def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:

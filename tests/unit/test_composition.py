@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from tests import compositions
 from tests.cells import cell
-from tests.compositions import CORE, core, problems_of
+from tests.compositions import CORE, FREE, STRATEGIES, core, problems_of
 from zerobench import composition, precision, systems, training
 from zerobench.environment import rank_environment
 from zerobench.zero import initialize
@@ -31,6 +32,10 @@ RULES = {
         (c["strategy"], c["buffers"]) == ("zero3", "fused") and c["precision"] in ("fp32", "bf16, wide")
     ),
     "it is for zero3": lambda c: c["zeropp"] != "none" and c["strategy"] != "zero3",
+    "loss scaling must judge": lambda c: (c["offload"], c["precision"]) == ("cpu, delayed", "fp16"),
+    "all 4 ranks are one node": lambda c: (
+        (c["strategy"], c["zeropp"], c["node_size"], c["shard_group"]) == ("zero3", "hpz", "none", "none")
+    ),
     "its shards are over all ranks": lambda c: (
         c["zeropp"] != "none" and c["strategy"] == "zero3" and c["shard_group"] != "none"
     ),
@@ -48,6 +53,23 @@ def test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else() ->
         assert all(SENTENCE.fullmatch(problem) for problem in problems), problems
         assert all(any(words in problem for problem in problems) for words in wanted), (one, problems)
     assert 10_000 < refused < 40_000
+
+
+def test_what_is_trained_holds_every_pair_that_makes_sense() -> None:
+    """Of the whole product, asked of the config: the rows of all numbers of ranks together."""
+    legal = (one for n in compositions.WORLDS for one in compositions.legal(n))
+    wanted = {pair for one in legal for pair in combinations(one.items(), 2)}
+    choices = [[(axis, name) for name in names] for axis, names in FREE.items()]
+    cores = {choice for pair in wanted for choice in pair}
+    assert cores == {("strategy", s) for s in STRATEGIES} | {(a, name) for a, names in CORE.items() for name in names}
+    wanted |= {pair for free in choices for pair in product(cores, free)}
+    wanted |= {pair for two in combinations(choices, 2) for pair in product(*two)}
+    covered = set()
+    for n, rows in compositions.coverings().items():
+        for row in rows:
+            assert not compositions.cell_of(row, n).problems, row
+            covered |= {pair for pair in combinations(row.items(), 2) if pair[1][0] != "options"}
+    assert covered == wanted
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,22 @@
-"""The table fits the terminal: a narrow one loses columns, never digits."""
+"""The table fits the terminal: a narrow one loses columns, never digits. Host memory, files, links and nodes have
+columns where anything is there, in the sweep's table, in what is exported and before a run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cells import cell
-from zerobench import console
+from tests.made_up import MIB, results_of, run
+from zerobench import cli, console
 from zerobench.cell import _blank_row
+from zerobench.systems import CpuOffload, NvmeOffload
+from zerobench.tables import collect
+from zerobench.verbs.dry_run import print_plan
 
 
 def rows() -> list[dict]:
@@ -32,3 +40,76 @@ def test_a_table_of_any_width_shows_whole_figures(width: int, monkeypatch, capsy
     assert "352.1" in shown
     assert ("2.8601" in shown) == (width > 100)
     assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in shown
+
+
+IN_FILES = {"peak_bytes": 2 * MIB, "host_peak_bytes": 64 * MIB, "nvme_bytes": 80 * MIB, "down_bytes": 3 * MIB,
+            "up_bytes": 5 * MIB, "states_bytes": MIB, "host_states_bytes": 4 * MIB}  # fmt: skip
+AT_HOME = {"peak_bytes": 30 * MIB, "host_peak_bytes": 0, "nvme_bytes": 0, "down_bytes": 0, "up_bytes": 0,
+           "states_bytes": 8 * MIB, "host_states_bytes": 0}  # fmt: skip
+
+
+def table_of(rows: list[Any], capsys) -> tuple[dict[str, list[str]], str]:
+    """Strategy -> its cells by column, and the lines below the table."""
+    console.print_results([asdict(row) for row in rows])
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in shown.splitlines() if " ok " in line}
+    return lines, shown
+
+
+def test_what_lies_elsewhere_has_columns_and_no_free_star(capsys) -> None:
+    lines, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)], capsys)
+    assert shown.index("peak MiB") < shown.index("host MiB") < shown.index("files MiB") < shown.index("down MiB")
+    assert {"30.0*", "0"} <= set(lines["zero2"])
+    assert {"2.000", "64.0", "80.0", "3.000", "5.000"} <= set(lines["zero3"]), "66 MiB of one memory are not the best"
+    assert "1.000*" in lines["zero3"], "its states, 5 MiB of one memory, are"
+    assert console.ONE_MEMORY in shown
+
+
+def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
+    rows = [run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)]
+    for row in rows:
+        row.device = "cuda"
+    lines, shown = table_of(rows, capsys)
+    assert "2.000*" in lines["zero3"]
+    assert console.ONE_MEMORY not in shown
+
+
+def test_where_everything_is_on_the_device_the_table_is_as_before(capsys) -> None:
+    _, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **AT_HOME, between_nodes_bytes=0)], capsys)
+    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantised", "one memory"))
+
+
+def test_nodes_and_codes_have_columns(capsys) -> None:
+    coded = {"between_nodes_bytes": 3 * MIB, "quantized_gather_share": 1.0, "quantized_reduction_share": 0.25}
+    lines, shown = table_of([run("zero2", 2), run("zero3", 2, **coded)], capsys)
+    assert "between nodes MiB" in shown
+    assert "3.000" in lines["zero3"]
+    assert "100 / 25 %" in shown
+
+
+def exported(folder: Path, rows: list[Any], capsys) -> list[str]:
+    collect(results_of(rows), folder)
+    assert cli.run(["export", str(folder), "--format", "markdown"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_exported_markdown_has_them_where_anything_is_there(tmp_path: Path, capsys) -> None:
+    plain = exported(tmp_path / "plain", [run("zero2", 2, **AT_HOME)], capsys)
+    assert not any(word in "".join(plain) for word in ("host", "nvme", "nodes", "quantized"))
+    lines = exported(tmp_path / "files", [run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)], capsys)
+    assert "| peak_bytes | host_peak_bytes | nvme_bytes | states_bytes |" in lines[0]
+    assert f"| {2 * MIB} | {64 * MIB} | {80 * MIB} | {MIB} |" in lines[3]
+    assert lines[-1] == console.ONE_MEMORY
+
+
+def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("zerobench.verbs.dry_run.find_reusable", lambda *_: None)
+    assert print_plan([cell("zero3", 2), cell("zero3", 2, offload=CpuOffload())]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (" host ", " down ", " up ", console.ONE_MEMORY))
+    assert "files" not in shown
+    assert print_plan([cell("zero3", 4, node_size=2, offload=NvmeOffload())]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in (" host ", " files ", " between nodes "))
+    assert print_plan([cell("zero3", 2)]) == 0
+    assert not any(name in capsys.readouterr().out for name in ("host", "files", "nodes", "memory"))

@@ -89,6 +89,12 @@ def test_a_traced_cell_has_a_second_bar() -> None:
     assert ["profiler" in caption for caption in captions] == [False, True]
 
 
+def test_a_policys_bar_has_the_whole_steps_median_as_its_number() -> None:
+    axes = figure_of("activation", results_of([run("zero2", 2)])).axes[1]
+    assert tops(axes)[0.0] == pytest.approx(90), "medians of phases"
+    assert [text.get_text() for text in axes.texts] == ["100"]
+
+
 def test_step_times_whiskers_are_the_summarys_interval() -> None:
     rows = [run("ddp", 2, repeat=n, step=step) for n, step in enumerate((0.1, 0.11, 0.13))]
     rows += [run("zero1", 2, step_s_low=None, step_s_high=None)]
@@ -219,7 +225,7 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
-    assert scripts == {*FIGURES, "all", "common", "style", "bars", "readme", "calibration", "disk", "compare"}
+    assert scripts == {*FIGURES, "all", "common", "style", "bars", "readme", "blocks", "calibration", "disk", "compare"}
 
 
 def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numbers() -> None:

@@ -30,6 +30,15 @@ REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("zero3", 4, {"zeropp": systems.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
     ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: beside node_size=4 a shard group must be a node"),
     ("zero3", 4, {"zeropp": systems.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
+    (
+        "zero3",
+        4,
+        {"zeropp": systems.Qwz(quantize_weights=False)},
+        "zeropp.quantize_weights=false: zeropp=qwz means that",
+    ),
+    ("zero3", 4, {"zeropp": systems.Hpz()}, "zeropp=hpz: all 4 ranks are one node"),
+    ("zero3", 4, {"zeropp": systems.Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
+    ("zero3", 4, {"zeropp": systems.AllOfZeropp(secondary_shards=False)}, "zeropp.secondary_shards=false: zeropp=all"),
 ]
 
 
@@ -40,12 +49,28 @@ def test_what_makes_no_sense_is_one_sentence(strategy: str, ranks: int, more: di
     assert problems[0].startswith(sentence)
 
 
+HARMLESS: list[tuple[int, dict[str, Any]]] = [
+    (1, {"zeropp": systems.AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
+    (1, {"zeropp": systems.Hpz()}),
+    (4, {"zeropp": systems.AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
+    (4, {"zeropp": systems.Hpz(), "node_size": 1}),  # every rank keeps whole units: the end of a sweep over node sizes
+]
+
+
+@pytest.mark.parametrize(("ranks", "more"), HARMLESS)
+def test_what_has_an_effect_or_is_a_baseline_is_not_refused(ranks: int, more: dict[str, Any]) -> None:
+    assert not cell("zero3", ranks, **more).problems
+
+
 def test_what_the_engine_hears() -> None:
     one = cell("zero3", 4, zeropp=systems.AllOfZeropp(weight_block=128), node_size=2)
     assert not one.problems
     assert composition.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
     assert composition.engine_options(cell("zero3", 4).config) == {}
     assert base_name(one.config).endswith("zeropp=all node_size=2")
+    two = cell("zero3", 4, zeropp=systems.Qwz(quantize_gradients=True))
+    assert not two.problems
+    assert composition.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
     with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):
         Zeropp(weight_block=2)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench import tables
-from zerobench.cell import passes_of, run_cell
+from zerobench.cell import _blank_row, passes_of, run_cell
 from zerobench.config import Measure, Search
 from zerobench.join import (
     _join_gpu,
@@ -28,8 +28,6 @@ from zerobench.world import has_times
 
 
 def row():
-    from zerobench.cell import _blank_row
-
     return _blank_row(cell("zero2", 2))
 
 
@@ -73,6 +71,29 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 10 + 40 + 30 + 25),
+        ({"node_size": 2}, 30 + 25),  # not the fullest rank's node, and not the sum of all
+        ({"node_size": 1}, 40),
+    ],
+)
+def test_host_memory_is_that_of_the_fullest_rank_and_of_the_fullest_node(more: dict[str, int], expected: int) -> None:
+    one = _blank_row(cell("zero2", 4, **more))
+    peaks = {0: 10, 1: 40, 2: 30, 3: 25}
+    device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
+    _join_memory(one, [*device, *(MemoryRow(r, "step", "total", p, p, p, tier="host") for r, p in peaks.items())])
+    assert (one.host_peak_bytes, one.host_peak_all_bytes) == (40, expected)
+
+
+def test_of_a_simulated_node_every_rank_is_as_the_one_that_ran() -> None:
+    one = _blank_row(cell("zero2", 8, node_size=4, backend="simulated"))
+    device = [MemoryRow(0, "step", c, 1, 1, 1) for c in (*CATEGORIES, "states", "total")]
+    _join_memory(one, [*device, MemoryRow(0, "step", "total", 7, 7, 7, tier="host")])
+    assert (one.host_peak_bytes, one.host_peak_all_bytes) == (7, 28)
 
 
 def test_interval_of_the_median_by_order_statistics() -> None:

@@ -40,8 +40,21 @@ def pairs(vocabulary: int = 256) -> nn.Module:
     return Pairs(vocabulary)
 
 
-zerobench.register_model("pairs", pairs)
-MODELS["pairs"] = schema_of("pairs", pairs, schemas.Model)()
+def no_blocks(vocabulary: int = 256) -> nn.Module:
+    model = nn.Module()
+    model.head = nn.Linear(vocabulary, vocabulary)
+    return model
+
+
+def needs_memory(vocabulary: int = 256) -> nn.Module:
+    model = no_blocks(vocabulary)
+    model.scale = model.get_parameter("head.bias").sum().item()
+    return model
+
+
+for builder in (pairs, no_blocks, needs_memory):
+    zerobench.register_model(builder.__name__, builder)
+    MODELS[builder.__name__] = schema_of(builder.__name__, builder, schemas.Model)()
 
 
 def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:
@@ -118,6 +131,16 @@ REFUSED = [
 def test_what_makes_no_sense_is_refused_in_a_sentence(arguments: Any, more: Any, words: str) -> None:
     problems = cell(*arguments, **more).problems
     assert any(words in problem for problem in problems), problems
+
+
+def test_a_model_without_blocks_is_refused_before_ranks_start() -> None:
+    """Unless it cannot be seen before: then in the ranks, in the same words (residual.apply)."""
+    for policy in (CHECKPOINT, OFFLOAD, BOTH):
+        problems = cell("zero3", 2, "no_blocks", activation=policy).problems
+        assert len(problems) == 1
+        assert problems[0].startswith(f"activation={policy.name}: Module has no blocks to treat so; put them into")
+        assert not cell("zero3", 2, "needs_memory", activation=policy).problems
+    assert not cell("zero3", 2, "no_blocks").problems
 
 
 def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import zerobench
+from analysis.blocks import TABLES_ALONE
 from analysis.common import FIGURES
+from analysis.readme import BLOCKS
+from zerobench import cli
 
 ROOT = Path(__file__).parents[2]
 COMPARED = ("ddp", "zero1", "zero2", "zero3")
@@ -20,6 +24,7 @@ OF = {
     "buffers": ("zero2",),
     "tiling": ("zero3",),
     "zeropp": ("zero3",),
+    "nodes": ("zero1", "zero2", "zero3"),
     "shard_group": ("zero1", "zero2", "zero3"),
     "offload": ("zero1", "zero2", "zero3"),
     "infinity": ("zero3",),
@@ -42,8 +47,8 @@ def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
     assert runs.loss_last.nunique() == 1
 
 
-@pytest.mark.parametrize("experiment", sorted(set(FIGURES.values())))
-def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str) -> None:
+@pytest.mark.parametrize("experiment", sorted({*FIGURES.values(), *TABLES_ALONE}))
+def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)
     assert set(results.runs.status) == {"ok"}
     assert set(results.runs.strategy) == set(OF.get(experiment, COMPARED))
@@ -55,7 +60,9 @@ def test_every_experiment_has_committed_tables_that_say_where_they_come_from(exp
     assert ((states - 1).abs() < 0.01).all()
     predicted = accounted.predicted_volume_psi.to_list()  # to the element; a float's last bit is the sums' order
     assert accounted.volume_psi.to_list() == pytest.approx(predicted, rel=1e-12)
-    assert (REFERENCE / experiment / "runs.md").is_file()
+    table = REFERENCE / experiment / "runs.md"
+    assert cli.run(["export", str(table.parent), "--latest", "--format", "markdown"]) == 0
+    assert capsys.readouterr().out == table.read_text(), "run `make reference`, or export it again"
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -63,6 +70,19 @@ def test_every_figure_is_drawn_and_shown(figure: str) -> None:
     for ending in ("png", "svg"):
         assert (REFERENCE / f"figures/{figure}.{ending}").stat().st_size > 10_000
     assert f"results/reference/cpu/figures/{figure}.png" in (ROOT / "README.md").read_text()
+
+
+def test_what_has_no_figure_has_a_block() -> None:
+    assert set(TABLES_ALONE) <= set(BLOCKS)
+
+
+def test_two_hops_send_each_slice_to_a_node_once() -> None:
+    runs = zerobench.load(REFERENCE / "nodes").runs
+    for strategy, two in runs.groupby("strategy"):
+        flat, hops = two.sort_values("between_nodes_bytes", na_position="first").itertuples()
+        assert pd.isna(flat.between_nodes_bytes), strategy
+        assert hops.between_nodes_bytes == hops.predicted_between_nodes_bytes
+        assert hops.volume_psi == pytest.approx(1.5 * flat.volume_psi), "1 + 1/L of it"
 
 
 def test_every_file_of_the_package_is_in_the_tree() -> None:

@@ -59,7 +59,7 @@ def test_runs_of_another_kind_are_nothing_to_draw(name: str) -> None:
 
 def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, capsys) -> None:
     moved = {"down_bytes": 4 * MIB, "predicted_down_bytes": 3 * MIB, "up_bytes": 0, "predicted_host_states_bytes": MIB}
-    results = results_of([run("zero2", 2, **moved)])
+    results = results_of([run("zero2", 2, host_peak_all_bytes=5 * MIB, **moved)])
     elsewhere = [
         MemoryRow(0, "step", "master", MIB, MIB, MIB, None, "host"),
         MemoryRow(0, "step", "states", MIB, MIB, MIB, None, "host"),
@@ -72,6 +72,7 @@ def test_show_sets_other_tiers_and_links_beside_their_formulas(tmp_path: Path, c
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "host states 1.0 MiB 1.0 MiB 1.0 MiB 0 B" in lines
     assert "host master 1.0 MiB 1.0 MiB – –" in lines
+    assert "host a node of 2 – 5.0 MiB – –" in lines
     assert "device to host 4.0 MiB 3.0 MiB 1.0 MiB" in lines
     assert not any(line.startswith("host to device") for line in lines)
     assert sum("told apart by the engine's labels" in line for line in lines) == 1

@@ -94,7 +94,8 @@ class RunRow:
     the ones before are the device's. On a machine without a GPU both are one memory, told apart by the engine's labels.
     """
     host_peak_all_bytes: int | None = None
-    """The sum of that over the ranks: what a node of all of them would need."""
+    """The sum of such peaks over the ranks of a node, of the fullest node: what a host needs at most, for its ranks'
+    peaks need not be at one instant. A node is `node_size` ranks, without that key all ranks of a machine."""
     host_states_bytes: int | None = None
     predicted_host_states_bytes: int | None = None
     nvme_bytes: int | None = None
@@ -152,11 +153,10 @@ class RunRow:
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step, mean over the group."""
     within_nodes_bytes: int | None = None
-    """The part of wire_bytes that stays in a node of `node_size` ranks; without that key all ranks are one node."""
+    """The part of wire_bytes that stays in a node of `node_size` ranks; None without that key, as the next three."""
     between_nodes_bytes: int | None = None
     """The part that goes from a node to another."""
     predicted_within_nodes_bytes: int | None = None
-    """Where `node_size` is given, as the next."""
     predicted_between_nodes_bytes: int | None = None
     quantized_gather_share: float | None = None
     """The share of ψ whose gathers, if not all of them, travelled as bytes of a code, as the traffic meter saw them."""

@@ -6,14 +6,23 @@ from typing import Any
 
 from ..cell import find_reusable
 from ..compose import first_line
-from ..console import plain_table, stdout_console
+from ..console import ONE_MEMORY, plain_table, stdout_console
 from ..estimate import Estimate, estimate
 from ..naming import name_cells
 from ..resolve import Cell
 from ..search import combinations
 from ..units import show_bytes, show_count
 
-HEADER = ["cell", "plan", "ψ", "predicted states", "predicted volume ψ"]
+HEADER = ["cell", "plan", "ψ", "predicted states"]
+
+SOMETIMES = {
+    "host": "host_bytes",
+    "files": "file_bytes",
+    "down": "down_bytes",
+    "up": "up_bytes",
+    "between nodes": "between_bytes",
+}
+"""Column -> bytes of an estimate; without a cell that has any there is no column."""
 
 
 def print_plan(cells: list[Cell]) -> int:
@@ -21,13 +30,13 @@ def print_plan(cells: list[Cell]) -> int:
     console = stdout_console()
     names = name_cells([cell.config for cell in cells])
     plans = [_plan(cell) for cell in cells]
-    rows, notes = [], []
-    for name, cell, plan in zip(names, cells, plans, strict=True):
-        prediction, why = (None, "; ".join(cell.problems)) if cell.problems else _predict(cell.config)
-        rows.append([name, plan, *_show(prediction)])
-        notes += [f"{name}: {why}"] if why else []
-    console.print(plain_table(HEADER, rows, left=2))
-    for note in notes:
+    found = [(None, "; ".join(cell.problems)) if cell.problems else _predict(cell.config) for cell in cells]
+    there = [name for name, key in SOMETIMES.items() if any(getattr(one, key) for one, _ in found if one)]
+    rows = [[name, plan, *_show(one, there)] for name, plan, (one, _) in zip(names, plans, found, strict=True)]
+    notes = [f"{name}: {why}" for name, (_, why) in zip(names, found, strict=True) if why]
+    console.print(plain_table([*HEADER, *there, "predicted volume ψ"], rows, left=2))
+    one_memory = [ONE_MEMORY] * ("host" in there and any(cell.config["device"] == "cpu" for cell in cells))
+    for note in one_memory + notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
@@ -55,9 +64,10 @@ def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
         return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
 
 
-def _show(prediction: Estimate | None) -> list[str]:
+def _show(prediction: Estimate | None, there: list[str]) -> list[str]:
+    """ψ, states on the device, the bytes of the columns `there`, volume."""
     if prediction is None:
-        return ["–"] * 3
-    states, volume = prediction.states_bytes, prediction.volume_psi
-    shown = ["–" if states is None else show_bytes(states), "–" if volume is None else f"{volume:.3f}"]
-    return [f"{prediction.psi:,}", *shown]
+        return ["–"] * (3 + len(there))
+    sizes = [prediction.states_bytes, *(getattr(prediction, SOMETIMES[name]) for name in there)]
+    volume = "–" if prediction.volume_psi is None else f"{prediction.volume_psi:.3f}"
+    return [f"{prediction.psi:,}", *map(show_bytes, sizes), volume]

@@ -10,12 +10,20 @@ from pathlib import Path
 import pandas as pd
 
 from .. import tables
+from ..console import CODED, ONE_MEMORY, shares_memory
 from ..naming import name_cells
 
 SHORT = (
     "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
     "volume_psi", "wire_bytes", "step_s", "tokens_per_s", "loss_last",
 )  # fmt: skip
+
+ELSEWHERE = {
+    "peak_bytes": ("host_peak_bytes", "nvme_bytes"),
+    "predicted_states_bytes": ("down_bytes", "up_bytes"),
+    "wire_bytes": ("between_nodes_bytes", *CODED),
+}
+"""Column of SHORT -> those that follow it where any run has something of them."""
 
 
 def export(arguments: list[str]) -> int:
@@ -46,11 +54,13 @@ def export(arguments: list[str]) -> int:
             kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
             tables.collect(results.of(kept), chosen.out)
             return 0
-        frame = select(chosen.runs, chosen.table, chosen.columns, chosen.latest, short=chosen.format == "markdown")
+        short = chosen.format == "markdown"
+        frame, columns = select(chosen.runs, chosen.table, chosen.columns, chosen.latest, short)
     except (FileNotFoundError, ValueError) as error:
         print(f"zerobench export: {error}", file=sys.stderr)
         return 2
-    text = frame.to_csv(index=False) if chosen.format == "csv" else to_markdown(frame)
+    shown = frame[columns]
+    text = shown.to_csv(index=False) if chosen.format == "csv" else to_markdown(shown) + _note(frame, columns)
     if chosen.out is None:
         sys.stdout.write(text)
     else:
@@ -59,8 +69,8 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def select(path: str, table: str, columns: str | None, latest: bool, short: bool) -> pd.DataFrame:
-    """The table as a frame. Raises ValueError for a column that it does not have."""
+def select(path: str, table: str, columns: str | None, latest: bool, short: bool) -> tuple[pd.DataFrame, list[str]]:
+    """The table as a frame, and which columns are asked for. Raises ValueError for one that it does not have."""
     results = tables.load(path)
     frame: pd.DataFrame = getattr(results, table)
     if latest and "run_id" in frame:
@@ -70,11 +80,23 @@ def select(path: str, table: str, columns: str | None, latest: bool, short: bool
         frame = frame.assign(cell=name_cells([json.loads(config) for config in frame["config"]]))
     elif table == "runs":
         frame = frame.assign(cell=pd.Series(dtype="object"))
-    wanted = columns.split(",") if columns else list(SHORT) if short and table == "runs" else list(frame.columns)
+    usual = short_columns(frame) if short and table == "runs" else list(frame.columns)
+    wanted = columns.split(",") if columns else usual
     for column in wanted:
         if column not in frame.columns:
             raise ValueError(f"--columns: {column} is no column of {table}; it has {', '.join(frame.columns)}")
-    return frame[wanted]
+    return frame, wanted
+
+
+def short_columns(runs: pd.DataFrame) -> list[str]:
+    """SHORT, and of ELSEWHERE what any of these runs has."""
+    there = [name for more in ELSEWHERE.values() for name in more if runs[name].astype("float64").gt(0).any()]
+    return [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
+
+
+def _note(frame: pd.DataFrame, columns: list[str]) -> str:
+    shared = "host_peak_bytes" in columns and shares_memory(frame.to_dict("records"))  # type: ignore[arg-type]
+    return f"\n{ONE_MEMORY}\n" if shared else ""
 
 
 def to_markdown(frame: pd.DataFrame) -> str:

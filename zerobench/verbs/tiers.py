@@ -1,18 +1,21 @@
 """The part of a run's account that is about host memory and files: what lies there, and what moves between tiers.
 
-Figures of memory are of the rank that has most in the tier, beside the prediction of the states; those between tiers
-are of one step over all ranks, beside the formula (theory/links.py).
+Figures of memory are of the rank that has most in the tier, beside the prediction of the states; of host memory there
+is the sum of the ranks' peaks on the fullest node, too. Those between tiers are of one step over all ranks, beside the
+formula (theory/links.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
-from ..console import plain_table
+from ..console import ONE_MEMORY, plain_table
+from ..grouping import ranks_a_node
 from ..records import CATEGORIES, LINKS
 from ..units import show_bytes
 
@@ -21,7 +24,7 @@ Row = dict[str, Any]
 ELSEWHERE = {"host": "predicted_host_states_bytes", "nvme": "predicted_nvme_bytes"}
 """Tier -> the column of a run that predicts its states."""
 
-ONE_MEMORY = "; without a GPU device and host are one memory, told apart by the engine's labels"
+NONE = "–"
 
 LINK_WORDS = {
     "down": "device to host",
@@ -33,7 +36,7 @@ LINK_WORDS = {
 
 def tables_of(row: Row, memory: pd.DataFrame) -> Iterator[tuple[str, Table]]:
     """Titles and tables; none where everything is on the device. `memory`: the run's."""
-    note = ONE_MEMORY if row["device"] == "cpu" else ""
+    note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
         yield (
@@ -63,6 +66,9 @@ def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
                 most = states if category == "states" else one["max_bytes"]
                 beside = _beside(most, row[column] if category == "states" else None)
                 rows.append([tier, category, show_bytes(one["at_peak_bytes"]), show_bytes(most), *beside])
+        if tier == "host" and pd.notna(row["host_peak_all_bytes"]):
+            size = ranks_a_node(json.loads(row["config"]))
+            rows.append([tier, f"a node of {size}", NONE, show_bytes(row["host_peak_all_bytes"]), NONE, NONE])
     return rows
 
 
@@ -81,5 +87,5 @@ def _moved_between(row: Row) -> list[list[str]]:
 
 def _beside(measured: int, predicted: Any) -> list[str]:
     if predicted is None or pd.isna(predicted):
-        return ["–", "–"]
+        return [NONE, NONE]
     return [show_bytes(predicted), show_bytes(measured - predicted)]

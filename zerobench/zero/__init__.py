@@ -28,9 +28,10 @@ from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
 from .segments import check_optimizer
 from .stage1 import Stage1
-from .stage2 import Stage2, StreamedStage1
+from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
+from .streamed import StreamedStage1
 from .zeropp import Zeropp, connect_zeropp
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}

@@ -73,7 +73,8 @@ class Codec:
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
         """`x`: (rows, blocks, elements) fp32; `place`: the same of int8; `into`: (rows, blocks, 1) fp32."""
         largest = x.abs().amax(2, keepdim=True)
-        scale = torch.where(largest < LEAST, 0.0, largest / LEVELS[self.bits])
+        levels = largest.new_full((), LEVELS[self.bits])  # by a number CUDA would multiply by the reciprocal
+        scale = torch.where(largest < LEAST, 0.0, largest / levels)
         scale = torch.where(largest.isfinite(), scale, torch.nan)
         into.copy_(scale)
         levels = (x / scale).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # 0 / 0, and what the scale tells

@@ -141,7 +141,6 @@ class Together:
         for one in self._kept:
             one.load(cut)
 
-    def load_ahead(self, cut: int, spare: int) -> None:
-        """Its reading begins, as far as the pool has room but for `spare` buffers."""
-        for one in self._kept:
-            one.launch_if_free(cut, spare)
+    def load_ahead(self, cut: int, spare: int) -> bool:
+        """Its reading begins, as far as the pool has room but for `spare` buffers. Returns whether that was enough."""
+        return all(one.launch_if_free(cut, spare) for one in self._kept)

@@ -88,6 +88,7 @@ class Bus:
         self._cuda = STREAMS.get(device.type)
         if self._cuda is not None:
             self._down, self._up = self._cuda.Stream(), self._cuda.Stream()
+        self._fetched: Any = None
 
     def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
         """place := source, of one dtype; returns the event of its end, None where it has ended."""
@@ -107,6 +108,17 @@ class Bus:
             place.copy_(source, non_blocking=True)
         return stream.record_event()
 
+    def fetch(self, place: torch.Tensor, source: torch.Tensor) -> None:
+        """place := source, of the host's, in the current stream, before whatever comes next there."""
+        place.copy_(source, non_blocking=True)
+        if self._cuda is not None:
+            self._fetched = self._cuda.current_stream().record_event()
+
+    def wait_for_fetches(self) -> None:
+        """The host goes on when it may write to what was fetched: an evaluation may still be reading it."""
+        end, self._fetched = self._fetched, None
+        wait_for(end)
+
     def join(self) -> None:
         """The current stream goes on when all that went up is there."""
         if self._cuda is not None:
@@ -116,6 +128,7 @@ class Bus:
         """The host does."""
         if self._cuda is not None:
             self._up.synchronize()
+        self.wait_for_fetches()
 
 
 class HostGradients(Away):
@@ -197,8 +210,12 @@ class Upload:
 class NoUpload:
     """Instead of an upload where the shards of parameters are in host memory, too: nothing need go up."""
 
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded."""
+        self._bus.wait_for_fetches()
         place.copy_(master)
 
 
@@ -240,7 +257,7 @@ class HostPlaces(Places):
         self._policy, self._device = policy, device
         self._bus = Bus(device)
         self.keeps_parameters = not policy.parameters
-        self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
+        self._upload = NoUpload(self._bus) if policy.parameters else Upload(device, self._bus)
 
     def leaving(self, shard_numel: int, align: int) -> int:
         return self._policy.part_of(shard_numel, align)
@@ -260,6 +277,12 @@ class HostPlaces(Places):
             return super().keep_parameters(unit, shard)
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
+
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+        if self.keeps_parameters:
+            super().fetch(unit, place)
+        else:
+            self._bus.fetch(place, unit.parameter_shard)
 
     def settle(self) -> None:
         self._bus.join()

@@ -27,7 +27,7 @@ from torch import optim
 from . import labels
 from .file_runs import FileRun, Together
 from .host import Bus, NoUpload, Offload, Upload, wait_for
-from .kept import AHEAD, LEAST_BUFFERS, Kept, Shelf
+from .kept import AHEAD, GIVING_BACK, LEAST_BUFFERS, Kept, Shelf
 from .places import Away, Places, Run
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NvmeOffload(Offload):
-    """What leaves for files below the folder `path`. `block_bytes`: of one buffer, of which there are `buffers`;
+    """What leaves for files below the folder `path`. `block_bytes`: of one buffer, of which there are `buffers` (Adam's
+    pipeline wants 12: one cut is updated, one is read, one written; with 8 it is one after the other);
     `depth` requests are at the disk at once; `direct`: past the page cache where the file system can; `checksums`: each
     block is checked as it is read.
     """
@@ -95,7 +96,7 @@ class FilePlaces(Places):
         self.shelf = Shelf(policy, pinned=device.type == "cuda")
         self.keeps_parameters = not policy.parameters
         self._bus = Bus(device)
-        self._upload = NoUpload() if policy.parameters else Upload(device, self._bus)
+        self._upload = NoUpload(self._bus) if policy.parameters else Upload(device, self._bus)
         self._parameters: dict[Unit, Kept] = {}
         self._states: dict[tuple[Unit, str], Kept] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
@@ -193,9 +194,11 @@ class FilePlaces(Places):
         """The run's cut is in the pool; the reading of those that are updated next has begun."""
         here = self._kept_of(run)
         here.load_all(run.cut)
+        spare = GIVING_BACK if len(run.kept) > 1 else LEAST_BUFFERS - len(here)  # states may have to be made
         behind = (one for one in islice(self._runs, run.number + 1, None) if self.is_used(one))
         for following in islice(behind, AHEAD):
-            self._kept_of(following).load_ahead(following.cut, spare=LEAST_BUFFERS - len(here))
+            if not self._kept_of(following).load_ahead(following.cut, spare):
+                break  # in order: a later one's buffers would be missed
 
     def is_used(self, run: FileRun) -> bool:
         """Whether a gradient has come to anything in it; else none need be in the file."""

@@ -28,6 +28,9 @@ LEAST_BUFFERS = 8
 so many alone: whoever waits for a buffer will get one.
 """
 
+GIVING_BACK = 2
+"""What a cut that is present, with its states, may still need: a part of the parameters, old and new."""
+
 AHEAD = 8
 """Cuts that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
 
@@ -55,10 +58,13 @@ class Kept:
         if cut not in self._here:
             self._launch(cut, self._pool.take())
 
-    def launch_if_free(self, cut: int, spare: int = LEAST_BUFFERS) -> None:
-        """The same, where the pool has more free buffers than the `spare` ones that what is wanted now may need."""
+    def launch_if_free(self, cut: int, spare: int = LEAST_BUFFERS) -> bool:
+        """The same, where the pool has more free buffers than the `spare` ones that what is wanted now may need.
+        Returns whether it is on its way, or there.
+        """
         if cut not in self._here and self._pool.count - self._pool.taken > spare:
             self._launch(cut, self._pool.take())
+        return cut in self._here
 
     def _launch(self, cut: int, buffer: Buffer) -> None:
         self._here[cut] = buffer, self._regions[cut].read(self._view(cut, buffer))

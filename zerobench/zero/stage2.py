@@ -68,9 +68,3 @@ class Stage2(Stage1):
             if not unit.is_alone:
                 unit.drop_full()
                 unit.free_gradient_shard()
-
-
-class StreamedStage1(Stage2):
-    """Stage 1 whose gradients leave the device as they are reduced: of whole ones, as in stage 2, a bucket is there."""
-
-    stage = 1

@@ -207,5 +207,11 @@ def connect_zeropp(
         return below
     if shard_group is not None:
         raise ValueError("shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out")
+    codes = policy.quantize_weights or policy.quantize_gradients
+    if not codes and (node_size or below.size) == below.size:
+        raise ValueError(
+            f"zeropp: all {below.size} ranks are one node, so that secondary shards alone change nothing; let node_size"
+            " be a smaller divisor"
+        )
     nodes = below.nodes if isinstance(below, Hierarchical) else nodes_of(below, device, node_size or below.size)
     return ZeroppComm(below, nodes, policy)

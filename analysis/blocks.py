@@ -1,0 +1,174 @@
+"""Blocks of the README on ZeRO++, groups of ranks and ZeRO-R, from the committed tables (see readme.py).
+
+Each function takes the folder of folders of tables, and returns the block's Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.arena import counted
+from analysis.zeropp import losses_of
+from zerobench.summary import summarize
+from zerobench.tables import load
+from zerobench.units import show_bytes
+
+MIB = 2**20
+LAST = 20
+"""Steps whose losses are averaged."""
+
+
+def pipes(cells: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def cells_of(where: Path, *by: str) -> list[tuple[Any, dict[str, Any]]]:
+    """Each cell as a row of the summary, and its config; sorted by columns."""
+    cells = summarize(load(where).runs)
+    cells = cells.sort_values(list(by), kind="stable") if by else cells
+    return [(cell, json.loads(cell.config)) for cell in cells.itertuples()]
+
+
+def nodes(root: Path) -> str:
+    """Flat collectives beside those in two hops.
+
+    A flat exchange sends each slice to every other rank, of which N - L of N - 1 are in other nodes: the traffic meter
+    knows of no nodes where `node_size` is not given, so that share of the measured bytes is taken here.
+    """
+    lines = [
+        "| strategy | collectives | volume | sent by a rank | by a node to others | formula |",
+        "| --- | --- | --: | --: | --: | --: |",
+    ]
+    cells = cells_of(root / "nodes", "strategy")
+    size = next(config["node_size"] for _, config in cells if "node_size" in config)
+    for cell, config in cells:
+        hops, ranks = "node_size" in config, cell.world_size
+        flat = (ranks - size) / (ranks - 1) * cell.wire_bytes
+        crossing = (cell.between_nodes_bytes if hops else flat) * size / cell.psi
+        formula = f"{cell.predicted_between_nodes_bytes * size / cell.psi:.3f}" if hops else "–"
+        words = [cell.strategy, "in two hops" if hops else "flat", f"{cell.volume_psi:.3f} ψ"]
+        lines.append(pipes([*words, f"{cell.wire_bytes / cell.psi:.3f}", f"{crossing:.3f}", formula]))
+    return "\n".join(lines)
+
+
+def shard_group(root: Path) -> str:
+    """States and volume of zero3 by the ranks that share a shard."""
+    cells = cells_of(root / "shard_group")
+    found = sorted((config["shard_group"], cell) for cell, config in cells if cell.strategy == "zero3")
+    sizes = [f"k = {k}: {one.states_bytes / MIB:.2f} MiB, {one.volume_psi:.2f} ψ" for k, one in found]
+    return f"States and volume: {'; '.join(sizes)}."
+
+
+def zeropp(root: Path) -> str:
+    """What crosses between nodes, states, losses, by the parts of ZeRO++."""
+    lines = ["| zeropp | between nodes | formula | states | loss |", "| --- | --: | --: | --: | --: |"]
+    results = load(root / "zeropp")
+    for cell, config in cells_of(root / "zeropp"):
+        sent = (cell.between_nodes_bytes, cell.predicted_between_nodes_bytes)
+        each = [f"{size * config['node_size'] / cell.psi:.3f}" for size in sent]
+        loss = f"{losses_of(results, cell).iloc[-LAST:].mean():.4f}"
+        name = config.get("zeropp", {}).get("name", "none")
+        lines.append(pipes([name, *each, f"{cell.states_bytes / MIB:.3f} MiB", loss]))
+    return "\n".join(lines)
+
+
+def codes(root: Path) -> str:
+    """Signal to noise of matrices and vectors, by what is coded."""
+    table = pd.read_csv(root / "zeropp/codes.csv")
+    table["matrix"] = table["name"].str.endswith(".weight") & ~table["name"].str.contains("norm")
+    weights, gradients = (table[table["what"] == what] for what in ("weights", "gradients"))
+    positions = weights["name"] == "position_embedding.weight"
+    others = weights[weights["matrix"] & ~positions]["snr_db"]
+    apart = f"the position embedding {weights[positions]['snr_db'].iloc[0]:.1f} dB"
+    sums = gradients[gradients["matrix"]]["snr_db"]
+    least = [f"{one[~one['matrix']]['snr_db'].min():.1f}" for one in (weights, gradients)]
+    return "\n".join(
+        [
+            f"- matrices: {others.min():.1f} to {others.max():.1f} dB as int8 weights, {apart}; {sums.min():.1f} to "
+            f"{sums.max():.1f} dB as int4 gradients",
+            f"- vectors, at worst: {least[0]} dB as weights, {least[1]} dB as gradients",
+        ]
+    )
+
+
+def activation(root: Path) -> str:
+    """Peaks by tier and step times of the policies, stage by stage."""
+    lines = [
+        "| policy | zero2: device | host | step ms | zero3: device | host | step ms |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    policies: dict[str, list[str]] = {}
+    for cell, config in cells_of(root / "activation", "strategy"):
+        usual = "checkpoint" if cell.checkpointing else "none"
+        shown = policies.setdefault(config.get("activation", {}).get("name", usual), [])
+        step = f"{cell.step_s * 1000:.0f} ({cell.step_s_low * 1000:.0f}–{cell.step_s_high * 1000:.0f})"
+        shown += [show_bytes(cell.peak_bytes), show_bytes(cell.host_peak_bytes) if cell.host_peak_bytes else "–", step]
+    return "\n".join([*lines, *(pipes([name, *shown]) for name, shown in policies.items())])
+
+
+def buffers(root: Path) -> str:
+    """Communication at its maximum, constant and fused, as the model grows."""
+    lines = ["| ψ | constant | fused | fused, bytes a parameter |", "| --: | --: | --: | --: |"]
+    sizes: dict[int, dict[str, int]] = {}
+    for cell, config in cells_of(root / "buffers", "psi"):
+        sizes.setdefault(cell.psi, {})[config.get("buffers", {}).get("name", "constant")] = cell.max_communication_bytes
+    for psi, one in sizes.items():
+        shown = [show_bytes(one["constant"]), show_bytes(one["fused"]), f"{one['fused'] / psi:.2f}"]
+        lines.append(pipes([f"{psi / 1e6:.2f} M", *shown]))
+    return "\n".join(lines)
+
+
+def tiling(root: Path) -> str:
+    """What is whole at once, by tiles."""
+    lines = [
+        "| tiles | parameters at most | on its way at most | states | volume |",
+        "| --: | --: | --: | --: | --: |",
+    ]
+    for cell, config in cells_of(root / "tiling"):
+        sizes = cell.max_parameters_bytes, cell.max_communication_bytes, cell.states_bytes
+        tiles = str(config["model"].get("tiles", 1))
+        lines.append(pipes([tiles, *map(show_bytes, sizes), f"{cell.volume_psi:.3f} ψ"]))
+    return "\n".join(lines)
+
+
+def arena(root: Path) -> str:
+    """What a step asks for and keeps beyond the phase, and the peak, without slots and with them."""
+    lines = [
+        "| | `arena` | gradients, lasting | activations, lasting | all, lasting | all | peak |",
+        "| --- | --- | --: | --: | --: | --: | --: |",
+    ]
+    results, seen = load(root / "arena"), {}
+    for run in summarize(results.runs).sort_values("strategy", kind="stable").itertuples():
+        counts = counted(results, run)
+        lasting, chosen = counts["lasting"], "true" if json.loads(run.config).get("arena") else "false"
+        numbers = [lasting["gradients"], lasting["activations"], sum(lasting.values())]
+        numbers.append(sum(counts["allocations"].values()))
+        seen[run.strategy, chosen] = sum(lasting.values()), run.peak_bytes
+        lines.append(pipes([run.strategy, chosen, *(f"{n:.0f}" for n in numbers), f"{run.peak_bytes / MIB:.1f} MiB"]))
+    pairs = [(before, seen[name, "true"]) for (name, chosen), before in seen.items() if chosen == "false"]
+    spared = sorted(before - after for (before, _), (after, _) in pairs)
+    dearer = sorted(after / before - 1 for (_, before), (_, after) in pairs)
+    what = f"{spared[0]:.0f} to {spared[-1]:.0f} lasting allocations a step"
+    return "\n".join([*lines, "", f"It spares {what}, and costs {dearer[0]:.0%} to {dearer[-1]:.0%} of the peak."])
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "nodes": nodes,
+    "shard_group": shard_group,
+    "zeropp": zeropp,
+    "codes": codes,
+    "activation": activation,
+    "buffers": buffers,
+    "arena": arena,
+    "tiling": tiling,
+}
+"""Block of the README -> what makes it."""
+
+TABLES_ALONE = ("nodes",)
+"""Experiments without a figure: the block of the same name is what their committed tables are for."""

@@ -1,0 +1,60 @@
+"""Blocks of the README (readme.py) on what tiers cost in time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from analysis.offload import parts_of
+from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
+from zerobench.summary import summarize
+from zerobench.tables import load
+from zerobench.units import show_bytes
+
+WAYS = {
+    RAW: "`preadv`, `pwritev`",
+    STORE: "the engine's files",
+    CHECKED: "with checksums",
+    UPDATE: "an update over files",
+}
+
+
+def offload_time(root: Path) -> str:
+    """What each place of the optimizer costs beside none."""
+    results = load(root / "offload_time")
+    cells = summarize(results.runs)
+    base = cells.sort_values("states_bytes").iloc[-1]
+    lines = [
+        "| | on the device | in host memory | in files | ms a step | beside none |",
+        "| --- | --: | --: | --: | --: | --: |",
+    ]
+    for cell in cells.sort_values("states_bytes", ascending=False).itertuples():
+        parts = parts_of(results, cell)
+        sizes = (parts["device"], parts["host memory"], parts["files"])
+        interval = f"({1000 * cell.step_s_low:.0f}–{1000 * cell.step_s_high:.0f})"
+        shown = [_name(cell.config), *(f"{size:.2f}" for size in sizes), f"{1000 * cell.step_s:.0f} {interval}"]
+        lines.append(f"| {' | '.join([*shown, f'{cell.step_s / base.step_s:.2f}'])} |")
+    return "\n".join(lines)
+
+
+def _name(config: str) -> str:
+    section = json.loads(config).get("offload", {"name": "none"})
+    parts = [f"`offload={section['name']}`"]
+    parts += [f"`offload.fraction={section['fraction']:g}`"] if section.get("fraction", 1) < 1 else []
+    return " ".join(parts + ["delayed"] * bool(section.get("delayed")))
+
+
+def disk(root: Path) -> str:
+    """What is reached of a disk, half of the bytes read and half written."""
+    found = load_disk_calibration(root.parent.parent / "calibration" / "disk")
+    lines = ["| block × at once | | GiB/s | of raw (95 %) | CPU s/GiB |", "| --- | --- | --: | --: | --: |"]
+    for rate in found.rates:
+        if rate.kind == "mixed" and rate.via in WAYS and rate.block_bytes == max(r.block_bytes for r in found.rates):
+            share = f"{rate.of_raw:.2f} ({rate.of_raw_low:.2f}–{rate.of_raw_high:.2f})"
+            speed = f"{rate.bytes_per_s / GIB:.2f}"
+            where = f"{show_bytes(rate.block_bytes)} × {rate.depth}"
+            lines.append(f"| {where} | {WAYS[rate.via]} | {speed} | {share} | {rate.cpu_s_per_gib:.2f} |")
+    told = found.provenance
+    words = "past" if found.rates[0].direct else "through"
+    where = f"{told['disk']['file_system']}, {words} the page cache, {told['cores']} cores, {told['date'][:10]}"
+    return "\n".join([*lines, "", f"({where}.)"])
