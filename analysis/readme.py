@@ -25,6 +25,7 @@ from analysis.blocks import MIB, pipes
 from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
+from analysis.readme_times import disk, offload_time
 from zerobench.summary import summarize
 from zerobench.tables import load
 from zerobench.units import show_bytes
@@ -162,7 +163,9 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "compare": compare,
     "offload": offload,
     "infinity": infinity,
+    "offload_time": offload_time,
     "delayed": delayed,
+    "disk": disk,
     **blocks.BLOCKS,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from analysis.blocks import pipes
 from analysis.offload import parts_of
 from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.summary import summarize
@@ -33,7 +34,7 @@ def offload_time(root: Path) -> str:
         sizes = (parts["device"], parts["host memory"], parts["files"])
         interval = f"({1000 * cell.step_s_low:.0f}–{1000 * cell.step_s_high:.0f})"
         shown = [_name(cell.config), *(f"{size:.2f}" for size in sizes), f"{1000 * cell.step_s:.0f} {interval}"]
-        lines.append(f"| {' | '.join([*shown, f'{cell.step_s / base.step_s:.2f}'])} |")
+        lines.append(pipes([*shown, f"{cell.step_s / base.step_s:.2f}"]))
     return "\n".join(lines)
 
 
@@ -53,7 +54,7 @@ def disk(root: Path) -> str:
             share = f"{rate.of_raw:.2f} ({rate.of_raw_low:.2f}–{rate.of_raw_high:.2f})"
             speed = f"{rate.bytes_per_s / GIB:.2f}"
             where = f"{show_bytes(rate.block_bytes)} × {rate.depth}"
-            lines.append(f"| {where} | {WAYS[rate.via]} | {speed} | {share} | {rate.cpu_s_per_gib:.2f} |")
+            lines.append(pipes([where, WAYS[rate.via], speed, share, f"{rate.cpu_s_per_gib:.2f}"]))
     told = found.provenance
     words = "past" if found.rates[0].direct else "through"
     where = f"{told['disk']['file_system']}, {words} the page cache, {told['cores']} cores, {told['date'][:10]}"
