@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 import zerobench as package
 from tests.end_to_end.command import ROOT, heed_ctrl_c
 from zerobench.suite import SECTIONS
+from zerobench.suite.section import NONE
 
 PACKAGES = (
     "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",
@@ -129,6 +130,10 @@ def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     largest = [int(row[2].replace(",", "")) for row in tables["largest"]]
     assert largest[0] < largest[1] <= largest[2] < largest[3]
     assert all("fits" in row[6] for row in tables["largest"])
+    kept = {row[0]: (float(row[1]), int(row[2])) for row in tables["tiers"] if row[2] != NONE}
+    assert [paper for _, paper in kept.values()] == [16, 2]
+    assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept
+    assert sum(row[3] != NONE for row in tables["tiers"]) == 4, "steps: an arena, nothing, files, activations"
 
 
 def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str, str]) -> None:

@@ -1,8 +1,9 @@
 """Updates of gradients that are equal wherever they come to: injected, not computed.
 
-    gradient   (shape,) of a parameter and step: sign · k/16, k in [8, 24), the sign the same in all steps. The loss is Σ p·g, so g is the gradient to the last bit, on any device and in any dtype here; a
-               quarter from one of two micro-batches and the rest from the other, by turns, for Adam does
-               not see a factor that all steps have; a half of that with two ranks.
+    gradient   (shape,) of a parameter and step: sign · k/16, k in [8, 24), the sign the same in all steps. The loss is
+               Σ p·g, so g is the gradient to the last bit, on any device and in any dtype here; a quarter from one of
+               two micro-batches and the rest from the other, by turns, for Adam does not see a factor that all steps
+               have; a half of that with two ranks
     exact      Adam in fp64, from the same start
     late       every copy and every collective takes its time to start (on CUDA; a CPU has no streams)
 

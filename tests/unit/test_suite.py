@@ -202,7 +202,7 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
     assert gpu_suite(["--out", str(tmp_path / "b"), "--device", "cpu", "--small", "--minutes", "0.01"]) == 1
     told = capsys.readouterr().out
     assert "parity: all of it: not run: the time was over" in told
-    assert "not reached: 6" in told
+    assert "not reached: 7" in told
 
 
 def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
@@ -287,9 +287,9 @@ def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> N
     """Of cells that this machine cannot run, what can be known without it: none makes no sense."""
     setup = Setup(tmp_path, "cuda", False, 140 * 2**30)
     counts = {}
-    for name in ("parity", "speed", "memory"):
+    for name in ("parity", "speed", "memory", "tiers"):
         cells = SECTIONS[name].cells(setup)
         assert not [cell.problems for cell in cells if cell.problems]
         assert {cell.config["device"] for cell in cells} == {"cuda"}
         counts[name] = sum(cell.config["repeats"] for cell in cells)
-    assert counts == {"parity": 22, "speed": 20, "memory": 28}
+    assert counts == {"parity": 22, "speed": 15, "memory": 22, "tiers": 10}

@@ -1,7 +1,7 @@
 """The GPU suite: what `zerobench gpu-suite` asks of a machine, in the order in which a cut run should have answers.
 
 section.py   what a section is        run.py      through the sections, against the clock
-probe.py parity.py speed.py memory.py bus.py largest.py: a section each
+probe.py parity.py speed.py memory.py bus.py tiers.py largest.py: a section each
 card.py      what nvidia-smi says     record.py   what is kept as it goes
 collectives.py   torch's and ours, checked by value
 """
@@ -15,5 +15,6 @@ from .parity import PARITY
 from .probe import PROBE
 from .section import Section
 from .speed import SPEED
+from .tiers import TIERS
 
-SECTIONS: dict[str, Section] = {one.name: one for one in (PROBE, PARITY, SPEED, MEMORY, BUS, LARGEST)}
+SECTIONS: dict[str, Section] = {one.name: one for one in (PROBE, PARITY, SPEED, MEMORY, BUS, TIERS, LARGEST)}

@@ -1,4 +1,4 @@
-"""Section 6: the largest GPT that fits on one rank of 64 under each strategy, by prediction, and a run to confirm it.
+"""Section 7: the largest GPT that fits on one rank of 64 under each strategy, by prediction, and a run to confirm it.
 
 A family of shapes with one number k: k layers, k heads, hidden = k heads of the same width (GPT-3's 175B is k = 96).
 What a rank needs is predicted as states, by theory's replay, and activations, by formula (theory/activations.py), as if

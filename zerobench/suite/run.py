@@ -109,8 +109,9 @@ class Suite:
         with Reporter() as reporter:
             sweep, launches = Sweep(reporter, answers=section.answers), list(rounds(cells))
             reporter.expect(launches)
-            self.done[section.name] = [Done(each.name, each.cell.config) for each in launches]
-            for each, one in zip(launches, self.done[section.name], strict=True):
+            mine = [Done(each.name, each.cell.config) for each in launches]
+            self.done[section.name] += mine  # behind the tasks
+            for each, one in zip(launches, mine, strict=True):
                 spoilt = next((d for d in self._before(section, one) if d.name == one.name and not d.is_ok), None)
                 if spoilt is not None or self.deadline.is_near:
                     one.status, one.reason = (NOT_RUN, TOO_LATE) if spoilt is None else ("skipped", "")
