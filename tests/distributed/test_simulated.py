@@ -51,7 +51,8 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
 ) -> None:
     real, there = measured(tmp_path, strategy, n, **more)
     simulated, here = measured(tmp_path, strategy, n, backend="simulated", **more)
-    pd.testing.assert_frame_equal(of_rank_0(here.memory), of_rank_0(there.memory))
+    ours, theirs = (of_rank_0(one.memory).drop(columns="allocations") for one in (here, there))
+    pd.testing.assert_frame_equal(ours, theirs)  # what lives for a moment in an exchange is the backend's
     pd.testing.assert_frame_equal(of_rank_0(here.traffic), of_rank_0(there.traffic))
     assert simulated.passes_agree is None  # it is accounted, no more
     assert set(here.steps["mode"]) == {"accounted"}

@@ -38,7 +38,8 @@ class MemoryRow:
     `at_states_peak_bytes`: at the instant when the sum of the states is largest.
     `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
     The category "total" is the sum of all, "states" of the states. Each tier that holds anything has rows of its own.
-    Of the whole step on the device: `allocations`, how often memory was asked for in a step, the most of any;
+    Of the whole step on the device: `allocations`, how often memory was asked for in a step, the most of any, what a
+    backend takes for a moment included, so that gloo's differs from a simulated world's;
     `lasting`, those of them that outlived the phase they were made in, and so lay between what came and went later.
 
     On CUDA each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated" and "reserved",
