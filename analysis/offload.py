@@ -9,6 +9,7 @@ of table 1 of ZeRO-Offload (arXiv 2101.06840): 16, 14, 4, 2. One panel for each 
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
     kept = sum(int(sizes[name]) for name in STATES if name != "communication")
     parts = (kept, int(sizes["communication"]), cell.host_states_bytes, cell.nvme_bytes)
     return {name: 0.0 if pd.isna(size) else size / cell.psi for name, size in zip(TIERS, parts, strict=True)}
+
+
+def name_of(config: str) -> str:
+    """What a run's config, JSON, says of where things are: "offload=cpu fraction=0.5"."""
+    section = json.loads(config).get("offload", {"name": "none"})
+    parts = [f"offload={section['name']}"]
+    parts += [f"fraction={section['fraction']:g}"] if section.get("fraction", 1) < 1 else []
+    return " ".join(parts + ["delayed"] * bool(section.get("delayed")))
 
 
 def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title
-from analysis.offload import parts_of
+from analysis.offload import name_of, parts_of
 from analysis.style import BLUE
 from zerobench.tables import Results
 
@@ -33,8 +33,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(settings, panels, (5.6, 3.6), CAPTION)
     for axes, cells in places:
         timed = cells[(cells["status"] == "ok") & cells["step_s"].notna()]
-        for cell in timed.itertuples():
-            _draw_cell(axes, cell, results)
+        drawn: list[float] = []
+        for cell in timed.sort_values("step_s").itertuples():
+            drawn.append(_draw_cell(axes, cell, results, drawn))
         failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.Index not in timed.index]
         axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
         axes.set(xlabel="bytes a parameter on the device", ylabel="ms a step")
@@ -45,14 +46,16 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     return figure
 
 
-def _draw_cell(axes: Axes, cell: Any, results: Results) -> None:
+def _draw_cell(axes: Axes, cell: Any, results: Results, drawn: list[float]) -> float:
+    """Where it is. Its name lies below it, or above where there is one below at that place already."""
     kept, ms = parts_of(results, cell)["device"], 1000 * cell.step_s
     if not pd.isna(cell.step_s_low):
         reach = [[ms - 1000 * cell.step_s_low], [1000 * cell.step_s_high - ms]]
         axes.errorbar([kept], [ms], reach, color=BLUE, capsize=3, lw=0.8)
     axes.plot([kept], [ms], "o", color=BLUE, ms=5.5)
-    name = " ".join(word for word in str(cell.label).split() if word not in (cell.strategy, cell.precision, "adam"))
-    axes.annotate(name or "on the device", (kept, ms), (7, 4), textcoords="offset points", fontsize=7)
+    up = 6 if any(abs(kept - other) < 0.5 for other in drawn) else -12
+    axes.annotate(name_of(cell.config), (kept, ms), (4, up), textcoords="offset points", fontsize=7)
+    return kept
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from analysis.blocks import pipes
-from analysis.offload import parts_of
+from analysis.offload import name_of, parts_of
 from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.summary import summarize
 from zerobench.tables import load
@@ -33,16 +32,13 @@ def offload_time(root: Path) -> str:
         parts = parts_of(results, cell)
         sizes = (parts["device"], parts["host memory"], parts["files"])
         interval = f"({1000 * cell.step_s_low:.0f}–{1000 * cell.step_s_high:.0f})"
-        shown = [_name(cell.config), *(f"{size:.2f}" for size in sizes), f"{1000 * cell.step_s:.0f} {interval}"]
+        shown = [
+            f"`{name_of(cell.config)}`",
+            *(f"{size:.2f}" for size in sizes),
+            f"{1000 * cell.step_s:.0f} {interval}",
+        ]
         lines.append(pipes([*shown, f"{cell.step_s / base.step_s:.2f}"]))
     return "\n".join(lines)
-
-
-def _name(config: str) -> str:
-    section = json.loads(config).get("offload", {"name": "none"})
-    parts = [f"`offload={section['name']}`"]
-    parts += [f"`offload.fraction={section['fraction']:g}`"] if section.get("fraction", 1) < 1 else []
-    return " ".join(parts + ["delayed"] * bool(section.get("delayed")))
 
 
 def disk(root: Path) -> str:
