@@ -29,6 +29,7 @@ OF = {
     "offload": ("zero1", "zero2", "zero3"),
     "infinity": ("zero3",),
     "delayed": ("zero2",),
+    "offload_time": ("zero2",),
 }
 """Those of experiments on what only some strategies have."""
 REFERENCE = ROOT / "results/reference/cpu"
