@@ -6,17 +6,16 @@ On a CPU equal means equal to the bit. Pinned memory, streams, and mistakes that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.distributed.test_bus import gathered_too_early, nobody_waits
 from tests.gpu.injected import (
     RATE,
     adam,
@@ -32,7 +31,7 @@ from tests.gpu.injected import (
     train,
 )
 from zerobench.probes import cuda as probe
-from zerobench.zero import NvmeOffload, Offload, Zeropp, host, initialize, residual
+from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize, residual
 from zerobench.zero.backends import FAKE
 from zerobench.zero.codec import Codec
 from zerobench.zero.residual import POLICIES
@@ -255,22 +254,8 @@ def test_codes_are_the_same_everywhere(bits: int, dtype: torch.dtype, device: to
 # -- what only a GPU has ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def never_joined() -> Iterator[None]:
-    """A mistake: parameters are read before they are up."""
-    with mock.patch.object(host.Bus, "join", return_value=None):
-        yield
-
-
-@contextmanager
-def never_settled() -> Iterator[None]:
-    """A mistake: the host reads gradients that are still on their way."""
-    with mock.patch.object(host, "wait_for", return_value=None):
-        yield
-
-
 @ON_A_GPU
-@pytest.mark.parametrize("mistake", [never_joined, never_settled])
+@pytest.mark.parametrize("mistake", [gathered_too_early, nobody_waits])
 def test_a_planted_mistake_is_seen(mistake: Any) -> None:
     here, dtype = torch.device("cuda"), torch.bfloat16
     right = engine_of("zero2", here, dtype, offload=Offload())

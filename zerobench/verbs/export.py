@@ -28,23 +28,7 @@ ELSEWHERE = {
 
 def export(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0, or 2 for a folder or column that is not there."""
-    parser = argparse.ArgumentParser(
-        prog="zerobench export",
-        description="Writes a table of finished runs, as in: zerobench export results/runs --format csv --out runs.csv",
-    )
-    parser.add_argument(
-        "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("csv", "markdown", "parquet"),
-        default="csv",
-        help="parquet: every table of all runs as one file each in the folder --out; zerobench.load reads it",
-    )
-    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
-    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
-    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
-    parser.add_argument("--out", type=Path, help="a file (default: standard output); for parquet a folder")
+    parser = _parser()
     chosen = parser.parse_args(arguments)
     if chosen.format == "parquet" and chosen.out is None:
         parser.error("--format parquet needs --out FOLDER")
@@ -67,6 +51,27 @@ def export(arguments: list[str]) -> int:
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(text)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerobench export",
+        description="Writes a table of finished runs, as in: zerobench export results/runs --format csv --out runs.csv",
+    )
+    parser.add_argument(
+        "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("csv", "markdown", "parquet"),
+        default="csv",
+        help="parquet: every table of all runs as one file each in the folder --out; zerobench.load reads it",
+    )
+    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
+    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
+    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    parser.add_argument("--out", type=Path, help="a file (default: standard output); for parquet a folder")
+    return parser
 
 
 def select(path: str, table: str, columns: str | None, latest: bool, short: bool) -> tuple[pd.DataFrame, list[str]]:
