@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
@@ -143,3 +144,21 @@ def test_a_planted_race_with_what_is_fetched_is_seen(cuda: ModelledCuda, dtype: 
 @pytest.mark.parametrize(("parts", "mistake"), [("all", overtaken), ("delayed", overtaken), ("files", nobody_keeps)])
 def test_planted_races_with_what_goes_up_are_seen(cuda: ModelledCuda, parts: str, mistake: Any) -> None:
     assert races_of(cuda, "zero2", PARTS[parts], mistake, torch.float32)
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "state dict"])
+def test_a_load_waits_for_what_goes_up_before_it_writes_to_masters(way: str, tmp_path: Path) -> None:
+    module = zoo.build("tied")
+    engine = initialize(module, zoo.OPTIMIZERS["adamw"](module.parameters()), "zero2", offload=Offload())
+    engine.backward(engine(*zoo.tokens(0, 1, 0)))
+    engine.step()
+    engine.save(tmp_path / "kept")
+    kept, master = engine.state_dict(), engine.units[0].runs[0].master
+    with torch.no_grad():
+        master.fill_(7.0)
+    untouched: list[bool] = []
+    look = mock.Mock(side_effect=lambda: untouched.append(bool((master == 7.0).all())))
+    with mock.patch.object(engine.places, "wait", look):
+        engine.load(tmp_path / "kept") if way == "checkpoint" else engine.load_state_dict(kept)
+    assert untouched == [True]
+    assert master[0] != 7.0

@@ -120,8 +120,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     for name, tensor in own.items():
         if name not in given or given[name].shape != tensor.shape:
             raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
-    engine.update.restart(0)
-    engine.places.wait()
+    before_load(engine)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
@@ -133,6 +132,12 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
         with torch.no_grad():
             engine.update.restore_pending(pending, extra["pending"])
     engine.after_load()
+
+
+def before_load(engine: Strategy) -> None:
+    """Masters are about to be written: no update is at them, and none is still going up."""
+    engine.update.restart(0)
+    engine.places.wait()
 
 
 def after_load(engine: Strategy) -> None:

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from .. import labels
+from ..state import before_load
 from .contents import Targets, tensors_of
 from .export import export_safetensors
 from .facts import differences, facts_of, merge
@@ -68,7 +69,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     ranks, folder = ranks_of(engine), Path(path).absolute()
     metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
     engine.zero_grad()
-    engine.update.restart(0)
+    before_load(engine)
     targets = Targets(engine, metadata.planner_data, _pending_in(metadata))
     planner, reader = LoadPlanner(), FolderReader(folder, metadata)
     with labels.collective("control"):
