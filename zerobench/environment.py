@@ -72,7 +72,7 @@ def rank_environment(
     else:
         dist.init_process_group(
             TORCH_BACKENDS.get(backend, backend),
-            **_meeting(rendezvous, rank, world_size),
+            store=_meeting(rendezvous, rank, world_size, timedelta(seconds=timeout_s)),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
@@ -82,14 +82,19 @@ def rank_environment(
     dist.destroy_process_group()  # not after an error: NCCL would wait there for ranks that have none
 
 
-def _meeting(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[str, Any]:
-    """How torch is to find the others. Libraries that read the environment shall find this world there, not the job."""
+def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The store in which torch is to find the others. A file is opened by its path, for a URL would end at a # or ?.
+
+    Libraries that read the environment shall find this world there, not the job.
+    """
     if isinstance(rendezvous, str):
-        return {"init_method": f"file://{rendezvous}"}
+        store: dist.Store = dist.FileStore(rendezvous, world_size)
+        store.set_timeout(timeout)
+        return dist.PrefixStore("default_pg", store)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rendezvous.local_rank))
     patience = timedelta(seconds=MEETING_S)
     store = dist.TCPStore(rendezvous.address, rendezvous.port, timeout=patience, wait_for_workers=False)
-    return {"store": dist.PrefixStore(rendezvous.prefix, store)}
+    return dist.PrefixStore(rendezvous.prefix, store)
 
 
 def nccl_version() -> tuple[int, int, int] | None:
