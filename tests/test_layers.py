@@ -36,6 +36,7 @@ LAYERS = [
         "disk_benchmark",
         "disk_update",
         "tables",
+        "row_checks",
         "resolve",
         "provenance",
         "keys",

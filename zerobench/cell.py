@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,11 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
-        rows = [_read_or_none(folder) for folder in results_dir.glob(f"{_prefix(cell)}-*")]
-    mine = [row for row in rows if row is not None and row["status"] in statuses and row["repeat"] == repeat]
-    return max(mine, key=lambda row: row["started"], default=None)
-
-
-def _read_or_none(folder: Path) -> dict[str, Any] | None:
-    """A row, or None for one that a newer zerobench wrote."""
-    try:
-        return tables.read_row(folder)
-    except ValueError:
-        return None
+        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(_prefix(cell))}-*")}
+        mine = [(row["started"], folder, row) for folder, row in rows.items() if row is not None]
+        wanted = [one for one in mine if one[2]["status"] in statuses and one[2]["repeat"] == repeat]
+        newest = sorted(wanted, key=lambda one: one[0], reverse=True)
+        return next((row for _, folder, row in newest if tables.is_whole(folder)), None)
 
 
 class StoppedError(KeyboardInterrupt):

@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .row_checks import columns_of, problem_of_run, problem_of_table, problem_of_values, problem_of_version
 
 TABLES: dict[str, type] = {
     "steps": StepRow,
@@ -64,19 +65,20 @@ class Results:
 def load(path: str | Path) -> Results:
     """Reads a run's folder, all runs in a results folder, or a collection; runs are in the order in which they began.
 
-    Raises FileNotFoundError where there is no such folder, ValueError for tables of a newer version.
+    What is damaged, or of a newer version, is left out with a warning. Raises FileNotFoundError where there is no such
+    folder.
     """
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
     collections = collections_in(where)
     found = [run for folder in run_folders(where) if (run := _read_run(folder)) is not None]
-    runs = [pd.DataFrame([row for row, _ in found]), *(_read(c / "runs.parquet") for c in collections)]
-    searches = [pd.DataFrame(_read_searches(where)), *(_read(c / "searches.parquet") for c in collections)]
+    collected = [tables for folder in collections if (tables := _read_collection(folder)) is not None]
+    runs = [pd.DataFrame([row for row, _ in found]), *(one["runs"] for one in collected)]
+    searches = [pd.DataFrame(_read_searches(where)), *(one["searches"] for one in collected)]
     tables = {}
     for name, kind in TABLES.items():
-        frames = [long_tables[name] for _, long_tables in found]
-        frames += [_read(c / f"{name}.parquet") for c in collections]
+        frames = [long_tables[name] for _, long_tables in found] + [one[name] for one in collected]
         tables[name] = _frame(frames, kind, "run_id")
     whole = _frame(runs, RunRow).sort_values("started", kind="stable", ignore_index=True)
     return Results(whole, **tables, searches=_frame(searches, SearchRow))
@@ -95,10 +97,30 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]] | 
     if row is None:
         return None
     try:
-        return row, {name: _read(folder / f"{name}.parquet", row["run_id"]) for name in TABLES}
-    except (OSError, pa.ArrowException) as error:
+        return row, {name: _read(folder / f"{name}.parquet", kind, row["run_id"]) for name, kind in TABLES.items()}
+    except ValueError as error:
         warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
         return None
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every table of a run can be read."""
+    return _read_run(folder) is not None
+
+
+def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
+    """The tables of a collection less the runs that make no sense; None, with a warning, where one is damaged."""
+    try:
+        tables = {name: _read(folder / f"{name}.parquet", kind) for name, kind in ALL_TABLES.items()}
+    except ValueError as error:
+        warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
+        return None
+    rows = tables["runs"].astype("object").where(tables["runs"].notna(), None).to_dict("records")
+    problems = [problem_of_run(row) for row in rows]  # type: ignore[arg-type]
+    for row, problem in zip(rows, problems, strict=True):
+        if problem:
+            warnings.warn(f"{folder}: {row.get('run_id')} is left out: {problem}", stacklevel=3)
+    return tables | {"runs": tables["runs"][[not problem for problem in problems]]}
 
 
 def run_folders(where: Path) -> list[Path]:
@@ -116,11 +138,15 @@ def collections_in(where: Path) -> list[Path]:
 
 
 def read_row(folder: Path) -> dict[str, Any] | None:
-    """A run's one row; None, with a warning, where its run.json cannot be read: other runs are not to suffer.
+    """A run's one row; None, with a warning, where its run.json cannot be used: other runs are not to suffer.
 
-    Raises ValueError for a table of a newer version.
+    Nor is a copy beside the run that it is of, for its rows would be counted twice.
     """
-    return _read_json_row(folder / "run.json", RunRow)
+    row = _read_json_row(folder / "run.json", RunRow)
+    if row is not None and folder.name != row["run_id"] and (folder.parent / row["run_id"] / "run.json").is_file():
+        warnings.warn(f"{folder} is left out: it is a copy of {row['run_id']}", stacklevel=2)
+        return None
+    return row
 
 
 def _read_searches(where: Path) -> list[dict[str, Any]]:
@@ -131,18 +157,20 @@ def _read_searches(where: Path) -> list[dict[str, Any]]:
 def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     try:
         row: dict[str, Any] = dict(json.loads(path.read_text()))
-        missing = [f.name for f in fields(kind) if f.name not in row and (f.default is MISSING or not _is_older(row))]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
-    if row.get("schema_version", 0) > SCHEMA_VERSION:
-        newer = f"schema_version {row['schema_version']} is newer than {SCHEMA_VERSION}"
-        raise ValueError(f"{path.parent}: {newer}; update zerobench")
-    if missing:
-        words = f"lacks {', '.join(missing[:3])} and is left out; an older zerobench wrote it"
-        warnings.warn(f"{path} {words}", stacklevel=3)
+    problem = problem_of_version(row) or _problem_of_columns(row, kind) or problem_of_values(row, kind)
+    problem = problem or (problem_of_run(row) if kind is RunRow else "")
+    if problem:
+        warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
     return {f.name: None for f in fields(kind) if f.default is not MISSING} | row
+
+
+def _problem_of_columns(row: dict[str, Any], kind: type) -> str:
+    missing = [f.name for f in fields(kind) if f.name not in row and (f.default is MISSING or not _is_older(row))]
+    return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
 
 
 def _is_older(row: dict[str, Any]) -> bool:
@@ -161,7 +189,8 @@ def latest(runs: pd.DataFrame) -> pd.DataFrame:
 
 def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
     """Rows of dataclass `kind` as a parquet file."""
-    pq.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind)), path)
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind))
+    pq.write_table(table, path, write_page_checksum=True)
 
 
 def collect(results: Results, folder: Path) -> None:
@@ -170,7 +199,8 @@ def collect(results: Results, folder: Path) -> None:
     for name, kind in ALL_TABLES.items():
         schema = _schema(kind, with_run_id=name in TABLES)
         aside = folder / f".{name}.parquet"
-        pq.write_table(pa.Table.from_pandas(getattr(results, name), schema=schema, preserve_index=False), aside)
+        table = pa.Table.from_pandas(getattr(results, name), schema=schema, preserve_index=False)
+        pq.write_table(table, aside, write_page_checksum=True)
         aside.replace(folder / f"{name}.parquet")
 
 
@@ -181,14 +211,21 @@ def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
 
 def _schema(kind: type, with_run_id: bool = False) -> pa.Schema:
     columns = [pa.field("run_id", pa.string())] * with_run_id
-    columns += [pa.field(name, _ARROW[base]) for name, base in _columns(kind)]
+    columns += [pa.field(name, _ARROW[base]) for name, base in columns_of(kind)]
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
-def _read(path: Path, run_id: str | None = None) -> pd.DataFrame:
+def _read(path: Path, kind: type, run_id: str | None = None) -> pd.DataFrame:
+    """A table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
     if not path.is_file():
         return pd.DataFrame()
-    frame = pq.read_table(path).to_pandas()
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        frame = table.to_pandas()
+    except Exception as error:  # whatever a parser says of bytes that are not its own: it names no list of errors
+        raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
+    if problem := problem_of_table(table.schema, kind, own=run_id is not None):
+        raise ValueError(f"{path.name}: {problem}")
     if run_id is not None:
         frame.insert(0, "run_id", run_id)
     return frame
@@ -196,7 +233,7 @@ def _read(path: Path, run_id: str | None = None) -> pd.DataFrame:
 
 def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     """The parts below one another with the columns of `kind` and their types, whatever is missing in a part."""
-    columns = dict(_columns(kind))
+    columns = dict(columns_of(kind))
     filled = [part for part in parts if len(part)]
     names = [*more, *columns]
     frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
@@ -204,15 +241,3 @@ def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     if "tier" in frame:  # an older table knows the device alone
         frame["tier"] = frame["tier"].astype("object").fillna("device")
     return frame.astype({name: _PANDAS[base] for name, base in columns.items()})
-
-
-def _columns(kind: type) -> list[tuple[str, type]]:
-    """Column names and base types; an optional column has its base type."""
-    hints = get_type_hints(kind)
-    return [
-        (
-            f.name,
-            next(t for t in (str, bool, int, float) if t in getattr(hints[f.name], "__args__", (hints[f.name],))),
-        )
-        for f in fields(kind)
-    ]

@@ -76,7 +76,7 @@ class Holdings:
 def look(where: Path) -> Holdings:
     """Reads the rows of a results folder, a run or a collection, and no other table.
 
-    Raises FileNotFoundError where there is no such folder, ValueError for a row of a newer version.
+    Raises FileNotFoundError where there is no such folder.
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
@@ -144,6 +144,6 @@ def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
     for path in sorted(folder.glob("*.json")):
         try:
             named |= set(json.loads(path.read_text())["run_ids"].split())
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(path)
     return frozenset(named), damaged

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import json
 import sys
+import warnings
 from pathlib import Path
 
 from ..naming import name_cells
@@ -48,12 +49,22 @@ def find(name: str, where: Path) -> tuple[Held, Results]:
     """The run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
-            return _only(look(folder)), load(folder)
+            return _only(look(folder)), _load_run(folder)
     held = look(where)
     run = pick(name, held)
     if run.folder is not None:
-        return run, load(run.folder)
+        return run, _load_run(run.folder)
     return run, load(where).of([run.row["run_id"]])
+
+
+def _load_run(folder: Path) -> Results:
+    """Raises ValueError where a table is damaged."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = load(folder)
+    if results.runs.empty:
+        raise ValueError("; ".join(str(warning.message) for warning in caught))
+    return results
 
 
 def pick(name: str, held: Holdings) -> Held:

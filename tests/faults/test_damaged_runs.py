@@ -1,0 +1,232 @@
+"""Runs as anybody may have written or damaged them: each is left out with a sentence by every verb, no other is."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import zerobench
+from tests.unit.test_status_show_prune import make
+from zerobench import cli
+from zerobench.tables import TABLES, collect, load
+
+LARGE = 10**30
+
+
+def set_row(**changes: Any) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        path = run / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def set_config(**changes: Any) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        config = json.loads(json.loads((run / "run.json").read_text())["config"])
+        set_row(config=json.dumps(config | changes))(run)
+
+    return change
+
+
+def write(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda run: (run / name).write_bytes(content) and None
+
+
+def set_table(name: str, change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    def apply(run: Path) -> None:
+        pq.write_table(change(pq.read_table(run / name)), run / name)
+
+    return apply
+
+
+def flip(run: Path) -> None:
+    path = run / "memory.parquet"
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+
+
+def texts(table: pa.Table) -> pa.Table:
+    place = table.schema.names.index("rank")
+    return table.set_column(place, "rank", pa.array(["first"] * len(table)))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "text for bytes": set_row(peak_bytes="many"),
+    "a list for bytes": set_row(peak_bytes=[1]),
+    "a number for text": set_row(strategy=3),
+    "true for a number": set_row(world_size=True),
+    "half a launch": set_row(repeat=0.5),
+    "more than 64 bits": set_row(peak_bytes=LARGE),
+    "a lone surrogate": set_row(reason="\ud800"),
+    "no status": set_row(status=None),
+    "no date": set_row(started="yesterday"),
+    "a date without a zone": set_row(started="2026-01-01T00:00:00"),
+    "a version in words": set_row(schema_version="x"),
+    "a version to come": set_row(schema_version=10**9),
+    "no version": set_row(schema_version=None),
+    "config no json": set_row(config="{"),
+    "config empty": set_row(config="{}"),
+    "config a list": set_row(config="[]"),
+    "config deep": set_row(config="[" * 5000),
+    "config without a name": set_config(strategy={}),
+    "config with another part": set_config(model=3),
+    "config with another count": set_config(batch="8"),
+    "config with another choice": set_config(offload=3),
+    "config without steps": set_config(measure=None),
+    "row deep": write("run.json", b"[" * 5000),
+    "row of another code": write("run.json", b"\xff\xfe{"),
+    "row empty": write("run.json", b""),
+    "row with a number without end": write("run.json", b'{"peak_bytes": ' + b"9" * 6000 + b"}"),
+    "table flipped": flip,
+    "table cut": lambda run: (run / "steps.parquet").write_bytes((run / "steps.parquet").read_bytes()[:-9]) and None,
+    "table empty": write("traffic.parquet", b""),
+    "table of its own id": set_table("memory.parquet", lambda t: t.append_column("run_id", pa.array(["x"] * len(t)))),
+    "table of texts": set_table("memory.parquet", texts),
+}
+
+OF_ROWS = [name for name in DAMAGES if not name.startswith("table")]
+"""What verbs that read no table see, too."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good run, a copy of it, a bad one of each kind, searches that are none."""
+    home = tmp_path_factory.mktemp("runs")
+    for number in range(3):
+        make(home, "zero2", repeat=number, floor_states_bytes=2**20)
+    for name, damage in DAMAGES.items():
+        path = make(home, "zero1")
+        damage(path)
+        path.rename(home / name.replace(" ", "-"))
+    copy = home / "a-copy"
+    copy.mkdir()
+    (copy / "run.json").write_bytes((next(home.glob("zero2-*-1")) / "run.json").read_bytes())
+    (home / "searches").mkdir()
+    for number, content in enumerate((b"[" * 5000, b"\xff", b'{"schema_version": "x"}', b'{"run_ids": 3}')):
+        (home / "searches" / f"{number}.json").write_bytes(content)
+    return home
+
+
+def test_each_is_left_out_with_a_sentence(folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = load(folder)
+    assert found.runs.strategy.tolist() == ["zero2"] * 3
+    assert set(found.memory.run_id) == set(found.runs.run_id)
+    told = [str(warning.message) for warning in caught]
+    for name in (*DAMAGES, "a copy"):
+        mine = [sentence for sentence in told if f"/{name.replace(' ', '-')}" in sentence.split(":")[0]]
+        assert len(mine) == 1, (name, told)
+        assert "left out" in mine[0]
+        assert len(mine[0].removeprefix(str(folder))) < 400
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status", "RUNS"], 0),
+        (["show", "zero2 tiny N=2 b=8", "--results", "RUNS"], 0),
+        (["export", "RUNS"], 0),
+        (["export", "RUNS", "--format", "markdown", "--latest"], 0),
+        (["export", "RUNS", "--format", "parquet", "--out", "OUT/collection"], 0),
+        (["export", "RUNS", "--table", "searches"], 0),
+        (["compare", "RUNS", "RUNS"], 0),
+        (["budget", "record", "--runs", "RUNS", "--file", "OUT/budget.yaml"], 0),
+        (["budget", "check", "OUT/budget.yaml", "--runs", "RUNS"], 0),
+        (["noise", "record", "--runs", "RUNS", "--noise", "OUT/noise"], 0),
+        (["prune", "RUNS", "--dry-run"], 0),
+        (["strategy=zero2", "results_dir=RUNS", "--dry-run"], 0),
+    ],
+)
+def test_every_verb_does_what_it_does_for_the_others(folder: Path, tmp_path_factory, words, code, capsys) -> None:
+    out = tmp_path_factory.getbasetemp() / "out"
+    given = [word.replace("RUNS", str(folder)).replace("OUT", str(out)) for word in words]
+    assert cli.run(given) == code, capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    if words[0] == "status":
+        assert "ok ×3" in shown.out
+        for name in OF_ROWS:
+            assert f"/{name.replace(' ', '-')}/run.json" in shown.out
+    if words[0] == "prune":
+        assert "damaged search" in shown.out
+        assert not any(name.replace(" ", "-") in shown.out.split("kept:")[0] for name in OF_ROWS), "bad runs are kept"
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_figure_is_drawn_of_the_others(folder: Path) -> None:
+    assert import_module("analysis.memory").draw(load(folder)) is not None
+
+
+def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> None:
+    for name in DAMAGES:
+        assert cli.run(["show", str(folder / name.replace(" ", "-"))]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert "left out" in shown.err
+
+
+def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None:
+    run = make(tmp_path, "zero2")
+    whole = {name: load(tmp_path).__dict__[name] for name in TABLES}
+    draw = np.random.default_rng(0)
+    for name in ("memory", "traffic", "tensors"):
+        path = run / f"{name}.parquet"
+        content = path.read_bytes()
+        for place in sorted(draw.choice(len(content), 10, replace=False)):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(draw.integers(8))
+            path.write_bytes(damaged)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = load(run).__dict__[name]
+            assert found.empty or found.equals(whole[name]), f"byte {place} of {name}"
+        path.write_bytes(content)
+
+
+def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:
+    from tests.cells import cell
+    from zerobench.cell import _prefix, find_reusable
+
+    one = cell("zero2", 2, results_dir=str(tmp_path), model="tiny")
+    run = make(tmp_path, "zero2")
+    run = run.rename(tmp_path / f"{_prefix(one)}-1")
+    assert find_reusable(one) is not None
+    flip(run)
+    assert find_reusable(one) is None
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_bad_runs_in_a_collection_do_not_spoil_it(tmp_path: Path, capsys) -> None:
+    for strategy in ("zero1", "zero2", "zero3"):
+        make(tmp_path / "runs", strategy)
+    whole = load(tmp_path / "runs")
+    whole.runs.loc[0, "config"] = "{}"
+    whole.runs.loc[1, "started"] = "yesterday"
+    collect(whole, tmp_path / "both/good")
+    collect(whole, tmp_path / "both/bad")
+    (tmp_path / "both/bad/memory.parquet").write_bytes(b"PAR1")
+    collect(whole, tmp_path / "both/text")
+    runs = pq.read_table(tmp_path / "both/text/runs.parquet")
+    place = runs.schema.names.index("peak_bytes")
+    pq.write_table(
+        runs.set_column(place, "peak_bytes", pa.array(["many"] * len(runs))), tmp_path / "both/text/runs.parquet"
+    )
+    with pytest.warns(UserWarning, match="left out"):
+        assert zerobench.load(tmp_path / "both").runs.strategy.tolist() == ["zero3"]
+    assert cli.run(["status", str(tmp_path / "both")]) == 0
+    assert "1 run of 1 cell" in capsys.readouterr().out
+    assert isinstance(whole.runs, pd.DataFrame)
