@@ -111,6 +111,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
+    from . import completion
     from .compose import RefusedError, checker, compose_cells
     from .flags import split_arguments, unknown_flags
 
@@ -129,6 +130,10 @@ def _sweep(arguments: list[str]) -> int:
         return 2
     dry_run = "--dry-run" in arguments
     try:
+        if set(completion.FLAGS) & set(flags):
+            checker(extra_dirs)  # what users have registered is among what can be chosen
+            completion.complete(words, VERBS)
+            return 0
         cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
     except RefusedError as refused:
         for problem in refused.problems:

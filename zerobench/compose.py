@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,20 +53,21 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
         journal = Path(folder) / "cells.jsonl"
         if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
             overrides = [*overrides, f"hydra.sweep.dir='{folder}'"]
-        _run_hydra([*flags, *overrides], journal, check.elsewhere)
+        run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
         lines = journal.read_text().splitlines() if journal.exists() else []
     cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
     # values of a key that means nothing to a cell make one cell of it
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
 
-def _run_hydra(arguments: list[str], journal: Path, elsewhere: set[str]) -> None:
+def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None) -> None:
+    """Runs Hydra's own command line, with `job` for each config that it composes. Raises RefusedError."""
     import hydra
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     before, sys.argv = sys.argv, ["zerobench", *arguments]
     try:
-        app(partial(_note_cell, journal, elsewhere))()
+        app(job)()
     except SystemExit as stop:
         if stop.code:
             raise RefusedError([]) from stop  # Hydra has said why

@@ -19,7 +19,15 @@ FLAGS_WITH_VALUE = (
     "-c",
     "--experimental-rerun",
 )
-FLAGS_WITH_OPTIONAL_VALUE = ("--info", "-i")
+FLAGS_WITH_OPTIONAL_VALUE = {"--info": "all", "-i": "all"}
+"""Flag -> what it means alone."""
+
+CHOICES = {
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--cfg": ("job", "hydra", "all"),
+}
+"""Flag -> the values that it takes."""
+SHORT = {"-i": "--info", "-c": "--cfg"}
 FLAGS_ALONE = (
     "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
     "--shell-completion", "-sc",
@@ -27,12 +35,19 @@ FLAGS_ALONE = (
 
 
 def unknown_flags(flags: list[str]) -> list[str]:
-    """Sentences for flags that neither we nor Hydra have."""
+    """Sentences for flags that neither we nor Hydra have, and for values that a flag does not take."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
-    return [
+    sentences = [
         f"{flag}: no such flag{nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
     ]
+    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
+        name, equals, value = flag.partition("=")
+        choices = CHOICES.get(SHORT.get(name, name), ())
+        value = value if equals else following
+        if choices and value not in choices:
+            sentences.append(f"{f'{name} {value}'.strip()}: use one of {', '.join(choices)}")
+    return sentences
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:
@@ -48,8 +63,10 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Pa
             continue
         flags.append(argument)
         name, _, value = argument.partition("=")
-        takes = name in FLAGS_WITH_VALUE and not value
-        if takes or (name in FLAGS_WITH_OPTIONAL_VALUE and rest and "=" not in rest[0]):
+        alone = name in FLAGS_WITH_OPTIONAL_VALUE and not value and (not rest or "=" in rest[0] or rest[0][0] == "-")
+        if alone:
+            flags.append(FLAGS_WITH_OPTIONAL_VALUE[name])
+        elif name in (*FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE) and not value:
             flags += rest[:1]
             value = rest.pop(0) if rest else ""
         if name in ("--config-dir", "-cd") and value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from yaml import YAMLError
 
 from . import systems
 from .config import SCHEMAS
-from .keys import nearest
+from .hydra_keys import problem_of, problem_of_choices, spelled_out
+from .keys import meant, meant_verb, nearest
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -62,7 +64,7 @@ class Overrides:
     def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         """The overrides as Hydra shall see them; fills `problems` and `cells`, the number of cells."""
         try:
-            return self._check_all(arguments, multirun, verbs)
+            return self._check_all(spelled_out(arguments), multirun, verbs)
         except UNREADABLE as error:
             words = " ".join(str(error.__cause__ or error).split())
             self.problems.append(f"{' '.join(arguments)}: it cannot be composed: {words[:300]}")
@@ -80,6 +82,7 @@ class Overrides:
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
         self._check_mode(picked)
         hydra = self._compose(self._study(picked), with_hydra=True).hydra
+        self.problems += [problem] if (problem := problem_of_choices(hydra)) else []
         modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
         mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
         multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
@@ -142,7 +145,7 @@ class Overrides:
             if "=" in argument:
                 self.problems.append(f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'")
             else:
-                hint = nearest(argument, verbs)
+                hint = meant_verb(argument, verbs)
                 self.problems.append(f"{argument}: neither KEY=VALUE nor a verb{hint}; see zerobench --help")
             return None
 
@@ -150,6 +153,7 @@ class Overrides:
         key, line = override.key_or_group, override.input_line or ""
         root = key.split(".")[0].split("/")[0]
         if root == "hydra":
+            self.problems += [problem] if (problem := problem_of(override)) else []
             return line
         if override.is_delete():
             self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
@@ -188,7 +192,9 @@ class Overrides:
         known = self._choices[group]
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
-                self.problems.append(f"{group}={choice!s}: no such {group}{nearest(str(choice), known)}")
+                hint = nearest(str(choice), known)
+                hint += f" (all of them: zerobench --help {group})" if "did you mean" in hint else ""
+                self.problems.append(f"{group}={choice!s}: no such {group}{hint}")
 
     def _check_key(self, key: str, values: list[Any], configs: list[list[str]]) -> None:
         """Tries the values in the key's place in composed configs, a list of overrides each: one for each choice of
@@ -214,7 +220,8 @@ class Overrides:
             known = list(node) if isinstance(node, DictConfig) else []
             if part not in known:
                 under = f" under {overrides[0]}" if overrides and path else ""
-                return f"{key}: no such key{under}{nearest(part, known, '.'.join(path))}{self._had_by(key)}"
+                had = self._had_by(key)
+                return f"{key}: no such key{under}{had or meant(key, known, '.'.join(path))}"
             path.append(part)
             node = node._get_node(part)
         return ""
@@ -222,9 +229,8 @@ class Overrides:
     def _had_by(self, key: str) -> str:
         """Which choices of the key's group have it, to follow a sentence."""
         group, _, rest = key.partition(".")
-        if not rest or group not in systems.SCHEMAS:
-            return ""
-        words = "|".join(name for name in self._choices[group] if rest in self._compose([f"{group}={name}"])[group])
+        having = [name for name, kind in SCHEMAS.get(group, {}).items() if rest in (one.name for one in fields(kind))]
+        words = "|".join(name for name in self._choices.get(group, []) if name in having)
         return f"; choose {group}={words} for it" if words else ""
 
     def _check_values(self, key: str, values: list[Any], overrides: list[str]) -> None:

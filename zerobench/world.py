@@ -12,6 +12,9 @@ from .zero import STAGES
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
 
+RANKS_PER_CORE, ALWAYS_FEW = 4, 16
+"""Whoever asks for more processes on one machine more likely wants to know their bytes than to wait for them."""
+
 
 def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     """Fills in world_size, device, backend, threads and, where there are several, ranks_per_gpu and nodes."""
@@ -27,6 +30,7 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
     ranks = mine.job.world_size if ranks is None and mine is not None else ranks
+    chosen = plain["backend"] != "auto" or mine is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     if mine is not None:
         local, sharing = _place_in_job(plain, mine.roster, ranks, problems)
@@ -45,8 +49,20 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
             problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
     if (plain["device"], plain["backend"]) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
+    if plain["device"] == "cpu" and not chosen:
+        problems += _too_crowded(ranks)
     plain["world_size"] = ranks
     _resolve_threads(plain, local)
+
+
+def _too_crowded(ranks: int) -> list[str]:
+    cores = os.cpu_count() or 1
+    if ranks <= max(ALWAYS_FEW, RANKS_PER_CORE * cores):
+        return []
+    simulated = f"backend={SIMULATED} measures bytes and volumes of one of them alone, in seconds"
+    return [
+        f"world_size={ranks}: so many processes on {cores} cores take turns; {simulated}, backend=gloo runs them all"
+    ]
 
 
 def _nccl_shares() -> bool:

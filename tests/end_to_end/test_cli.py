@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from tests.end_to_end.command import ROOT, SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.compose import compose_cells
+from zerobench.config import SCHEMAS, Config
+from zerobench.keys import OTHER_WORDS, _keys_by_group
 from zerobench.records import CATEGORIES
 
 
@@ -69,7 +75,27 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["-m", "strategy=ddp,zero1", "strategy.prefetch=2"], "strategy.prefetch: no such key under strategy=ddp"),
         (["-m", "strategy=ddp,zero3", "strategy.prefetch=two"], "strategy.prefetch=two: wants an integer"),
         (["-m", "offload=nvme,none", "offload.depht=2"], "did you mean offload.depth?"),
-        (["offload.path=there"], "offload.path: no such key (valid: name); choose offload=nvme for it"),
+        (["offload.path=there"], "offload.path: no such key; choose offload=nvme for it"),
+        (["optimizer.momentum=1"], "optimizer.momentum: no such key; choose optimizer=rmsprop|sgd for it"),
+        (["activation.x=1"], "activation.x: no such key; this choice has no keys of its own"),
+        (["dtype=bf16"], "dtype: no such key; did you mean precision, as in precision=bf16?"),
+        (["lr=1e-3"], "lr: no such key; did you mean optimizer.lr?"),
+        (["stage=3"], "did you mean strategy, as in strategy=zero3?"),
+        (["zero_stage=3"], "did you mean strategy, as in strategy=zero3?"),
+        (["batch_size=4"], "did you mean micro_batch (sequences per rank in one forward) or batch"),
+        (["model.architecture=gpt2"], "did you mean huggingface.architecture, with model=huggingface?"),
+        (["steps=3"], "did you mean measure.steps or"),
+        (["model.hidden_size=3"], "did you mean model.hidden?"),
+        (["run", "strategy=zero2"], "a run is zerobench KEY=VALUE"),
+        (["ls"], "did you mean status?"),
+        (["hydra/launcher=joblib"], "Hydra launches nothing here"),
+        (["-m", "hydra/sweeper=optuna"], "the cells of a sweep are listed before"),
+        (["hydra.launcher.n_jobs=2"], "Hydra launches nothing here"),
+        (["-m", "hydra.sweeper.params.strategi='ddp,zero1'"], "strategi: no such key; did you mean strategy?"),
+        (["hydra.sweeper.params.strategy='ddp,zero1'"], "strategy: several values make a sweep; add -m"),
+        (["--info", "nonsense"], "--info nonsense: use one of all, config, defaults"),
+        (["--cfg"], "--cfg: use one of job, hydra, all"),
+        (["-sc", "install"], "install=bash"),
         (["offload=cpu", "offload.depth=2"], "no such key under offload=cpu"),
         (["offload=cpu", "offload.delayed_after=5"], "offload.delayed_after: it means nothing without offload.delayed"),
         (["zeropp.quantize_weights=true", "strategy=zero3"], "choose zeropp=all|hpz|qgz|qwz for it"),
@@ -104,7 +130,16 @@ def test_a_mistyped_command_is_one_sentence_and_exit_2(
     errors = capsys.readouterr().err
     assert words in errors
     assert len(errors.splitlines()) == 1
+    assert "did you mean" not in errors or "(valid:" not in errors, "a good suggestion is enough"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", sorted(OTHER_WORDS))
+def test_other_tools_words_are_answered_with_keys_that_are_there(key: str) -> None:
+    """The answer's first word is a key, or a group, that some choice has."""
+    for part in OTHER_WORDS[key].split(" or ")[0].split(" and "):
+        ours = part.split(",")[0].split(" (")[0].split("=")[0]
+        assert ours in {*_keys_by_group(), *SCHEMAS, *(one.name for one in fields(Config))}, ours
 
 
 def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -131,6 +166,7 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         (["launch.threads=0"], "launch.threads=0: must be at least 1"),
         (["backend=mpi"], "backend=mpi: use one of auto, gloo, nccl"),
         (["world_size=0"], "world_size=0: must be at least 1"),
+        (["world_size=512"], "backend=simulated measures bytes and volumes of one of them alone"),
         (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
     ],
 )
@@ -298,3 +334,53 @@ def test_transformers_models_run(tmp_path: Path) -> None:
     wrong = run("model=huggingface", "huggingface.architecture=gtp2", cwd=tmp_path)
     assert wrong.returncode == 1
     assert "huggingface.architecture=gtp2: no causal language model of that name; did you mean gpt2?" in wrong.stderr
+
+
+def test_what_hydras_sweeper_is_told_to_sweep_over_is_a_sweep() -> None:
+    """In each of Hydra's spellings; what is given on its own wins."""
+    for spelled in (["hydra.sweeper.params={strategy:'ddp,zero1',seed:'0,1'}"],
+                    ["+hydra.sweeper.params.strategy='ddp,zero1'", "hydra.sweeper.params.seed='range(2)'"],
+                    ["hydra.sweeper.params={strategy:'zero3,zero2',seed:'0,1'}", "strategy=ddp,zero1"]):  # fmt: skip
+        cells = compose_cells(["-m", *spelled, "model=gpt_tiny", "device=cpu"])
+        found = sorted((cell.config["strategy"]["name"], cell.config["seed"]) for cell in cells)
+        assert found == [("ddp", 0), ("ddp", 1), ("zero1", 0), ("zero1", 1)]
+
+
+@pytest.mark.parametrize("flags", [["--info"], ["-i"], ["--info", "defaults"], ["--info=config", "strategy=zero3"]])
+def test_info_shows_what_hydra_knows(flags: list[str], capsys) -> None:
+    assert cli.run(flags) == 0
+    shown = capsys.readouterr().out
+    assert "Config search path" in shown or "Defaults List" in shown
+
+
+TYPED = {
+    "zerobench ": ["strategy=", "world_size=", "status", "gpu-suite"],
+    "zerobench st": ["strategy=", "status"],
+    "zerobench strategy=zero": ["strategy=zero1", "strategy=zero3"],
+    "zerobench -m strategy=zero3 strategy.pre": ["strategy.prefetch="],
+    "zerobench --dry-run budget record optim": ["optimizer="],
+}
+
+
+def test_tab_completion_as_bash_asks_for_it(tmp_path: Path) -> None:
+    """The script that Hydra prints is evaluated in a shell, which completes lines as if they had been typed."""
+    (tmp_path / "zerobench").write_text(f'#!/bin/sh\nexec {sys.executable} -m zerobench "$@"\n')
+    (tmp_path / "zerobench").chmod(0o755)
+    script = """
+        eval "$(zerobench -sc install=bash)"
+        complete -p zerobench
+        for line in "$@"; do
+            words=($line); COMP_LINE=$line; COMP_POINT=${#line}; COMP_CWORD=$((${#words[@]} - 1)); COMPREPLY=()
+            [[ $line == *" " ]] && COMP_CWORD=${#words[@]}
+            hydra_bash_completion
+            echo "$line:" "${COMPREPLY[@]}"
+        done
+    """
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script, "_", *TYPED], capture_output=True, text=True, env=os.environ | path)
+    shown = dict(line.split(":", 1) for line in done.stdout.splitlines() if ":" in line)
+    for typed, wanted in TYPED.items():
+        offered = shown[typed].split()
+        assert set(wanted) <= set(offered), (typed, offered, done.stderr)
+        assert not [word for word in offered if word.startswith("schema")]
+    assert "-F hydra_bash_completion zerobench" in done.stdout

@@ -136,4 +136,4 @@ def _check_units(model: nn.Module) -> None:
 
 def _nearest(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    return (f"; did you mean {near[0]}?" if near else "") + f" (valid: {', '.join(known)})"
+    return f"; did you mean {near[0]}?" if near else f" (valid: {', '.join(known)})"
