@@ -3,7 +3,7 @@
     python analysis/memory.py [RUNS ...] --out DIR --capacity "24 GiB"
 
 Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind; and everything
-at the instant of the overall peak, on CUDA with what the allocator has beyond the ledger on top, hatched. Each on the
+at the instant of the overall peak, with what the allocator has beyond the ledger on top, hatched. Each on the
 rank that needs most, of the newest launches. One panel for each set of cells that train the same thing; a cell that
 failed, or that nobody ran, is drawn as such.
 """
@@ -29,7 +29,10 @@ from zerobench.tables import Results
 from zerobench.units import parse_bytes, show_bytes
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
-"""What no category of the ledger's is: on CUDA the allocator's peak less the ledger's."""
+"""What no category of the ledger's is: the allocator's peak less the ledger's."""
+
+LEAST_OUTSIDE = 0.001
+"""Of the peak: less is not drawn."""
 
 CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
 
@@ -82,9 +85,9 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
 
 
 def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
-    """What CUDA's allocator has at its peak beyond the ledger at its own: kernels, libraries, rounding."""
+    """What the allocator has at its peak beyond the ledger at its own: kernels, libraries, rounding."""
     outside = cell.outside_ledger_bytes
-    if pd.isna(outside) or outside <= 0:
+    if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes:
         return 0.0
     axes.bar(place, outside / unit, 0.36, bottom=below, **OUTSIDE)
     return float(outside / unit)

@@ -15,7 +15,7 @@ from typing import Any
 from . import folders, join, optimizers, precision, provenance, systems, tables
 from .environment import SIMULATED
 from .joined import launch, places
-from .probes import snapshot
+from .probes import allocator_hook, snapshot
 from .records import RunRow
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
@@ -86,6 +86,8 @@ def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
 
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
+    if cell.config["device"] == "cpu":
+        allocator_hook.library()  # compiled once, before many ranks ask for it
     for mode in passes_of(cell.config):
         meeting = places(_processes(cell.config), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())

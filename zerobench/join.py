@@ -25,6 +25,7 @@ from .world import has_times
 PROCESS_MEMORY = (
     "resident_bytes", "allocated_bytes", "reserved_bytes", "fragmentation_bytes", "largest_free_block_bytes",
     "split_bytes", "alloc_retries", "device_used_bytes", "pinned_requested_bytes", "pinned_bytes",
+    "timed_allocator_peak_bytes",
 )  # fmt: skip
 """What a pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
 
@@ -40,6 +41,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     memory = [m for record in accounted for m in record.memory]
     if accounted:
         _join_memory(row, memory)
+        row.allocator_witness = accounted[0].witness
         _join_traffic(row, accounted, config["measure"]["steps"])
         if "node_size" not in config:  # nobody said what a node is
             row.within_nodes_bytes = row.between_nodes_bytes = None
@@ -104,6 +106,7 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
     row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks.values(), default=0), _fullest_node(row, host_peaks)
     row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
     row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
+    row.allocator_peak_bytes = max((m.max_bytes for m in whole if m.category == "allocated"), default=None)
     row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
 
 
@@ -123,6 +126,8 @@ def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[R
         values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
         setattr(row, name, max(known) if known else None)
+    if timed and row.device == "cuda":
+        row.timed_allocator_peak_bytes = row.allocated_bytes
 
 
 def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:

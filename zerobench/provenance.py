@@ -28,7 +28,7 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 def source_hash(model_kind: str) -> str:
     """Hash of this package's code and, for a user's model, of the file that builds it: 12 hex digits."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     if model_kind in registered_models():
         where = inspect.getsourcefile(registered_models()[model_kind])

@@ -91,6 +91,8 @@ class RankRecord:
     traffic: list[TrafficRow]
     timeline: list[TimelineRow]
     gpu_states: list[GpuState] = field(default_factory=list)
+    witness: str = ""
+    """Of the accounted pass: what told of the allocator's total (probes/witness.py)."""
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -286,4 +288,5 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         traffic=probe.traffic_rows(job.rank) if accounted else [],
         timeline=probe.timeline_rows(job.rank) if accounted else [],
         gpu_states=[] if accounted else probe.gpu_states,
+        witness=probe.witness if accounted else "",
     )

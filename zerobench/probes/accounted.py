@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,13 +18,14 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..records import CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules import tensors_that_require_grad
-from . import cuda
-from .allocator import PhasePeaks, nothing
+from . import cuda, witness
+from .allocator import IN_MEMORY, PhasePeaks
 from .memory import Extremes, Ledger
 from .traffic import SUMMED, Operation, TrafficMeter
+from .witness import ProfiledPeak
 from .wrapped import parts_of
 
 
@@ -33,7 +34,9 @@ class AccountedPass:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self.allocator = PhasePeaks(cuda.take_phase if self._cuda else nothing)
+        self.witness, take = witness.take_allocated(device)
+        self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
+        self._profiled = ProfiledPeak() if self.witness == witness.NONE else None
         self.ledger = Ledger(device.type)
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.times: list[dict[str, float]] = []
@@ -64,11 +67,16 @@ class AccountedPass:
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ):
             self._stack.callback(hook.remove)
+        if self._profiled is not None:
+            self._profiled.start()
+            self.witness = witness.PROFILER
         self.allocator.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        if self._profiled is not None:
+            self._profiled.finish(self.allocator)
         if self._cuda and error[0] is None and "step" in self.allocator.of:
             self.memory = cuda.process_memory(self.allocator.of["step"])
 
@@ -112,7 +120,8 @@ class AccountedPass:
         self.allocator.begin()
         self.meter.operations.clear()
         self._enter_phase("data")
-        yield
+        with self._profiled.step() if self._profiled is not None and measured else nullcontext():
+            yield
         if measured:
             self.ledger.end("step")
             self.allocator.end("step")
@@ -171,7 +180,8 @@ class AccountedPass:
         """Each phase's extremes, a row a category; on CUDA the allocator's beside them; then those of other tiers."""
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.extremes.items():
-            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, extremes.peak)]
+            seen = extremes.peak if self._cuda else self.ledger.in_memory[phase]
+            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, seen)]
         for (tier, phase), extremes in self.ledger.elsewhere.items():
             rows += [replace(row, tier=tier) for row in _memory_rows(rank, phase, extremes)]
         return rows

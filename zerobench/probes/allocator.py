@@ -1,30 +1,35 @@
-"""CUDA's allocator by phase, beside the ledger: its peaks are taken and start anew wherever a phase begins.
+"""The allocator by phase, beside the ledger: its peaks are taken and start anew wherever a phase begins.
 
-The allocator's counters live on the host and move when a tensor is made or freed there, as the ledger does, so a phase
-is the same stretch of time for both, whatever the device is still busy with.
+Its counters live on the host, CUDA's too, and move when a tensor is made or freed there, as the ledger does, so a phase
+is the same stretch of time for both, whatever the device is still busy with. Which allocator: witness.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..records import ALLOCATOR, MemoryRow
 
 
+IN_MEMORY = ("allocated", "outside_ledger")
+"""What of ALLOCATOR there is of an allocator that keeps nothing back: a CPU's."""
+
+
 def nothing() -> dict[str, int]:
-    """The peaks where no allocator keeps any: on a CPU."""
+    """The peaks where no allocator keeps any."""
     return {}
 
 
 class PhasePeaks:
-    """`take`: the peaks by name since the last call (probes/cuda.py). `begin` and `end` bound a stretch, as they do for
+    """`take`: the peaks by name since the last call, "allocated" and on CUDA those of probes/cuda.py;
+    `categories`: the rows that there are of them. `begin` and `end` bound a stretch, as they do for
     the ledger; `of` has the largest of each phase and of each whole stretch, by name.
     """
 
-    def __init__(self, take: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, take: Callable[[], Mapping[str, int]], categories: Sequence[str] = ALLOCATOR) -> None:
         self.of: dict[str, Counter[str]] = {}
-        self._take = take
+        self._take, self._categories = take, categories
         self._phase = "init"
         self._stretch: dict[str, Counter[str]] = {}
 
@@ -50,14 +55,12 @@ class PhasePeaks:
         table[phase] = table.get(phase, Counter()) | peaks  # the larger of the two, name by name
 
     def rows(self, rank: int, phase: str, ledger_peak: int) -> Iterator[MemoryRow]:
-        """The allocator's rows of a phase. `ledger_peak`: the ledger's bytes on the GPU at most in this phase."""
+        """The allocator's rows of a phase. `ledger_peak`: the ledger's bytes in the same memory at most."""
         peaks = self.of.get(phase)
         if not peaks:
             return
-        derived = {
-            "outside_ledger": peaks["allocated"] - ledger_peak,
-            "fragmentation": peaks["reserved"] - peaks["allocated"],
-        }
-        for category in ALLOCATOR:
-            size = {**peaks, **derived}.get(category, 0)  # a Counter has no names of what was 0 all the time
-            yield MemoryRow(rank, phase, category, None, None, size)
+        sizes = Counter(peaks)  # not `peaks` itself; it has no names of what was 0 all the time
+        sizes["outside_ledger"] = peaks["allocated"] - ledger_peak
+        sizes["fragmentation"] = peaks["reserved"] - peaks["allocated"]
+        for category in self._categories:
+            yield MemoryRow(rank, phase, category, None, None, sizes[category])

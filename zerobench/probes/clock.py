@@ -1,4 +1,4 @@
-"""The timed pass: when each phase of a step began and ended, and nothing else.
+"""The timed pass: when each phase of a step began and ended, and the allocator's total, which costs nothing.
 
 On CUDA nothing in a step, nor between steps, waits for the device: marks are events, and are read when all is over. A
 step lasts until the next begins there, and the last one until what it has left on its way has come: gathers that
@@ -12,7 +12,7 @@ waits in a step for another's reading.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ..environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
-from . import cuda
+from . import cuda, witness
+from .allocator import nothing
 from .nvidia_smi import GpuState, read_state
 
 
@@ -35,12 +36,15 @@ class TimedPass:
         self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
         self._measuring = False
         self._carried: int | None = None
+        self._take_allocated: Callable[[], Mapping[str, int]] = nothing
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.gpu_states: list[GpuState] = []
         """Before the first measured step and after the last, where the GPU's state can be read."""
 
     def __enter__(self) -> Self:
+        if not self._cuda:  # CUDA's peaks are process_memory's
+            self._take_allocated = witness.take_allocated(self._device)[1]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -74,6 +78,7 @@ class TimedPass:
 
     def end_steps(self) -> None:
         """The last step is over, and what it had on its way has come: marks become times."""
+        self.memory["timed_allocator_peak_bytes"] = self._take_allocated().get("allocated")
         if self._cuda and self._steps:
             begins = [marks["step"][0][0] for marks in self._steps]
             for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
@@ -110,6 +115,7 @@ class TimedPass:
             self._read_gpu()
             dist.barrier()
             cuda.reset_peaks()
+        self._take_allocated()
         reset_resident_peak()
         self._carried = loopback_bytes()
 

@@ -55,6 +55,8 @@ class Ledger(TorchDispatchMode):
         self.module = ""
         self.extremes: dict[str, Extremes] = {}
         self.elsewhere: dict[tuple[str, str], Extremes] = {}
+        self.in_memory: Counter[str] = Counter()
+        """The most on the device and in host memory together, by phase: on a CPU one allocator has both."""
         self._device = device
         self._files: dict[tuple[str, str], Stored] = {}
         self.timeline: list[Instant] = []
@@ -198,6 +200,9 @@ class Ledger(TorchDispatchMode):
             if best.see(on_device):
                 best_at = number
             others = {tier: totals[tier].total() for tier in TIERS[1:]}
+            together = on_device.total() + others[labels.HOST]
+            for name in (event.phase, whole):
+                self.in_memory[name] = max(self.in_memory[name], together)
             instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
         best.see_births(births.end())
         if best_at >= 0:

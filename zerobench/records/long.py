@@ -42,9 +42,9 @@ class MemoryRow:
     backend takes for a moment included, so that gloo's differs from a simulated world's;
     `lasting`, those of them that outlived the phase they were made in, and so lay between what came and went later.
 
-    On CUDA each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated" and "reserved",
-    the allocator's own peaks in the phase; "outside_ledger", the allocated peak less the ledger's peak on the GPU in
-    the phase: rounding, kernels, libraries (as a difference of two peaks it may be below zero); "fragmentation", the
+    Each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated", the allocator's own
+    peak in the phase; "outside_ledger", that less the ledger's peak in the same memory: rounding, kernels, libraries
+    (as a difference of two peaks it may be below zero). On CUDA also "reserved"; "fragmentation", the
     reserved peak less the allocated one; and at the phase's end "pinned", what the host's allocator holds, and
     "device_used", what is in use on the device, whoever uses it.
     """

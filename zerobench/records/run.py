@@ -137,9 +137,16 @@ class RunRow:
     counts its blocks, each a power of two as a rule; of its sizes' own peaks this is the sum."""
     pinned_bytes: int | None = None
     """Peak of pinned host memory that the allocator held, handed out or kept for later."""
+    allocator_peak_bytes: int | None = None
+    """The allocator's own total at its peak in the measured steps of the accounted pass, on the rank where it is
+    largest: the figure to compare with other systems by. Of a CPU's allocator with what the host tier holds."""
+    timed_allocator_peak_bytes: int | None = None
+    """allocator_peak_bytes of the timed pass, in which nothing delays what other threads free."""
+    allocator_witness: str | None = None
+    """What told of the allocator's total: hook, profiler, cuda or none (probes/witness.py)."""
     outside_ledger_bytes: int | None = None
-    """CUDA, accounted pass: the allocator's peak in a step less the ledger's on the GPU: the allocator's rounding, what
-    kernels and libraries take. Of several ranks the most."""
+    """Accounted pass: the allocator's peak in a step less the ledger's in the same memory: what kernels, libraries and
+    their threads take, on CUDA the allocator's rounding. Of several ranks the most."""
     volume_psi: float | None = None
     """Elements moved in one step over ψ, by the paper's convention, control traffic apart."""
     predicted_volume_psi: float | None = None

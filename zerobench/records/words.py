@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""
@@ -11,7 +11,8 @@ CATEGORIES = (*STATES, "activations", "inputs", "temporary")
 """The ledger's categories: the parts of a total."""
 
 ALLOCATOR = ("allocated", "reserved", "outside_ledger", "fragmentation", "pinned", "device_used")
-"""What CUDA's allocator says of a phase, beside the ledger's categories in the memory table and part of no total."""
+"""What the allocator says of a phase, beside the ledger's categories in the memory table and part of no total; of a
+CPU's the first and outside_ledger alone."""
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
 """What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""

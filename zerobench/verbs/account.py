@@ -46,6 +46,8 @@ GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
 
 PROCESS = {
     "resident": "resident set",
+    "allocator_peak": "torch's allocator at its peak",
+    "timed_allocator_peak": "the same in the timed pass",
     "allocated": "allocated on the GPU",
     "reserved": "reserved on the GPU",
     "fragmentation": "reserved beyond allocated",

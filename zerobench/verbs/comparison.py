@@ -48,7 +48,10 @@ EXACT = (
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "within_nodes_bytes",
     "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
 )  # fmt: skip
-ROUGH = ("resident_bytes", "allocated_bytes", "reserved_bytes", "outside_ledger_bytes", "pinned_bytes")
+ROUGH = (
+    "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
+    "outside_ledger_bytes", "pinned_bytes",
+)  # fmt: skip
 ROUGH_NOISE = 0.05
 """A rough metric that moved by less says nothing."""
 

@@ -1,0 +1,149 @@
+"""The allocator's own total: the hook against tensors whose sizes are known, and what there is without it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerobench.probes import AccountedPass, TimedPass, allocator_hook, witness
+from zerobench.probes.witness import largest_within
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.fixture
+def hook() -> allocator_hook.Hook:
+    found = allocator_hook.install()
+    if found is None:
+        pytest.skip("no C++ compiler here")
+    return found
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    allocator_hook.install.cache_clear()
+    yield
+    allocator_hook.install.cache_clear()
+
+
+def of_step(probe: AccountedPass) -> dict[str, int]:
+    return {row.category: row.max_bytes for row in probe.memory_rows(0) if (row.phase, row.tier) == ("step", "device")}
+
+
+def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Hook) -> None:
+    before = hook.live_bytes()
+    hook.take_peaks()
+    kept = torch.empty(1001, dtype=torch.uint8)
+    kept.untyped_storage().resize_(5003)
+
+    def elsewhere() -> None:
+        torch.zeros(3 * MIB, dtype=torch.uint8)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert hook.live_bytes() == before + 5003
+    assert hook.take_peaks()["allocated"] == before + 5003 + 3 * MIB
+    assert hook.take_peaks()["allocated"] == before + 5003  # it counts anew
+    del kept
+    assert hook.live_bytes() == before
+
+
+def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.Hook) -> None:
+    before = hook.live_bytes()
+    made = [torch.empty(size % 257 + 1, dtype=torch.uint8) for size in range(20_000)]
+    assert hook.live_bytes() == before + sum(one.numel() for one in made)
+    del made[::3]
+    del made[1::2]
+    assert hook.live_bytes() == before + sum(one.numel() for one in made)
+    del made
+    assert hook.live_bytes() == before
+
+
+def test_what_a_thread_makes_is_outside_the_ledger(hook: allocator_hook.Hook) -> None:
+    """The planted fault that no category sees: 4 MiB in another thread."""
+    kept: list[torch.Tensor] = []
+    with AccountedPass(CPU) as probe, probe.step(True), probe.phase("forward"):
+        mine = torch.zeros(MIB, dtype=torch.uint8)
+        thread = threading.Thread(target=lambda: kept.append(torch.zeros(4 * MIB, dtype=torch.uint8)))
+        thread.start()
+        thread.join()
+    found = of_step(probe)
+    assert probe.witness == "hook"
+    assert found["total"] == MIB
+    assert found["outside_ledger"] - (found["allocated"] - 5 * MIB) == 4 * MIB  # less what this process had before
+    assert mine.numel() + kept[0].numel() == 5 * MIB
+
+
+def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator_hook.Hook) -> None:
+    before = hook.live_bytes()
+    with TimedPass(CPU) as probe:
+        for measured, size in ((False, 9 * MIB), (True, 2 * MIB)):
+            with probe.step(measured):
+                torch.zeros(size, dtype=torch.uint8)
+        probe.end_steps()
+    assert probe.memory["timed_allocator_peak_bytes"] == before + 2 * MIB
+
+
+def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
+    """Of the accounted pass; the timed one carries none."""
+    with AccountedPass(CPU) as probe:
+        kept = torch.zeros(MIB, dtype=torch.uint8)
+        for measured, size in ((False, 9 * MIB), (True, 2 * MIB), (True, 3 * MIB), (False, 9 * MIB)):
+            with probe.step(measured), probe.phase("forward"):
+                torch.zeros(size, dtype=torch.uint8)
+    assert probe.witness == "profiler"
+    found = of_step(probe)
+    assert (found["allocated"], found["total"], found["outside_ledger"]) == (4 * MIB, 4 * MIB, 0)
+    with TimedPass(CPU) as timed, timed.step(True):
+        pass
+    timed.end_steps()
+    assert timed.memory["timed_allocator_peak_bytes"] is None
+    assert kept.numel() == MIB
+
+
+@pytest.mark.parametrize("spoilt", ["a file that is no library", "a cache that cannot be made", "a compiler that fails"])
+def test_no_run_fails_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    if spoilt == "a cache that cannot be made":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(failing))
+    elif spoilt == "a compiler that fails":
+        monkeypatch.setenv("CXX", str(failing))
+    else:
+        monkeypatch.setattr(allocator_hook, "library", lambda: failing)
+    allocator_hook.install.cache_clear()
+    try:
+        assert witness.take_allocated(CPU)[0] == "none"
+    finally:
+        allocator_hook.install.cache_clear()
+    assert not list(tmp_path.glob("**/.compiling-*"))
+
+
+def test_a_compiled_hook_is_kept_and_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = allocator_hook.library()
+    if made is None:
+        pytest.skip("no C++ compiler here")
+    assert made.parent == tmp_path / "zerobench"
+    stamp = made.stat().st_mtime_ns
+    assert allocator_hook.library() == made
+    assert made.stat().st_mtime_ns == stamp
+    assert list(made.parent.iterdir()) == [made]
+
+
+def test_the_largest_sum_within_spans() -> None:
+    moved = [(1, 10), (5, 5), (6, -5), (12, 90), (13, -90), (21, 3), (22, -13)]
+    assert largest_within(moved, [(4, 10)]) == 15
+    assert largest_within(moved, [(4, 10), (20, 30)]) == 15
+    assert largest_within(moved, [(20, 30)]) == 13
+    assert largest_within(moved, [(11, 14)]) == 100
+    assert largest_within(moved, []) == 0
