@@ -5,7 +5,8 @@
 A *ratio* is one of ours over a peer, at most 1 where ours needs no more. Launches of one round of a sweep are a pair;
 of the pairs' ratios the geometric mean is shown with a 95 % t-interval over their logarithms, the launch being the
 unit. What repeats to the byte has none. *Peak bytes* are the allocator's, which sees what libraries take in threads of
-their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those that crossed the loopback interface, over the ranks.
+their own too: in the accounted pass, and in the timed one, where nothing delays what they free. *Bytes sent* are those
+that crossed the loopback interface, over the ranks.
 
 Writes ratios.parquet (a row a pair of cells and metric), ratios.md (the same as a table, with date and machine) and the
 figure compare. A *goal* bounds the ratio of step times; it is "met" or "missed" by the mean, "within noise" where the

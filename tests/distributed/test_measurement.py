@@ -55,10 +55,11 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
         assert by.loc[list(STATES), "at_states_peak_bytes"].sum() == by.loc["states", "max_bytes"]
         assert (by["max_bytes"] >= by["at_peak_bytes"]).all()
     assert sum(asdict(row)[f"peak_{category}_bytes"] for category in CATEGORIES) == row.peak_bytes
-    # the allocator has seen what the ledger has, but for scalars of autograd's own
+    # the allocator has seen what the ledger has, and scratch of kernels: recomputed, a peak is inside of attention's
     if row.allocator_witness == "hook":
-        assert 0 <= row.outside_ledger_bytes <= 64
-        assert row.allocator_peak_bytes == pytest.approx(row.peak_bytes, abs=64)
+        scratch = 16 * 1024 if row.checkpointing else 64
+        assert 0 <= row.outside_ledger_bytes <= scratch
+        assert row.allocator_peak_bytes == pytest.approx(row.peak_bytes, abs=scratch)
     # traffic: to the element
     assert row.volume_psi == row.predicted_volume_psi
     assert results.traffic.known.all()

@@ -108,7 +108,9 @@ def test_without_a_compiler_the_profiler_tells(no_compiler: None) -> None:
     assert kept.numel() == MIB
 
 
-@pytest.mark.parametrize("spoilt", ["a file that is no library", "a cache that cannot be made", "a compiler that fails"])
+@pytest.mark.parametrize(
+    "spoilt", ["a file that is no library", "a cache that cannot be made", "a compiler that fails"]
+)
 def test_no_run_fails_for_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     failing = tmp_path / "failing"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..records import ALLOCATOR, MemoryRow
 
-
 IN_MEMORY = ("allocated", "outside_ledger")
 """What of ALLOCATOR there is of an allocator that keeps nothing back: a CPU's."""
 

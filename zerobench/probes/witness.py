@@ -1,10 +1,10 @@
 """The allocator's own total, which has the last word on memory: the ledger names bytes, this says if it saw them all.
 
-    cuda       CUDA's caching allocator keeps its peaks itself
-    hook       on a CPU, every call of torch's allocator, in whichever thread (allocator_hook.py)
-    profiler   without a compiler: torch.profiler's memory events, in the threads that torch itself starts; in the
-               accounted pass alone, which it slows down
-    none       nothing tells
+cuda       CUDA's caching allocator keeps its peaks itself
+hook       on a CPU, every call of torch's allocator, in whichever thread (allocator_hook.py)
+profiler   without a compiler: torch.profiler's memory events, in the threads that torch itself starts; in the
+           accounted pass alone, which it slows down
+none       nothing tells
 """
 
 from __future__ import annotations

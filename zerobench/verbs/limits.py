@@ -48,7 +48,13 @@ BY_HAND = (
 METRICS = (*RECORDED, *BY_HAND)
 MORE_IS_BETTER = ("tokens_per_s", *SHARES)
 DEFAULT_TOLERANCE = {
-    "allocator_peak_bytes": 0.005, "timed_allocator_peak_bytes": 0.01, "step_s": 0.25, "tokens_per_s": 0.25, "resident_bytes": 0.1, "reserved_bytes": 0.02}
+    "allocator_peak_bytes": 0.005,
+    "timed_allocator_peak_bytes": 0.01,
+    "step_s": 0.25,
+    "tokens_per_s": 0.25,
+    "resident_bytes": 0.1,
+    "reserved_bytes": 0.02,
+}
 
 SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024}
 """What bytes may move by whatever they are: libraries' threads take theirs when they come to it."""
