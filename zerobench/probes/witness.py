@@ -59,7 +59,8 @@ class ProfiledPeak:
             return
         events = list(results.events())
         spans = [(e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == _STEP]
-        moved = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == MEMORY_EVENT_NAME)
+        memory = [e for e in events if e.name() == MEMORY_EVENT_NAME]
+        moved = sorted((e.start_ns(), e.nbytes()) for e in memory)  # type: ignore[attr-defined]  # its stub lacks it
         peaks.of["step"] = Counter(allocated=largest_within(moved, spans))
 
 
