@@ -142,13 +142,13 @@ class Lists(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Convolutions and BatchNorm's buffers, in a Sequential."""
+    """Convolutions in channels-last memory and BatchNorm's buffers, in a Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 7, 3, bias=False), nn.BatchNorm2d(7)
-        )
+        ).to(memory_format=torch.channels_last)
         self.head = nn.Linear(7, WORDS)
 
     def forward(self, x, y):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import multiprocessing as mp
 import os
 import pickle
@@ -250,6 +251,7 @@ def _rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
     _detach(log)
     try:
         result = worker(job, lambda value: _send(pipe, "progress", value))
+        gc.disable()  # a process group that is collected, interpreter held, may wait for a thread that waits for that
         _send(pipe, "result", result)
     except BaseException as error:
         traceback.print_exc()

@@ -28,6 +28,10 @@ def test_models_of_every_kind(tmp_path: Path) -> None:
     assert sum(run_ranks(3, checkpoints.reshard, str(tmp_path), checkpoints.SOME, models)) > 40
 
 
+def test_strides_may_differ_from_those_that_were_saved(tmp_path: Path) -> None:
+    run_ranks(2, checkpoints.reordered, str(tmp_path))
+
+
 def test_masters_and_loss_scale(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.halves, str(tmp_path))
 

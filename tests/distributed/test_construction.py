@@ -21,7 +21,7 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 8, padding_idx=0)
-        self.layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Bilinear(4, 4, 5))
+        self.layers = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Bilinear(4, 4, 5))
         self.frozen = nn.Linear(7, 3).requires_grad_(False)
         self.scale = nn.Parameter(torch.empty(3))
         self.reset_parameters()
@@ -39,6 +39,7 @@ BUILDERS: dict[str, Any] = {
     "untied": lambda: gpt(tied=False),
     "mlp": lambda: MLP(3, 24, 50),
     "mixed": Mixed,
+    "channels last": lambda: Mixed().to(memory_format=torch.channels_last),
 }
 
 
@@ -60,6 +61,7 @@ def construct(rank: int, n: int) -> dict[str, bool]:
                 engine = initialize(model, optimizer, strategy, bucket_bytes=2048)
                 state = engine.full_state_dict()
                 same = all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
+                same &= all(state[key].stride() == value.stride() for key, value in plain.state_dict().items())
                 same &= all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
                 same &= rank > 0 or torch.equal(torch.get_rng_state(), after)
                 found[f"{name} {dtype} {strategy}"] = same

@@ -52,7 +52,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index cut": (lambda f: os.truncate(f / INDEX, 400), "no index of a checkpoint, or a damaged one"),
     "another json": (lambda f: (f / INDEX).write_text("[1]"), "no index of a checkpoint, or a damaged one"),
     "index flipped": (change_learning_rate, "it is damaged: its contents have another SHA-256"),
-    "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads version 1"),
+    "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads versions 1 and 2"),
     "another format": (lambda f: edit_index(f, format="tea"), r"no index of a checkpoint, or a damaged one \(tea\)"),
 }
 

@@ -6,7 +6,8 @@
     optimizer    8ψ    Adam's states of the masters
     tile               fp32 gradients of the shares that are updated together
 
-Parameters in fp32 have no master: their shares are views of them.
+Parameters in fp32 have no master: their shares are views of them. Flat is a parameter in the order of its memory; one
+that has gaps there has a master of its own in any dtype.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ..zero.precision import (
 )  # fmt: skip
 from ..zero.scaling import GradientScaling
 from ..zero.segments import swap_parameters
+from ..zero.strides import MemoryOrder
 from .ddp import DdpEngine
 
 ALIGN = 16
@@ -40,14 +42,15 @@ ALIGN = 16
 class ParameterShare(Share):
     """Elements [start, stop) of a parameter's master; their gradient is DDP's."""
 
-    def __init__(self, parameter: nn.Parameter, master: torch.Tensor, segment: Segment) -> None:
+    def __init__(self, parameter: nn.Parameter, order: MemoryOrder, master: torch.Tensor, segment: Segment) -> None:
         super().__init__(master[segment.start : segment.stop])
         self.parameter = parameter
+        self.order = order
         self.segment = segment
 
     def gradient(self) -> torch.Tensor | None:
         whole = self.parameter.grad
-        return None if whole is None else whole.reshape(-1)[self.segment.start : self.segment.stop]
+        return None if whole is None else self.order.flatten(whole)[self.segment.start : self.segment.stop]
 
 
 class MasterDdpEngine(DdpEngine):
@@ -61,18 +64,21 @@ class MasterDdpEngine(DdpEngine):
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._scaling = GradientScaling(loss_scaling, self._parameters[0].device, self._norm)
         self.scaler = self._scaling.scaler
-        self._masters = [_master_of(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._orders = {p: MemoryOrder.of(p) for p in self._parameters}
+        named = {p: name for name, p in module.named_parameters()}
+        self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
         most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
         shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
         index = {p: i for i, p in enumerate(self._parameters)}
-        swap_parameters(optimizer.param_groups, optimizer.state, index, shares)  # type: ignore[arg-type]  # shares are segments of one rank
+        segments: Any = shares  # of one rank
+        swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
         self._tiles = tiles_of(shares, most)
 
     def _shares_of(self, i: int, most: int) -> Iterator[ParameterShare]:
         parameter, master = self._parameters[i], self._masters[i]
         for start in range(0, master.numel(), most):
             stop = min(start + most, master.numel())
-            yield ParameterShare(parameter, master, Segment(i, start, stop, start))
+            yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
 
     @property
     def loss_scale(self) -> float:
@@ -114,17 +120,21 @@ class MasterDdpEngine(DdpEngine):
         self.module.zero_grad(set_to_none)
 
     def _norm(self, norm_type: float) -> torch.Tensor:
-        gradients = [p.grad.reshape(-1) for p in self._parameters if p.grad is not None]
+        gradients = [order.flatten(p.grad) for p, order in self._orders.items() if p.grad is not None]
         return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
 
     @torch.no_grad()
     def _write_back(self) -> None:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if parameter.dtype in HALF:
-                parameter.copy_(master.view(parameter.shape))
+            if _has_master(parameter, self._orders[parameter]):
+                parameter.copy_(self._orders[parameter].view(master))
 
 
-def _master_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """(numel,): an fp32 copy of a half-precision parameter, a view of another one."""
-    flat = parameter.detach().reshape(-1)
-    return labels.label(flat.float(), labels.MASTER, name) if parameter.dtype in HALF else flat
+def _master_of(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
+    """(numel,): an fp32 copy of a half-precision parameter, a view of another one where that is dense."""
+    flat = order.flatten(parameter.detach())
+    return labels.label(flat.float(), labels.MASTER, name) if _has_master(parameter, order) else flat
+
+
+def _has_master(parameter: nn.Parameter, order: MemoryOrder) -> bool:
+    return parameter.dtype in HALF or parameter.stride() != order.strides

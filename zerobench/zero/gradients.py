@@ -92,7 +92,7 @@ class GradientFlow:
                 "call engine.backward(loss), not loss.backward(): the gradients must be reduced; for the backward of"
                 " another engine's loss, freeze this one's model by requires_grad_(False)"
             )
-        flat = gradient.reshape(-1)
+        flat = engine.orders[engine.trainable[i]].flatten(gradient)
         for unit, piece in self.places[i]:
             engine.check_gradient(unit)
             if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own

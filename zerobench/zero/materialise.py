@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from .comm import Comm
+from .strides import MemoryOrder
 
 Initialiser = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
@@ -35,7 +36,7 @@ _OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
 
 def on_meta(model: nn.Module) -> bool:
     """Whether the model was built on the meta device. Raises ValueError for a model that was in parts."""
-    if getattr(model, _HOLLOW, False):
+    if hasattr(model, _HOLLOW):
         return True
     meta = {parameter.is_meta for parameter in model.parameters()}
     if len(meta) == 2:
@@ -65,16 +66,23 @@ def check_replay(model: nn.Module) -> None:
 
 def hollow(model: nn.Module, device: torch.device) -> None:
     """meta -> hollow. The parameters stay the same objects, for an optimizer may hold them."""
-    if getattr(model, _HOLLOW, False):
+    if hasattr(model, _HOLLOW):
         return
-    for parameter in model.parameters():
+    orders = {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
+    for parameter in orders:
         nothing = torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
         torch.utils.swap_tensors(parameter, nn.Parameter(nothing, requires_grad=parameter.requires_grad))
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
-    setattr(model, _HOLLOW, True)
+    setattr(model, _HOLLOW, orders)
+
+
+def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
+    """How each parameter lies in memory; of a hollow one, how it would have."""
+    found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _HOLLOW, None)
+    return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
 
 
 def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:

@@ -26,6 +26,7 @@ from .layout import Layout
 from .places import Places
 from .precision import Dtypes
 from .stamp import Stamp
+from .strides import MemoryOrder
 from .unit import Unit
 
 FREED = "storage of size 0"
@@ -49,14 +50,16 @@ class ModuleUnit(Unit):
     held = 0
 
     def __init__(
-        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places, parameters: list[nn.Parameter],
-        stays: bool, share: Callable[[torch.Tensor], None], stamp: Callable[[Unit], Stamp | None],
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places,
+        orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
+        stamp: Callable[[Unit], Stamp | None],
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes, places)
         self.comm = comm
         self.source = comm.new_source()
         self._stamp = stamp
-        self.parameters = parameters
+        self.parameters = parameters = list(orders)
+        self._orders = list(orders.values())
         self.trainable = parameters[0].requires_grad
         self.stays = stays or (comm.size == 1 and places.keeps_parameters)
         like = parameters[0]
@@ -76,8 +79,8 @@ class ModuleUnit(Unit):
     def _make_places(self) -> list[torch.Tensor]:
         """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
         return [
-            self.full_parameters.narrow(0, piece.offset, piece.numel).view(parameter.shape)
-            for piece, parameter in zip(self.layout.pieces, self.parameters, strict=True)
+            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
+            for piece, order in zip(self.layout.pieces, self._orders, strict=True)
         ]
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
@@ -85,8 +88,9 @@ class ModuleUnit(Unit):
         if self.is_whole:
             parameter.copy_(values)
             return
-        flat, first = values.reshape(-1), self.rank * self.layout.shard_numel
-        piece = next(piece for piece, p in zip(self.layout.pieces, self.parameters, strict=True) if p is parameter)
+        number = next(number for number, p in enumerate(self.parameters) if p is parameter)
+        piece, flat = self.layout.pieces[number], self._orders[number].flatten(values)
+        first = self.rank * self.layout.shard_numel
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
         if start < stop:
             part = flat[start - piece.offset : stop - piece.offset]

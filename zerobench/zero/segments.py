@@ -16,6 +16,7 @@ from . import labels
 from .layout import Segment
 from .places import Run
 from .precision import Share
+from .strides import MemoryOrder
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam,
@@ -83,11 +84,13 @@ def swap_parameters(
     state: dict[Any, Any],
     index: dict[nn.Parameter, int],
     segments: Iterable[OptimizerSegment],
+    orders: dict[nn.Parameter, MemoryOrder],
 ) -> None:
     """Replaces the parameters of an optimizer's `groups` by this rank's segments, in place.
 
-    `index`: each trainable parameter's number. `state`, the optimizer's, may exist before the first step
-    (Adagrad's): it is cut to the segments. Frozen parameters leave the optimizer, which would skip them anyway.
+    `index`: each trainable parameter's number; `orders`: the order of its elements, in which segments count. `state`,
+    the optimizer's, may exist before the first step (Adagrad's): it is cut to the segments. Frozen parameters leave
+    the optimizer, which would skip them anyway.
     """
     by_parameter: dict[int, list[OptimizerSegment]] = {}
     for segment in segments:
@@ -99,14 +102,16 @@ def swap_parameters(
             for segment in by_parameter.get(index.get(parameter, -1), []):
                 group["params"].append(segment.tensor)
                 if whole:
-                    state[segment.tensor] = _cut_state(whole, parameter, segment)
+                    state[segment.tensor] = _cut_state(whole, parameter, orders[parameter], segment)
 
 
-def _cut_state(state: dict[str, Any], parameter: nn.Parameter, segment: OptimizerSegment) -> dict[str, Any]:
+def _cut_state(
+    state: dict[str, Any], parameter: nn.Parameter, order: MemoryOrder, segment: OptimizerSegment
+) -> dict[str, Any]:
     def cut(name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if name != "step" and value.shape == parameter.shape:
-                value = value.reshape(-1)[segment.segment.start : segment.segment.stop].to(segment.tensor)
+                value = order.flatten(value)[segment.segment.start : segment.segment.stop].to(segment.tensor)
             elif value.device == parameter.device:
                 value = value.to(segment.tensor.device)
             return value.clone()

@@ -69,21 +69,20 @@ class Stage1(Strategy):
             for piece in layout.pieces:
                 if piece.start == 0:
                     parameter = self.trainable[piece.parameter]
-                    self._move_into(flat.narrow(0, start + piece.offset, parameter.numel()), parameter)
+                    place = self.orders[parameter].view(flat.narrow(0, start + piece.offset, parameter.numel()))
+                    place.copy_(parameter.detach())
+                    parameter.data = place
             start += layout.padded_numel
         self.share(flat)
 
     def _adopt_frozen(self, parameter: nn.Parameter) -> None:
-        parameter.data = parameter.data.contiguous()  # a hollow one gets memory
-        self.share(parameter.data)
+        order = self.orders[parameter]
+        if parameter.stride() != order.strides:  # a hollow one gets memory
+            parameter.data = order.view(order.flatten(parameter.data).clone())
+        self.share(order.flatten(parameter.data))
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)
-
-    @staticmethod
-    def _move_into(place: torch.Tensor, parameter: nn.Parameter) -> None:
-        place.copy_(parameter.detach().reshape(-1))
-        parameter.data = place.view(parameter.shape)
 
     # -- gradients stay whole: the reduction lands in the own slice of the bucket ----------------------
 

@@ -92,7 +92,8 @@ class Stage3(Stage2):
         numels = [(index.get(p, -1), p.numel()) for p in parameters]
         layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
         dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
-        unit = ModuleUnit(name, layout, self.comm, dtypes, self.places, parameters, stays, self.share, self.stamp)
+        mine = {p: self.orders[p] for p in parameters}
+        unit = ModuleUnit(name, layout, self.comm, dtypes, self.places, mine, stays, self.share, self.stamp)
         if unit.trainable:
             self.place_gradients(unit)
             labels.label(unit.gradient_shard, labels.GRADIENTS, name)

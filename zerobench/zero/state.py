@@ -103,6 +103,7 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
         "stage": engine.stage,
         "world_size": engine.comm.size,
         "rank": engine.comm.rank,
+        "orders": _orders(engine),
         "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
         "optimizer": deepcopy(engine.optimizer.state_dict()),
         "pending": {number: pending[s].clone() for number, s in enumerate(engine.segments) if s in pending},
@@ -116,6 +117,13 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
         if saved.get(key) != mine:
             raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
+    orders, others = _orders(engine), saved.get("orders", {})
+    for name in orders.keys() | others.keys():
+        if orders.get(name) != others.get(name):
+            raise ValueError(
+                f"state_dict: the elements of {name} lie in another order of memory than this model's; give it the"
+                " strides that it had, or use save and load, which reorder"
+            )
     own, given = _own_tensors(engine), saved["tensors"]
     for name, tensor in own.items():
         if name not in given or given[name].shape != tensor.shape:
@@ -165,6 +173,12 @@ def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     shards |= {_name_of(run): run.master for unit in engine.units for run in unit.runs}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
+
+
+def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
+    """The dimensions of each parameter that does not lie row by row, from the slowest to the fastest."""
+    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
+    return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 
 
 def _name_of(run: Run) -> str:

@@ -52,6 +52,7 @@ class Strategy(StateFace):
         self.frozen = [p for p in named if not p.requires_grad]
         self.units: list[Unit] = []
         self.steps = 0
+        self.orders = materialise.orders_of(module)
         heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
@@ -71,8 +72,9 @@ class Strategy(StateFace):
                 unit.make_master()
         self.gradients = GradientFlow(self)
         self.update = options.new_update(
-            optimizer, comm, self.units, self.trainable, self.names, options.tile_bytes, options.loss_scaling
-        )
+            optimizer, comm, self.units, self.trainable, self.names, self.orders, options.tile_bytes,
+            options.loss_scaling,
+        )  # fmt: skip
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
     # -- the events: what a stage is ------------------------------------------------------------------

@@ -29,6 +29,7 @@ from .places import Run
 from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of, update_tiles
 from .scaling import GradientScaling
 from .segments import OptimizerSegment, swap_parameters
+from .strides import MemoryOrder
 from .unit import ALIGN_BYTES, Unit
 
 
@@ -37,13 +38,14 @@ class Update:
 
     def __init__(
         self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], trainable: list[nn.Parameter],
-        names: list[str], tile_bytes: int | None, scaling: LossScaling | None,
+        names: list[str], orders: dict[nn.Parameter, MemoryOrder], tile_bytes: int | None, scaling: LossScaling | None,
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
         self.units = units
         self.comm = comm
         self.trainable = trainable
         self.names = names
+        self._orders = orders
         device = trainable[0].device if trainable else torch.device("cpu")
         self.scaling = GradientScaling(scaling, device, self._norm)
         self.used: set[int] = set()
@@ -60,7 +62,7 @@ class Update:
         self._index = {p: i for i, p in enumerate(trainable)}
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
-        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments)
+        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments, orders)
         for places in {unit.places for unit in units}:
             places.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
@@ -206,7 +208,8 @@ class Update:
             raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
         self._unheld -= numbers
-        swap_parameters(self.optimizer.param_groups[-1:], self.optimizer.state, self._index, self.segments)
+        groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
+        swap_parameters(groups, state, self._index, self.segments, self._orders)
 
 
 def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:

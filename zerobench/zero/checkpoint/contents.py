@@ -7,20 +7,21 @@
     pending.<parameter>             gradients whose update is late (delayed.py), cut in the same way
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat, and a chunk is known by its first element in the whole parameter: nothing of stage, N or bucket size is
-in it. Tied parameters have one name, their first.
+All are flat, a parameter's in the order of its memory (facts.py says which), and a chunk is known by its first element
+in the whole parameter: nothing of stage, N or bucket size is in it. Tied parameters have one name, their first. Where
+the engine that loads has a parameter in another order, each rank reads all of it and picks its elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import labels
-from .facts import IMPLEMENTATION, buffers_of, decode, is_elements
+from .facts import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
 from .planner import Flat
 from .tensor_file import DTYPES
 
@@ -51,7 +52,7 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
         _put(flats, f"frozen.{name}", parameter, start, chunk)
     for number, (name, parameter) in enumerate(_whole_frozen(engine).items()):
         if number % engine.comm.size == engine.comm.rank:
-            _put(flats, f"frozen.{name}", parameter, 0, parameter.reshape(-1))
+            _put(flats, f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
     if engine.comm.rank == 0:
         for name, buffer in buffers_of(engine.module).items():
             _put(flats, f"buffer.{name}", buffer, 0, buffer.reshape(-1))
@@ -72,48 +73,59 @@ class Targets:
         self.flats: dict[str, Flat] = {}
         self._pending_dtypes = pending
         self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
-        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that cannot be read into, and what can
+        self._late: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []  # what cannot be read into, its values
         for segment in engine.segments:
             self._add_segment(segment)
         for name, parameter, start, chunk in _sharded_frozen(engine):
-            _put(self.flats, f"frozen.{name}", parameter, start, chunk)
+            self._add("frozen.{}", name, parameter, start, chunk)
         for name, parameter in _whole_frozen(engine).items():
-            self._add_whole(f"frozen.{name}", parameter)
+            self._add("frozen.{}", name, parameter, 0, engine.orders[parameter].flatten(parameter))
         for name, buffer in buffers_of(engine.module).items():
-            self._add_whole(f"buffer.{name}", buffer)
+            self._add_buffer(f"buffer.{name}", buffer)
+
+    def _add(self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor) -> None:
+        """`chunk` is to hold the elements from `start` of the parameter's flat tensor `key`, whose {} is its name."""
+        own, saved = self.engine.orders[parameter], saved_order(self.facts, name)
+        if own.agrees(saved):
+            _put(self.flats, key.format(name), parameter, start, chunk)
+            return
+        if key.format(name) not in self.flats:
+            _put(self.flats, key.format(name), parameter, 0, torch.empty(parameter.numel(), dtype=chunk.dtype))
+        whole, stop = self.flats[key.format(name)].chunks[0], start + chunk.numel()
+        self._late.append((chunk.detach(), lambda: own.flatten(saved.view(whole))[start:stop]))
 
     def _add_segment(self, segment: OptimizerSegment) -> None:
         index, start = segment.segment.parameter, segment.segment.start
         name, whole = self.engine.names[index], self.engine.trainable[index]
-        _put(self.flats, f"master.{name}", whole, start, segment.tensor)
+        self._add("master.{}", name, whole, start, segment.tensor)
         old = self.engine.optimizer.state.get(segment.tensor, {})
         new: dict[str, Any] = {}
         for key, value in self.facts["optimizer"]["states"].get(name, {}).items():
             if is_elements(value):
                 new[key] = _tensor_for(segment.tensor, DTYPES[value["elements"]], old.get(key))
                 labels.label(new[key], labels.OPTIMIZER, f"{name} {key}")
-                _put(self.flats, f"optimizer.{name}.{key}", whole, start, new[key])
+                self._add(f"optimizer.{{}}.{key}", name, whole, start, new[key])
             else:
                 new[key] = decode(value)
         self._states.append(new)
         if name in self._pending_dtypes:
             gradient = torch.empty(segment.tensor.shape, dtype=self._pending_dtypes[name], device=segment.tensor.device)
             self._pending[segment] = labels.label(gradient, labels.GRADIENTS, f"{name} pending", tier=segment.tier)
-            _put(self.flats, f"pending.{name}", whole, start, gradient)
+            self._add("pending.{}", name, whole, start, gradient)
 
-    def _add_whole(self, name: str, tensor: torch.Tensor) -> None:
+    def _add_buffer(self, name: str, tensor: torch.Tensor) -> None:
         flat = tensor.detach()
         if not tensor.is_contiguous():
             flat = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            self._late.append((tensor, flat))
+            self._late.append((tensor, lambda: flat))
         _put(self.flats, name, tensor, 0, flat.view(-1))
 
     def finish(self) -> None:
         """The tensors are filled: the rest of the state follows, and the parameters become what the masters are."""
         engine, optimizer = self.engine, self.engine.optimizer
         with torch.no_grad():
-            for tensor, flat in self._late:
-                tensor.copy_(flat)
+            for tensor, values in self._late:
+                tensor.copy_(values())
         group_of = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
         for segment, state in zip(engine.segments, self._states, strict=True):
             group = group_of.get(id(segment.tensor), {})

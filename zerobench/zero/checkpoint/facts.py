@@ -2,7 +2,9 @@
 
 [Note: the facts]
     stage, world_size, torch    how it was saved; another engine may be of another stage and N
-    parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once
+    parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once; with
+                                "order": [1, 0], the dimensions from the slowest to the fastest, where elements do not
+                                lie row by row: so lie those of every flat tensor of the parameter's
     buffers                     {name: {"shape": [], "dtype": "int64"}}
     optimizer                   "class"    its name
                                 "options"  [{"lr": 0.1, ...}, ...], one a group
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ..strides import MemoryOrder
 from .tensor_file import DTYPES
 
 if TYPE_CHECKING:
@@ -46,7 +49,10 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
         "stage": engine.stage,
         "world_size": engine.comm.size,
         "torch": torch.__version__,
-        "parameters": {name: {**_kind(p), "trainable": p in trainable} for name, p in engine.module.named_parameters()},
+        "parameters": {
+            name: {**_kind(p), **_order(engine.orders[p]), "trainable": p in trainable}
+            for name, p in engine.module.named_parameters()
+        },
         "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
         "optimizer": {
             "class": type(engine.optimizer).__name__,
@@ -148,6 +154,16 @@ def _kind(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
 
 
+def _order(order: MemoryOrder) -> dict[str, Any]:
+    return {} if order.is_row_major else {"order": list(order.dims)}
+
+
+def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
+    """The order in which the elements of a parameter's flat tensors lie in a checkpoint of these facts."""
+    shape = facts["parameters"][name]["shape"]
+    return MemoryOrder.from_dims(shape, facts["parameters"][name].get("order", range(len(shape))))
+
+
 def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
     if known.setdefault(name, value) != value:
         raise ValueError(f"optimizer: {words} for {name} is {known[name]} in one place and {value} in another")
@@ -183,11 +199,17 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
             yield f"{name}: the checkpoint has this {kind}, the model has not"
         elif one["shape"] != own[name]["shape"]:
             yield f"{name}: its shape is {one['shape']} in the checkpoint, {own[name]['shape']} here"
+        elif "order" in one and not _is_order(one["order"], len(one["shape"])):
+            yield f"{name}: its order is {one['order']} in the checkpoint, which is none of its dimensions"
         elif one.get("trainable") != own[name].get("trainable"):
             words = ("frozen", "trainable")
             yield f"{name}: it is {words[one['trainable']]} in the checkpoint, {words[own[name]['trainable']]} here"
         elif one["dtype"] != own[name]["dtype"] and not (_floats(one) and _floats(own[name])):
             yield f"{name}: its dtype is {one['dtype']} in the checkpoint, {own[name]['dtype']} here"
+
+
+def _is_order(dims: Any, many: int) -> bool:
+    return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 
 def _floats(kind: Mapping[str, Any]) -> bool:

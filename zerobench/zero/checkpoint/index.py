@@ -1,12 +1,13 @@
 """The index of a checkpoint: DCP's metadata as JSON, and the checks that a folder is what its index says.
 
-    {"format": "zerobench checkpoint", "version": 1, "sha256": of the contents,
+    {"format": "zerobench checkpoint", "version": 2, "sha256": of the contents,
      "contents": {
         "facts": {...},                                               see contents.py
         "tensors": {name: {"dtype": "float32", "numel": 5, "chunks": [[first element, elements, file, byte], ...]}},
         "files": {name: [bytes, sha256]}}}
 
-Every tensor is flat: its shape is among the facts.
+Every tensor is flat: its shape is among the facts, and so, since version 2, is the order of its elements where they do
+not lie row by row. A checkpoint in which all do is written as version 1, which knows no other order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .tensor_file import DTYPES, sync
 
 INDEX = "checkpoint.json"
 FORMAT = "zerobench checkpoint"
-VERSION = 1
+VERSIONS = (1, 2)
 
 _BLOCK_BYTES = 2**24
 
@@ -58,7 +59,8 @@ def write_index(path: Path, metadata: Metadata) -> None:
     tensors = {name: _to_json(name, tensor, places) for name, tensor in metadata.state_dict_metadata.items()}
     files = {place.file.name: [place.file.size, place.file.sha256] for place in places.values()}
     contents = {"facts": metadata.planner_data, "tensors": tensors, "files": files}
-    whole = {"format": FORMAT, "version": VERSION, "sha256": _digest(contents), "contents": contents}
+    version = 2 if any("order" in kind for kind in metadata.planner_data["parameters"].values()) else 1
+    whole = {"format": FORMAT, "version": version, "sha256": _digest(contents), "contents": contents}
     path.write_text(json.dumps(whole))
     sync([path])
 
@@ -84,8 +86,9 @@ def read_index(folder: Path) -> Metadata:
         version, contents, digest = whole["version"], whole["contents"], whole["sha256"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: it is no index of a checkpoint, or a damaged one ({error})") from None
-    if version != VERSION:
-        raise ValueError(f"{path}: its format is of version {version}, and this zerobench reads version {VERSION}")
+    if version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
+        raise ValueError(f"{path}: its format is of version {version}, and this zerobench reads versions {known}")
     if digest != _digest(contents):
         raise ValueError(f"{path}: it is damaged: its contents have another SHA-256 than it says")
     try:
