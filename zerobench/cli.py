@@ -11,7 +11,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
+from . import fork_server
 from .job import JobError, find_job
 
 HELP = """\
@@ -74,7 +76,11 @@ def main() -> None:
     reimported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
     is_rank = reimported or multiprocessing.parent_process() is not None
     if not is_rank:
-        sys.exit(run(sys.argv[1:]))
+        try:
+            code = run(sys.argv[1:])
+        finally:
+            fork_server.end()
+        sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -110,25 +116,35 @@ def _run(arguments: list[str]) -> int:
     return _sweep(arguments)
 
 
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # zerobench itself may run from a checkout
+        return "not installed"
+
+
 def _sweep(arguments: list[str]) -> int:
-    from . import completion
-    from .compose import RefusedError, checker, compose_cells
-    from .flags import split_arguments, unknown_flags
+    if "--version" in arguments:  # ahead of the imports: a version is asked for often, and torch takes a second
+        print(", ".join(f"{name} {_installed(name)}" for name in VERSIONS))
+        return 0
+    from .flags import only_compose, split_arguments, unknown_flags
 
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words == ["help"]:
+        from .compose import checker
+
         check = checker(extra_dirs)
         print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
-        return 0
-    if "--version" in flags:
-        from .provenance import versions
-
-        print(", ".join(f"{name} {number}" for name, number in versions(VERSIONS).items()))
         return 0
     if problems := unknown_flags(flags):
         print(f"zerobench: {'; '.join(problems)}", file=sys.stderr)
         return 2
     dry_run = "--dry-run" in arguments
+    if not dry_run and only_compose(flags):
+        fork_server.start()
+    from . import completion
+    from .compose import RefusedError, checker, compose_cells
+
     try:
         if set(completion.FLAGS) & set(flags):
             checker(extra_dirs)  # what users have registered is among what can be chosen

@@ -14,9 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
 from . import job
 from .config import Model, config_dir, store_schemas
-from .flags import split_arguments
+from .flags import only_compose, split_arguments
 from .keys import stray_keys
 from .models import registered_models, schema_of
 from .overrides import Overrides
@@ -49,6 +52,8 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
     overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
     if check.problems:
         raise RefusedError(check.problems)
+    if not check.multirun and only_compose(flags):
+        return [_compose_one(check, overrides)]
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         journal = Path(folder) / "cells.jsonl"
         if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
@@ -58,6 +63,19 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
     cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
     # values of a key that means nothing to a cell make one cell of it
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
+
+
+def _compose_one(check: Overrides, overrides: list[str]) -> Cell:
+    """The cell of a command line that is no sweep. Hydra's own app composes twice for it."""
+    try:
+        config = check.compose_whole(overrides)
+    except Exception as error:
+        raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
+    model = config.hydra.runtime.choices["model"]
+    HydraConfig.instance().set_config(config)  # for ${hydra:...} in a value
+    with open_dict(config):
+        del config["hydra"]
+    return _cell_of(config, model, check.elsewhere)
 
 
 def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None) -> None:
@@ -79,17 +97,18 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
     """One job of Hydra's: a composed config becomes a cell, without the keys of `elsewhere` that its choices lack."""
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
-
-    model = HydraConfig.get().runtime.choices["model"]
-    try:
-        plain: Any = OmegaConf.to_object(config)
-        cell = resolve(plain, model, stray_keys(config, elsewhere))
-    except Exception as error:  # the other cells are not to suffer; this one becomes a row
-        cell = unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
+    cell = _cell_of(config, HydraConfig.get().runtime.choices["model"], elsewhere)
     with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
         file.write(json.dumps({"config": cell.config, "problems": cell.problems}) + "\n")
+
+
+def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
+    """`config` resolved, less the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
+    try:
+        plain: Any = OmegaConf.to_object(config)
+        return resolve(plain, model, stray_keys(config, elsewhere))
+    except Exception as error:  # the other cells are not to suffer; this one becomes a row
+        return unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from . import grouping, offloading, optimizers, policies, precision
 from .theory.links import Links, predict_links
@@ -16,6 +17,19 @@ from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_traffic
 from .worker import build_model, shapes_of
 from .zero import STAGES
+
+DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+"""torch's in-place draws."""
+
+
+class Undrawn(TorchFunctionMode):
+    """Skips every in-place draw. A tensor on the meta device has no values to draw, but torch loads its compiler to
+    find that out, which takes a second of CPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func`, or returns the tensor that it would fill."""
+        return args[0] if getattr(func, "__name__", "") in DRAWS else func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionSh
 
 def estimate(config: dict[str, Any]) -> Estimate:
     """The prediction for a resolved cell. What the model's own builder raises comes through."""
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         shapes = shapes_of(build_model(config))
     schedule = replace(Schedule.sequential(shapes, config["accumulation"]), **policies.of_schedule(config))
     ranks = config["world_size"]

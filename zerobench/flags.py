@@ -33,6 +33,14 @@ FLAGS_ALONE = (
     "--shell-completion", "-sc",
 )  # fmt: skip
 
+FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", "--config-dir", "-cd")
+"""Those with which cells are run; the others ask Hydra for something else."""
+
+
+def only_compose(flags: list[str]) -> bool:
+    """Tells whether `flags` ask Hydra for nothing but configs."""
+    return all(flag.partition("=")[0] in FLAGS_OF_RUNS for flag in flags if flag.startswith("-"))
+
 
 def unknown_flags(flags: list[str]) -> list[str]:
     """Sentences for flags that neither we nor Hydra have, and for values that a flag does not take."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from . import grouping, offloading
 from .coded import coded_share, units_of
@@ -226,7 +226,7 @@ def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
     """Confidence interval of the median by order statistics; None where too few values allow none (below 6)."""
-    interval = stats.quantile_test(values, p=0.5).confidence_interval(confidence)
+    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
     if not np.isfinite([interval.low, interval.high]).all():
         return None, None
     return float(interval.low), float(interval.high)

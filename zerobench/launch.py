@@ -25,10 +25,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-Worker = Callable[[Any, Callable[[Any], None]], Any]
+from . import fork_server
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker"]
-"""What ranks need not import themselves; torch's optimizers import dynamo, which takes a second."""
+Worker = Callable[[Any, Callable[[Any], None]], Any]
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 """What is said by others than torch's allocator: the system's, CUDA, cuBLAS, NCCL."""
@@ -95,9 +94,7 @@ def launch(
     Where a job names a folder as its `scratch`, what its rank leaves there is removed.
     Raises Interrupted, with no process left, when the user stops us.
     """
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = fork_server.context()
     kills_before = _oom_kills()
     log_dir.mkdir(parents=True, exist_ok=True)
     ranks: list[_Rank] = []

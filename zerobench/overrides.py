@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -56,13 +56,14 @@ class Overrides:
         self._extra_dirs = extra_dirs
         self._choices = {group: self._choices_of(group) for group in GROUPS}
         self._choices["model"] += user_models
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()
         self.cells = 1
+        self.multirun = False
 
     def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        """The overrides as Hydra shall see them; fills `problems` and `cells`, the number of cells."""
+        """The overrides as Hydra shall see them; fills `problems`, `cells`, the number of cells, and `multirun`."""
         try:
             return self._check_all(spelled_out(arguments), multirun, verbs)
         except UNREADABLE as error:
@@ -85,7 +86,7 @@ class Overrides:
         self.problems += [problem] if (problem := problem_of_choices(hydra)) else []
         modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
         mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
-        multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
+        self.multirun = multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
         studied = self._swept_by_a_study(hydra, given) if multirun else {}
         picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
         checked = [self._check_one(override, picked) for override in parsed]
@@ -251,18 +252,25 @@ class Overrides:
             except OmegaConfBaseException:
                 self.problems.append(f"{key}={value}: wants {_type_name(node)}, and {value!r} is none")
 
+    def compose_whole(self, overrides: list[str]) -> DictConfig:
+        """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
+        GlobalHydra.instance().clear()
+        search = [f"hydra.searchpath=[{','.join(f'file://{d.resolve()}' for d in self._extra_dirs)}]"]
+        with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
+            return compose(
+                "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
+            )
+
     def _compose(self, overrides: list[str], with_hydra: bool = False) -> DictConfig:
-        where = (*overrides, "hydra" if with_hydra else "")
+        """The config of `overrides`. Both forms are composed at once: Hydra takes a quarter of a second each time."""
+        where = tuple(overrides)
         if where not in self._composed:
-            GlobalHydra.instance().clear()
-            search = [f"hydra.searchpath=[{','.join(f'file://{d.resolve()}' for d in self._extra_dirs)}]"]
-            with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
-                self._composed[where] = compose(
-                    "config",
-                    overrides=[*overrides, *(search if self._extra_dirs else [])],
-                    return_hydra_config=with_hydra,
-                )
-        return self._composed[where]
+            whole = self.compose_whole(overrides)
+            plain = whole.copy()
+            with open_dict(plain):
+                del plain["hydra"]
+            self._composed[where] = (plain, whole)
+        return self._composed[where][with_hydra]
 
     def _values(self, override: Override) -> list[Any]:
         """What an override sets or sweeps over; a glob picks among a group's choices."""

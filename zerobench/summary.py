@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from .tables import latest
 
@@ -77,7 +77,7 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
 def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
     """t-interval of the geometric mean of at least two positive values."""
     logs = np.log(values)
-    reach = float(stats.sem(logs) * stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
+    reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import yaml
-from scipy import stats
 
 from ..naming import base_name
 from ..provenance import torch_minor
@@ -68,7 +68,7 @@ def environment_of(row: dict[str, Any]) -> dict[str, Any]:
 def floor_of(times: list[float]) -> float:
     """The floor of one pair, from the times of at least two launches."""
     spread = float(np.std(np.log(times), ddof=1))
-    return float(np.expm1(stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
+    return float(np.expm1(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
 
 
 def floor_from(launches: list[dict[str, Any]], config: dict[str, Any]) -> NoiseFloor:

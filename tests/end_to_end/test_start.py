@@ -1,0 +1,61 @@
+"""Start-up: the commands that run no cell load no more than they need, and a run composes its config once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COUNTED = """
+import os, sys, time
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from zerobench.cli import run
+
+composed, load = [], ConfigLoaderImpl._load_configuration_impl
+ConfigLoaderImpl._load_configuration_impl = lambda *a, **k: (composed.append(1), load(*a, **k))[1]
+code = run(sys.argv[1:])
+loaded = [name for name in ("torch", "torch._dynamo", "scipy.stats") if name in sys.modules]
+print("STARTED", code, len(composed), *loaded, file=sys.stderr)
+"""
+
+
+def started(*arguments: str, cwd: Path) -> list[str]:
+    """The exit code, how often Hydra composed, and which of the slow modules a command has loaded."""
+    command = [sys.executable, "-c", COUNTED, *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return next(line.split()[1:] for line in done.stderr.splitlines() if line.startswith("STARTED"))
+
+
+def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Path) -> None:
+    """Once to check the overrides, once for the cell."""
+    assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
+
+
+@pytest.mark.parametrize("arguments", [["--version"]])
+def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tmp_path: Path) -> None:
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "zerobench", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent <= 0.5
+
+
+def test_a_refused_command_leaves_no_fork_server(tmp_path: Path) -> None:
+    """The server, which loads torch for seconds, goes with the command that asked for it."""
+    alone = {**os.environ, "ZEROBENCH_TEST": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "zerobench", "strategy=zero5"], env=alone, capture_output=True)
+    assert done.returncode == 2
+    time.sleep(0.1)
+    left = [p for p in Path("/proc").glob("[0-9]*/environ") if _has(p, str(tmp_path).encode())]
+    assert left == []
+
+
+def _has(environ: Path, word: bytes) -> bool:
+    try:
+        return word in environ.read_bytes()
+    except OSError:  # another user's, or gone by now
+        return False
