@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board"},
+    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board", "fork_server"},
     {
         "baselines",
         "models",
