@@ -61,20 +61,29 @@ class _Buckets:
                 self.units.append(Travelling.of(len(self.units), numel, shape, precision))
 
     def _gradients_of(self, parameter: int) -> int:
-        """A tied parameter has as many as it is used, another one always one, though it may not come."""
-        return self.schedule.arrivals.count(parameter) or self.schedule.shapes[parameter].uses == 1
+        """A tied parameter has as many as it is used, any at least one, though it may not come."""
+        return self.schedule.arrivals.count(parameter) or 1
 
     def backward(self) -> None:
         missing = [list(parameters) for parameters in self.expected]
         sent = 0
         for parameter in hand_over(self.replay, self.schedule):
+            is_tied = self.schedule.shapes[parameter].uses > 1
             for bucket in self.places[parameter]:
                 self.reductions.write(self.units[bucket])
                 missing[bucket].remove(parameter)
-                while self.reductions.synchronising and sent < len(missing) and not missing[sent]:
-                    self.reductions.send(self.units[sent])
-                    sent += 1
+                sent = sent if is_tied else self._send_full(missing, sent)
+            if is_tied:  # its buckets are sent when autograd comes to the parameter, and its uses' gradients are gone
+                self.replay.drop("gradients", "fresh")
+                sent = self._send_full(missing, sent)
         if self.reductions.synchronising:
             for unit in self.units[sent:]:
                 self.reductions.send(unit)
             self.reductions.land()
+
+    def _send_full(self, missing: list[list[int]], sent: int) -> int:
+        """Sends, after the first `sent`, the buckets that miss nothing, in their order; returns how many are sent."""
+        while self.reductions.synchronising and sent < len(missing) and not missing[sent]:
+            self.reductions.send(self.units[sent])
+            sent += 1
+        return sent

@@ -16,11 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from . import labels
 from .layout import Piece
-from .leaves import TiedPlace, tied_places
+from .tied import ArrivalHook, TiedPlace, tied_places
 from .unit import Departing, Unit
 
 if TYPE_CHECKING:
@@ -48,27 +47,21 @@ class GradientFlow:
         for unit in engine.units:
             for piece in unit.layout.pieces:
                 self.places[piece.parameter].append((unit, piece))
+        self._hooks = [
+            ArrivalHook(parameter, partial(_weakly(self._arrive), i)) for i, parameter in enumerate(engine.trainable)
+        ]
         tied = tied_places(engine.module)
         for i, parameter in enumerate(engine.trainable):
-            parameter.register_post_accumulate_grad_hook(partial(_weakly(self._arrive), i))
             for module, name in tied.get(parameter, []):
-                TiedPlace(parameter, module, name, partial(self._expect_use, i))
+                TiedPlace(parameter, module, name, partial(_weakly(self._take_use), i))
             for unit, _ in self.places[i]:
-                if parameter not in tied:
-                    unit.expected.add(i)
-
-    def _expect_use(self, i: int, leaf: nn.Parameter) -> None:
-        """A tied parameter is used, by a leaf of its own: its units wait for one gradient more."""
-        leaf.register_post_accumulate_grad_hook(partial(_weakly(self._arrive_use), i))
-        for unit, _ in self.places[i]:
-            unit.uses += 1
-
-    def _arrive_use(self, i: int, leaf: torch.Tensor) -> None:
-        self._arrive(i, leaf, is_use=True)
+                unit.expected.add(i)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
         self._engine.update.begin()
+        for hook in self._hooks:
+            hook.go_last()
         self.in_backward = True
         try:
             loss.backward()
@@ -80,33 +73,50 @@ class GradientFlow:
         for unit in self._engine.units:
             unit.arrived.clear()
 
-    def _arrive(self, i: int, leaf: torch.Tensor, is_use: bool = False) -> None:
+    def _arrive(self, i: int, leaf: torch.Tensor) -> None:
+        """Autograd is done with a parameter: with None where all its gradients were taken, or a Function has none."""
         engine = self._engine
         gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        labels.label(gradient, labels.GRADIENTS, engine.names[i])
+        flat = None if gradient is None else self._accept(i, gradient)
+        for unit, piece in self.places[i]:
+            if flat is not None:
+                self._write(unit, piece, flat)
+            unit.arrived.add(i)
+            if self.synchronising:
+                engine.gradients_written(unit)
+
+    def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of one use of a tied parameter; it goes on to the parameter where that is owed the sum."""
+        if not (self.in_backward and self._hooks[i].is_alone and self._engine.trainable[i].requires_grad):
+            return gradient
+        flat = self._accept(i, gradient)
+        for unit, piece in self.places[i]:
+            self._write(unit, piece, flat)
+        return None
+
+    def _accept(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
+        """`gradient`, of parameter `i`, flat; it counts from now on. Raises where it cannot."""
+        engine = self._engine
+        name = engine.names[i]
+        labels.label(gradient, labels.GRADIENTS, name)
         if gradient.is_sparse:
-            raise ValueError(f"{engine.names[i]}: its gradient is sparse, which flat buffers do not hold")
+            raise ValueError(f"{name}: its gradient is sparse, which flat buffers do not hold")
         if not self.in_backward:
             raise RuntimeError(
                 "call engine.backward(loss), not loss.backward(): the gradients must be reduced; for the backward of"
                 " another engine's loss, freeze this one's model by requires_grad_(False)"
             )
-        flat = engine.orders[engine.trainable[i]].flatten(gradient)
-        for unit, piece in self.places[i]:
-            engine.check_gradient(unit)
-            if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own
-                self.land_all()
-            if not unit.filled:
-                engine.open_gradients(unit)
-            unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.ranks)
-            if is_use:  # counted when it is in the unit: a unit that has them all is sent
-                unit.uses -= 1
-            else:
-                unit.arrived.add(i)
-            if self.synchronising:
-                engine.gradients_written(unit)
         engine.update.used.add(i)
+        return engine.orders[engine.trainable[i]].flatten(gradient)
+
+    def _write(self, unit: Unit, piece: Piece, flat: torch.Tensor) -> None:
+        engine = self._engine
+        engine.check_gradient(unit)
+        if unit.reduction is not None:  # a second gradient, after the unit was sent: it goes in a round of its own
+            self.land_all()
+        if not unit.filled:
+            engine.open_gradients(unit)
+        unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.ranks)
 
     def launch(self, unit: Unit) -> None:
         """Starts the reduction of `unit`'s gradients; waits for the oldest if too many are in flight."""
@@ -155,15 +165,14 @@ class GradientFlow:
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """Calls a method as long as its object lives. These hooks are out of the garbage collector's sight: an engine that
-    they held would stay for good, with its files and threads.
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method as long as its object lives; gives back its last argument afterwards. These hooks are out of the
+    garbage collector's sight: an engine that they held would stay for good, with its files and threads.
     """
     found = weakref.WeakMethod(method)
 
-    def call(*arguments: Any) -> None:
+    def call(*arguments: Any) -> Any:
         living = found()
-        if living is not None:
-            living(*arguments)
+        return arguments[-1] if living is None else living(*arguments)
 
     return call

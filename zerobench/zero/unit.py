@@ -55,10 +55,9 @@ class Departing(NamedTuple):
 class Unit:
     """One unit on one rank: its tensors (see the note) and where its gradients stand.
 
-    `expected`  parameters, by number, whose gradients come in a backward, tied ones apart
-    `uses`      uses of tied parameters whose gradients have not come yet
+    `expected`  parameters, by number, whose gradients come in a backward
     `filled`    pieces whose elements of `full_gradients` hold something not yet reduced
-    `arrived`   parameters whose gradients have come in the present backward
+    `arrived`   parameters whose gradients have all come in the present backward
     `reduced`   `gradient_shard` holds gradients that `step` has not consumed
     `reduction` the reduction in flight
     `mean`      where it writes the mean, if not into the own slice of what travels
@@ -85,7 +84,6 @@ class Unit:
         self.wire_gradients: torch.Tensor | None = None
         self.expected: set[int] = set()
         self.arrived: set[int] = set()
-        self.uses = 0
         self.filled: set[Piece] = set()
         self.reduced = False
         self.reduction: Handle | None = None
@@ -100,7 +98,7 @@ class Unit:
     @property
     def is_full(self) -> bool:
         """Every gradient that can come has come."""
-        return self.uses == 0 and self.arrived >= self.expected
+        return self.arrived >= self.expected
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
@@ -228,6 +226,5 @@ class Unit:
         """Back to: no gradients."""
         self.filled.clear()
         self.arrived.clear()
-        self.uses = 0
         self.reduced = False
         self.reduction = self.mean = None  # one that was interrupted
