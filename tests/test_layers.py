@@ -37,6 +37,7 @@ LAYERS = [
         "disk_update",
         "tables",
         "row_checks",
+        "rank_process",
         "resolve",
         "provenance",
         "keys",

@@ -37,3 +37,13 @@ def end() -> None:
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+
+
+def let_go() -> None:
+    """Closes, in a process that came from the server, its copy of the pipe whose end tells the server to end.
+
+    The server then ends with its parent, and the kernel ends us with it, even where we are stopped by a signal.
+    """
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None

@@ -8,17 +8,11 @@ a timeout first says where it hangs.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
-import gc
 import multiprocessing as mp
 import os
 import pickle
 import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -26,11 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import fork_server
-
-Worker = Callable[[Any, Callable[[Any], None]], Any]
-
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-"""What is said by others than torch's allocator: the system's, CUDA, cuBLAS, NCCL."""
+from .rank_process import Worker, rank_main
 
 GRACE_S = 3.0
 """What ranks get to write their stacks or finish dying."""
@@ -40,6 +30,15 @@ WATCH_S = 1.0
 
 STOPPED = "stopped"
 """The status of a rank that was ended because of what happened elsewhere."""
+
+STILL_RAN = "still ran"
+
+HALTED = {
+    "T": "was stopped by a signal (SIGSTOP, say), and others may have waited for it",
+    "t": "was stopped by a debugger, and others may have waited for it",
+    "D": "waited in the kernel, for a disk or a device",
+}
+"""States of a process, as /proc has them, that explain a timeout."""
 
 Watch = Callable[[], str | None]
 """Asked now and then while ranks run: None, or the status ("timeout", STOPPED) with which to end the ones that do."""
@@ -74,6 +73,8 @@ class _Rank:
     process: Any
     pipe: Connection
     log: Path
+    server: int | None
+    """The fork server's process."""
     result: Any = None
     finished: bool = False
     error: tuple[str, str] | None = None
@@ -122,8 +123,11 @@ def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
     causes = sorted(failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", _no_oom(f)))
     if causes[0].status != "timeout":
         return causes[0].status, f"rank {causes[0].rank} {causes[0].text}"
-    names = ", ".join(str(failure.rank) for failure in failures if failure.status == "timeout")
-    return "timeout", f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran; the stacks are in the logs"
+    late = [failure for failure in failures if failure.status == "timeout"]
+    names = ", ".join(str(failure.rank) for failure in late)
+    halted = "".join(f"; rank {failure.rank} {failure.text}" for failure in late if failure.text != STILL_RAN)
+    words = f"launch.timeout_s={timeout_s:g} was over and rank {names} still ran{halted}"
+    return "timeout", f"{words}; the stacks are in the logs"
 
 
 def _no_oom(failure: Failure) -> bool:
@@ -143,10 +147,10 @@ def _blame_memory(failure: Failure) -> Failure:
 
 def _start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> _Rank:
     here, there = context.Pipe()
-    process = context.Process(target=_rank_main, args=(worker, job, there, str(log)), daemon=True)
+    process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()
     there.close()
-    return _Rank(number, process, here, log)
+    return _Rank(number, process, here, log, _parent_of(process.pid))
 
 
 def _supervise(ranks: list[_Rank], deadline: float, on_progress: Callable[[Any], None], watch: Watch) -> list[Failure]:
@@ -185,10 +189,12 @@ def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
     except (EOFError, OSError):
         rank.process.join(GRACE_S)
     if not rank.process.is_alive() and not rank.finished and rank.error is None:
-        rank.error = ("crash", _explain_exit(rank.process.exitcode))
+        rank.error = ("crash", _explain_exit(rank.process.exitcode, rank.server))
 
 
-def _explain_exit(code: int | None) -> str:
+def _explain_exit(code: int | None, server: int | None) -> str:
+    if server is not None and _stat(server)[:1] in ([], ["Z"]):
+        return f"was lost with the fork server of all ranks, process {server}, which somebody killed"
     if code is not None and code < 0:
         return f"was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"exited early with code {code}"
@@ -206,12 +212,13 @@ def _all_failures(ranks: list[_Rank]) -> list[Failure]:
 def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
     """The ranks that still run have failed; in a timeout they are asked for their stacks, which go to their logs."""
     late = [rank for rank in ranks if not rank.finished]
+    words = {rank.number: HALTED.get("".join(_stat(rank.process.pid)[:1]), STILL_RAN) for rank in late}
     if status == "timeout":
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.process.pid, signal.SIGUSR1)
         time.sleep(0.5)
-    return [Failure(rank.number, status, "still ran") for rank in late]
+    return [Failure(rank.number, status, words[rank.number]) for rank in late]
 
 
 def _end(ranks: list[_Rank]) -> None:
@@ -233,66 +240,22 @@ def _tidy(folders: set[str]) -> None:
         sweep(folder)
 
 
+def _stat(pid: int | None) -> list[str]:
+    """What /proc says of a process from its state on: the state, its parent, ...; nothing where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent_of(pid: int | None) -> int | None:
+    found = _stat(pid)[1:2]
+    return int(found[0]) if found else None
+
+
 def _oom_kills() -> int:
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-
-# -- inside a rank ------------------------------------------------------------------------------------------
-
-
-def _rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
-    _detach(log)
-    try:
-        result = worker(job, lambda value: _send(pipe, "progress", value))
-        gc.disable()  # a process group that is collected, interpreter held, may wait for a thread that waits for that
-        _send(pipe, "result", result)
-    except BaseException as error:
-        traceback.print_exc()
-        _send(pipe, "error", _classify(error))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pipe.close()
-    os._exit(0)  # nothing of the cell is left to tidy up, and a hung library thread must not keep us
-
-
-def _send(pipe: Connection, kind: str, value: Any) -> None:
-    """By plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
-    pipe.send_bytes(pickle.dumps((kind, value)))
-
-
-def _detach(log: str) -> None:
-    """Dies with the fork server and with the process that asked for us, leaves Ctrl-C to it, writes to `log`."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # if memory runs out, the kernel is to take a rank and not the sweep
-            Path("/proc/self/oom_score_adj").write_text("1000")
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.close(out)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-
-
-def _leave_with_parent() -> None:
-    """The fork server lives on while ranks do, so its death tells nothing of the process that launched us."""
-    parent = mp.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _classify(error: BaseException) -> tuple[str, str]:
-    import torch
-
-    text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
-    return ("oom" if out_of_memory else "crash"), text.splitlines()[0]

@@ -35,6 +35,9 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
         (workers.raises, "crash", "rank 1 raised ValueError: this rank does not like its job"),
         (workers.killed, "crash", "rank 1 was killed by signal 9 (SIGKILL)"),
         (workers.leaves, "crash", "rank 0 exited early with code 7"),
+        (workers.leaves_content, "crash", "rank 0 exited early with code 0"),
+        (workers.exits_content, "crash", "rank 0 raised SystemExit: 0"),
+        (workers.kills_server, "crash", "was lost with the fork server of all ranks, process"),
         (workers.out_of_memory, "oom", "can't allocate memory"),
     ],
 )
@@ -58,17 +61,36 @@ def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:
     assert ranks_alive() == []
 
 
-def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_a_timeout_names_the_rank_that_was_stopped(tmp_path: Path) -> None:
+    outcome = launch(workers.stops, [0, 1], tmp_path, 3)
+    words = "rank 0, 1 still ran; rank 1 was stopped by a signal (SIGSTOP, say), and others may have waited for it; the"
+    assert outcome.status == "timeout"
+    assert words in outcome.reason
+    assert ranks_alive() == []
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").mkdir()
+    outcome = launch(workers.fine, [0], tmp_path, 60)
+    assert (outcome.status, "raised IsADirectoryError" in outcome.reason) == ("crash", True)
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) -> None:
+    """Also where so many of them, which nothing but SIGKILL reaches, are stopped."""
     script = (
         "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch import launch\n"
         f"launch(workers.says_pid_and_sleeps, [r'{tmp_path}/0', r'{tmp_path}/1'], Path(r'{tmp_path}/logs'), 300)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
     pids = [wait_for_pid(tmp_path / name) for name in ("0", "1")]
+    server = psutil.Process(pids[0]).ppid()
+    for pid in pids[:stopped]:
+        os.kill(pid, signal.SIGSTOP)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     deadline = time.monotonic() + 20
-    while any(is_alive(pid) for pid in pids):
+    while any(is_alive(pid) for pid in [*pids, server]):
         assert time.monotonic() < deadline, "ranks outlived their parent"
         time.sleep(0.1)
 

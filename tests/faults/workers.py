@@ -33,6 +33,31 @@ def leaves(job: int, tell: Any) -> None:
     time.sleep(60)
 
 
+def leaves_content(job: int, tell: Any) -> None:
+    if job == 0:
+        os._exit(0)
+    time.sleep(60)
+
+
+def exits_content(job: int, tell: Any) -> None:
+    if job == 0:
+        raise SystemExit(0)
+    time.sleep(60)
+
+
+def stops(job: int, tell: Any) -> int:
+    if job == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+    return job
+
+
+def kills_server(job: int, tell: Any) -> None:
+    if job == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+
 def hangs(job: int, tell: Any) -> int:
     if job == 1:
         print("about to hang", flush=True)

@@ -1,0 +1,82 @@
+"""A rank's process, from the fork server's fork to its end: its output, its result or error, whom it dies with."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from . import fork_server
+
+Worker = Callable[[Any, Callable[[Any], None]], Any]
+
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+"""What is said by others than torch's allocator: the system's, CUDA, cuBLAS, NCCL."""
+
+
+def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
+    """Runs `worker`, sends what becomes of it through `pipe`, and ends the process."""
+    try:
+        _detach(log)
+        result = worker(job, lambda value: _send(pipe, "progress", value))
+        gc.disable()  # a process group that is collected, interpreter held, may wait for a thread that waits for that
+        _send(pipe, "result", result)
+    except BaseException as error:
+        traceback.print_exc()
+        _send(pipe, "error", _classify(error))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pipe.close()
+    os._exit(0)  # nothing of the cell is left to tidy up, and a hung library thread must not keep us
+
+
+def _send(pipe: Connection, kind: str, value: Any) -> None:
+    """By plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
+    pipe.send_bytes(pickle.dumps((kind, value)))
+
+
+def _detach(log: str) -> None:
+    """Dies with the fork server and with the process that asked for us, leaves Ctrl-C to it, writes to `log`."""
+    fork_server.let_go()
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel is to take a rank and not the sweep
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def _leave_with_parent() -> None:
+    """Where the kernel cannot tell us of the fork server's end, we look for that of the process that launched us."""
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _classify(error: BaseException) -> tuple[str, str]:
+    import torch
+
+    text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
+    return ("oom" if out_of_memory else "crash"), text.splitlines()[0]
