@@ -8,7 +8,6 @@ a timeout first says where it hangs.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing as mp
 import os
 import pickle
 import signal
