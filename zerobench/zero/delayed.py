@@ -74,6 +74,7 @@ class DelayedUpdate(Update):
             return super().run()
         self.agree()
         self._check_held()
+        self._check_groups()
         finished = self.finish()
         self._stepped = True
         self.pending = self._put_aside()
@@ -145,6 +146,14 @@ class DelayedUpdate(Update):
         """Raises ValueError while the pending update is being made."""
         if self.pending is not None and self.pending.thread is not None:
             raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
+
+    def check_writable(self, name: str) -> None:
+        """Raises RuntimeError while the pending update is being made."""
+        if self.pending is not None and self.pending.thread is not None:
+            raise RuntimeError(
+                f"{name}: it was written to while a delayed update runs, which would undo that; write between step and"
+                " forward"
+            )
 
     def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
         """Of each segment that has one."""

@@ -58,6 +58,14 @@ class FileRun(Run):
         self._places.give_back(self, self.kept[MASTER].present(self.cut))
         self.kept[MASTER].drop(self.cut)
 
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
+        if self._places.is_in_memory:
+            self._follow(self.master, loaded)
+            return
+        self.kept[MASTER].load(self.cut)
+        self._follow(self.kept[MASTER].present(self.cut), loaded)
+        self.kept[MASTER].write_back(self.cut)
+
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         places = self._places

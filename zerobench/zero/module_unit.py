@@ -15,7 +15,7 @@ to nothing and back. While it is empty the parameters are views of a NaN: same s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import nn
@@ -83,6 +83,9 @@ class ModuleUnit(Unit):
             for piece, order in zip(self.layout.pieces, self._orders, strict=True)
         ]
 
+    def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+        return zip(self.parameters, self._places, strict=True)
+
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of one parameter's `values`."""
         if self.is_whole:
@@ -135,12 +138,29 @@ class ModuleUnit(Unit):
         if self.stays or self.held or not (self.is_whole or self.gather):
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
+        if self.versions.written():  # in the forward, say: in place, and by every rank alike
+            self.keep_parameters(())
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
             parameter.data = hole
         if self.is_from_source:
             self.source.released(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)
         self.is_whole = self.is_from_source = False
+
+    def keep_parameters(self, loaded: Collection[int]) -> None:
+        if self.is_from_source and self.comm.exact is not self.comm:
+            raise RuntimeError(
+                f"{self.name}: its parameters were written to while they were what ZeRO++ made of them for a forward;"
+                " write in place inside `with engine.full_parameters()`"
+            )
+        if not self.stays:
+            self.places.wait()
+            self.places.put(self, 0, self.own_slice(self.full_parameters))
+        self.follow(loaded)
+
+    def follow(self, loaded: Collection[int]) -> None:
+        self.source.stale()
+        super().follow(loaded)
 
     def refresh(self) -> None:
         """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
@@ -155,3 +175,9 @@ def placeholder(parameter: nn.Parameter) -> torch.Tensor:
     if key not in _nan:
         _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
     return _nan[key].expand(parameter.shape)
+
+
+def is_placeholder(parameter: nn.Parameter) -> bool:
+    """Whether it reads as such a NaN now."""
+    nan = _nan.get((parameter.dtype, parameter.device))
+    return nan is not None and parameter.data_ptr() == nan.data_ptr()

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .unit import Unit
 
 
+CHUNK = 2**20
+"""Elements of a master that are compared with its parameters at once."""
+
+
 class Run:
     """Elements [start, stop) of `unit`'s shard, updated on the device. `master`: (stop - start,)."""
 
@@ -68,6 +72,23 @@ class Run:
         """The parameters become the rounded master."""
         if not self.is_parameters:
             self.unit.places.put(self.unit, self.start, self.master)
+
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
+        """The master becomes the parameters: in `loaded`, [start, stop) of the shard, all of it, elsewhere where these
+        are not its rounded values any more. Bits that parameters do not hold so stay where nobody has written.
+        """
+        if not self.is_parameters:
+            self._follow(self.master, loaded)
+
+    def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]]) -> None:
+        for start in range(0, master.numel(), CHUNK):
+            part = master[start : start + CHUNK]
+            written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
+            self.unit.places.read(self.unit, self.start + start, written)
+            part.copy_(torch.where(part.to(written.dtype) == written, part, written.to(part.dtype)))
+            for first, last in loaded:
+                here = slice(max(0, first - self.start - start), max(0, last - self.start - start))
+                part[here].copy_(written[here])
 
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:

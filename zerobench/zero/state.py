@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from .checkpoint import SaveHandle
@@ -27,6 +30,7 @@ class StateFace:
 
     def state_dict(self: Any) -> dict[str, Any]:
         """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
+        self.writes.check()
         with self.places.in_memory(write_back=False):
             return state_dict(self)
 
@@ -34,6 +38,25 @@ class StateFace:
         """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
         with self.places.in_memory(write_back=True):
             load_state_dict(self, saved)
+
+    @contextmanager
+    def full_parameters(self: Any) -> Iterator[nn.Module]:
+        """Inside, the module's parameters are whole on every rank, to be read and written; collective.
+
+        For weight averaging, say, or `load_state_dict`. What is written, in place or by `p.data = ...`, comes into
+        shards and fp32 masters at the end; every rank must write the same, for each keeps its own part alone.
+        Optimizer states stay as they are. Raises RuntimeError for a parameter that was replaced by a tensor of another
+        dtype or device.
+        """
+        self.settle()
+        self.writes.check()
+        units = self.holders() or self.units
+        with ExitStack() as stack:
+            for unit in units:
+                stack.enter_context(self.whole(unit))
+                stack.enter_context(self.writes.keeping(unit))
+            yield self.module
+        self.writes.check()
 
     def save(
         self: Any, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
@@ -45,6 +68,7 @@ class StateFace:
         checkpoint that is there already stays until the new one is whole. Raises ValueError for what cannot be
         saved, RuntimeError where writing failed, on all ranks.
         """
+        self.writes.check()
         with self.places.in_memory(write_back=False):
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
@@ -59,6 +83,7 @@ class StateFace:
 
     def export_safetensors(self, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
+        self.writes.check()
         _checkpoints().export_safetensors(self, path)
 
     def after_load(self: Any) -> None:
@@ -76,6 +101,7 @@ class StateFace:
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
     """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
     engine.settle()
+    engine.writes.check()
     keep = engine.comm.is_first or not rank0_only
     gathered: dict[torch.Tensor, torch.Tensor] = {}
     with torch.no_grad():
@@ -158,6 +184,7 @@ def after_load(engine: Strategy) -> None:
         engine.settle()
     for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
         torch.autograd.graph.increment_version(parameter)
+    engine.writes.note()
 
 
 def _checkpoints() -> ModuleType:

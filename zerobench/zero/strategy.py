@@ -17,7 +17,7 @@ means over the ranks. `step` consumes them; `zero_grad` drops any that are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from . import materialise
 from .arena import Arena, Heap
 from .comm import Comm
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
+from .loading import take_loads
 from .modules import watching_parameters
 from .options import Options
 from .precision import LossScaler
@@ -34,6 +35,7 @@ from .segments import OptimizerSegment
 from .stamp import Stamp
 from .state import StateFace
 from .unit import Unit
+from .writes import Writes
 
 
 class Strategy(StateFace):
@@ -75,6 +77,8 @@ class Strategy(StateFace):
             optimizer, comm, self.units, self.trainable, self.names, self.orders, options.tile_bytes,
             options.loss_scaling,
         )  # fmt: skip
+        self.writes = Writes(self)
+        take_loads(self)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
 
     # -- the events: what a stage is ------------------------------------------------------------------
@@ -151,6 +155,7 @@ class Strategy(StateFace):
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced."""
+        self.writes.check()
         if self.options.broadcast_buffers and self._buffers_due:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -184,6 +189,7 @@ class Strategy(StateFace):
         self.gradients.check_reduced("step")
         self._check_frozen()
         self.settle()  # a unit that nobody here has used since the last update may still be on its way
+        self.writes.check()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
             if self.update.run():
@@ -195,6 +201,7 @@ class Strategy(StateFace):
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
             torch.autograd.graph.increment_version(parameter)
+        self.writes.note()
         # 4 consume
         self.zero_grad()
         self.steps += 1
@@ -215,15 +222,6 @@ class Strategy(StateFace):
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"clip_grad_norm_: the gradients' norm is {norm.item()}; it was to be finite")
         return norm
-
-    @contextmanager
-    def full_parameters(self) -> Iterator[nn.Module]:
-        """Inside, the module's parameters are whole on every rank, to be read: for weight averaging, say."""
-        self.settle()
-        with ExitStack() as stack:
-            for unit in self.holders():
-                stack.enter_context(self.whole(unit))
-            yield self.module
 
     @property
     def segments(self) -> list[OptimizerSegment]:

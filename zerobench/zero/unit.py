@@ -23,9 +23,11 @@ With one rank a shard is the whole: the full tensors are the shards.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from . import labels
 from .arena import Heap
@@ -33,6 +35,7 @@ from .comm import Comm, Handle
 from .layout import Layout, Piece
 from .places import Away, Places, Run
 from .precision import Dtypes
+from .versions import Versions
 
 ALIGN_BYTES = 64
 """See layout.py [Note: alignment]: the widest vector of a fused optimizer."""
@@ -62,6 +65,8 @@ class Unit:
     `reduction` the reduction in flight
     `mean`      where it writes the mean, if not into the own slice of what travels
     `heap`      where memory that comes and goes is from: an arena has it in slots
+    `is_whole`  whether the parameters are there to be read and written
+    `versions`  those of the parameters, by which writes are found (writes.py)
     """
 
     full_parameters: torch.Tensor
@@ -69,6 +74,8 @@ class Unit:
     gradient_shard: torch.Tensor
     full_gradients: torch.Tensor | None
     heap = Heap()
+    is_whole = True
+    versions = Versions()
 
     def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places) -> None:
         self.name = name
@@ -119,6 +126,26 @@ class Unit:
         """The parameters become the rounded masters."""
         for run in self.runs:
             run.round_master()
+
+    def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+        """Each parameter of a unit that is not always whole, with its view of the full buffer."""
+        return ()
+
+    def keep_parameters(self, loaded: Collection[int]) -> None:
+        """The full parameters were written to, by every rank alike: what this rank keeps of them follows.
+
+        `loaded`: numbers of parameters whose values are new even where they are the old ones rounded.
+        """
+        self.follow(loaded)
+
+    def follow(self, loaded: Collection[int]) -> None:
+        """The own shard of parameters was written to: the masters follow."""
+        self.places.wait()
+        self.places.settle()  # what was read ahead is old
+        segments = self.layout.segments(self.rank)
+        ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
+        for run in self.runs:
+            run.follow_parameters(ranges)
 
     def finish_update(self) -> None:
         """The same, of those that have not become so tile by tile."""

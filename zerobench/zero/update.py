@@ -67,6 +67,7 @@ class Update:
             places.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
+        self._held = self._held_now()
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Elements a tile, or None where one step over everything needs no memory beside the states."""
@@ -113,6 +114,7 @@ class Update:
         """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
         self.agree()
         self._check_held()
+        self._check_groups()
         with self.scaling.judging(self.optimizer) as skips:
             if not skips:
                 self._step()
@@ -142,6 +144,9 @@ class Update:
 
     def launch(self) -> None:
         """A training forward begins."""
+
+    def check_writable(self, name: str) -> None:
+        """Raises RuntimeError where masters cannot follow what was written to `name` now."""
 
     def check_saveable(self) -> None:
         """Raises ValueError where a checkpoint cannot be taken now."""
@@ -208,8 +213,24 @@ class Update:
             raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
         self._unheld -= numbers
+<<<<<<< HEAD
         groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
         swap_parameters(groups, state, self._index, self.segments, self._orders)
+=======
+        swap_parameters(self.optimizer.param_groups[-1:], self.optimizer.state, self._index, self.segments)
+        self._held = self._held_now()
+
+    def _held_now(self) -> list[int]:
+        return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
+
+    def _check_groups(self) -> None:
+        if self._held_now() != self._held:
+            raise RuntimeError(
+                "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
+                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
+                " requires_grad_(False), and add groups with add_param_group before the first step"
+            )
+>>>>>>> 4925b84 (Writes to parameters beside the optimizer count: full_parameters() and torch's load_state_dict reach shards and masters; what cannot count ends in a sentence)
 
 
 def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:

@@ -1,0 +1,19 @@
+"""Writes to parameters beside the optimizer, on real ranks: they count, or are refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import writes
+from tests.ranks import run_ranks
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_what_is_written_is_trained(n: int, tmp_path: Path) -> None:
+    assert len(set(run_ranks(n, writes.every_way, str(tmp_path)))) == 1
+
+
+def test_what_is_not_written_stays(tmp_path: Path) -> None:
+    run_ranks(2, writes.untouched, str(tmp_path))

@@ -1,0 +1,163 @@
+"""Writes to parameters beside the optimizer; the functions that test_writes.py runs on ranks.
+
+The oracle: an engine of the same kind over a model that had the values before `initialize`. SGD keeps no state, so both
+must train alike, to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+
+from tests import zoo
+from zerobench.zero import NvmeOffload, Offload, initialize
+
+HALF = torch.bfloat16
+KINDS: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
+    ("zero1", "tied", torch.float32, {}),
+    ("zero1", "unused", HALF, {"tile_bytes": 1024}),
+    ("zero2", "unused", torch.float32, {}),
+    ("zero2", "tied", HALF, {"gradient_dtype": torch.float32}),
+    ("zero2", "tied", torch.float32, {"offload": Offload(fraction=0.5)}),
+    ("zero2", "tied", HALF, {"offload": Offload(delayed_after=100)}),
+    ("zero3", "unused", torch.float32, {}),
+    ("zero3", "tied", HALF, {"persistence_numel": 60}),
+    ("zero3", "unused", HALF, {"offload": Offload(parameters=True)}),
+    ("megatron", "tied", HALF, {}),
+    ("megatron", "unused", torch.float32, {}),
+]
+FILES: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
+    ("zero1", "tied", torch.float32, {}),
+    ("zero3", "unused", HALF, {"parameters": True}),
+]
+"""Strategy, model, dtype, options; the second of what lies in files."""
+
+
+def kinds(n: int, folder: str) -> list[tuple[str, str, torch.dtype, dict[str, Any]]]:
+    files = [
+        (stage, model, dtype, {"offload": NvmeOffload(path=folder, block_bytes=4096, buffers=24, **options)})
+        for stage, model, dtype, options in FILES
+    ]
+    groups = [("zero3", "tied", HALF, {"shard_group": 2}), ("zero2", "unused", HALF, {"shard_group": 2})]
+    return [*KINDS, *files, *(groups if n == 4 else [])]
+
+
+def engine_of(stage: str, model: nn.Module, options: dict[str, Any]) -> Any:
+    return initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage, bucket_bytes=4096, **options)
+
+
+def steps(engine: Any, rank: int, n: int, numbers: range) -> list[float]:
+    losses = []
+    for number in numbers:
+        loss = engine(*zoo.tokens(rank, n, number)).float()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def other_state(name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Values that no engine here starts with."""
+    torch.manual_seed(99)
+    return zoo.MODELS[name]().to(dtype).state_dict()
+
+
+def load_inside(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    with engine.full_parameters() as module:
+        assert module.load_state_dict(state).missing_keys == []
+
+
+def data_inside(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    """In place, where no version tells."""
+    with engine.full_parameters() as module:
+        for name, tensor in module.state_dict().items():
+            tensor.data.copy_(state[name])
+
+
+def vector_inside(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    """`p.data` becomes another tensor."""
+    with engine.full_parameters() as module:
+        vector = torch.cat([state[name].reshape(-1) for name, _ in module.named_parameters()])
+        vector_to_parameters(vector, module.parameters())
+
+
+def load_plainly(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    assert engine.module.load_state_dict(state) == nn.Module.load_state_dict(copy.deepcopy(engine.module), state)
+
+
+def assign_plainly(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    engine.module.load_state_dict({name: value.double() for name, value in state.items()}, assign=True)
+
+
+def load_parts(engine: Any, state: dict[str, torch.Tensor]) -> None:
+    """Submodule by submodule, and what is the module's own."""
+    for name, child in engine.module.named_children():
+        child.load_state_dict({k.removeprefix(f"{name}."): v for k, v in state.items() if k.startswith(f"{name}.")})
+    own = {name: value for name, value in state.items() if "." not in name}
+    found = engine.module.load_state_dict({**own, "none.such": torch.ones(1)}, strict=False)
+    assert found.unexpected_keys == ["none.such"]
+    assert len(found.missing_keys) == len(state) - len(own)
+
+
+WAYS: list[Callable[[Any, dict[str, torch.Tensor]], None]] = [
+    load_inside, data_inside, vector_inside, load_plainly, assign_plainly, load_parts
+]  # fmt: skip
+
+
+def every_way(rank: int, n: int, folder: str) -> int:
+    """Trained, overwritten, trained: as if it had started there. Returns how many ways were tried."""
+    tried = 0
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+        state = other_state(name, dtype)
+        fresh = zoo.build(name).to(dtype)
+        fresh.load_state_dict(state)
+        oracle = engine_of(stage, fresh, options)
+        losses, expected = steps(oracle, rank, n, range(3, 5)), oracle.full_state_dict()
+        every = 3 if n > 2 else 2
+        for way in WAYS[number % every :: every]:
+            engine = engine_of(stage, zoo.build(name).to(dtype), options)
+            steps(engine, rank, n, range(1))
+            way(engine, state)
+            if hasattr(engine.module, "calls"):
+                engine.module.calls = 0
+            case = f"{stage} {name} {dtype} {options} {way.__name__}"
+            agrees = dtype == HALF and way in (data_inside, vector_inside)  # there masters keep bits where values agree
+            rtol = atol = 2e-2 if agrees else 0
+            assert steps(engine, rank, n, range(3, 5)) == pytest.approx(losses, rel=rtol), case
+            torch.testing.assert_close(engine.full_state_dict(), expected, rtol=rtol, atol=atol, msg=case)
+            tried += 1
+    return tried
+
+
+def untouched(rank: int, n: int, folder: str) -> None:
+    """Reading full parameters, or writing to one of them, leaves every bit of the other masters; and writing reaches
+    what a checkpoint would hold.
+    """
+    for stage, name, dtype, options in kinds(n, folder):
+        if dtype != HALF:  # masters and parameters are one
+            continue
+        results = []
+        for reads in (False, True):
+            engine = engine_of(stage, zoo.build(name).to(dtype), options)
+            steps(engine, rank, n, range(2))
+            if reads:
+                with engine.full_parameters() as module:
+                    sum(p.sum() for p in module.parameters())
+                engine.full_state_dict()
+            results.append((steps(engine, rank, n, range(2, 5)), engine.state_dict()["tensors"]))
+        (losses, tensors), (again, others) = results
+        assert losses == again
+        assert all(torch.equal(value, others[key]) for key, value in tensors.items())
+        with engine.full_parameters() as module, torch.no_grad():
+            module.embedding.weight[0].fill_(0.25)
+        written = engine.state_dict()["tensors"]
+        changed = sum(int((value != written[key]).sum()) for key, value in tensors.items())
+        assert changed <= 2 * zoo.WIDTH, f"{stage} {options}: {changed} elements changed"
+        whole = engine.full_state_dict()["embedding.weight"]
+        assert bool((whole[0] == 0.25).all())
