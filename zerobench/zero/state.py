@@ -81,7 +81,7 @@ class StateFace:
         with self.places.in_memory(write_back=True):
             return _checkpoints().load(self, path)
 
-    def export_safetensors(self, path: str | PathLike[str]) -> None:
+    def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
         self.writes.check()
         _checkpoints().export_safetensors(self, path)

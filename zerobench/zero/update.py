@@ -213,11 +213,8 @@ class Update:
             raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
         type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
         self._unheld -= numbers
-<<<<<<< HEAD
         groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
         swap_parameters(groups, state, self._index, self.segments, self._orders)
-=======
-        swap_parameters(self.optimizer.param_groups[-1:], self.optimizer.state, self._index, self.segments)
         self._held = self._held_now()
 
     def _held_now(self) -> list[int]:
@@ -230,7 +227,6 @@ class Update:
                 " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
                 " requires_grad_(False), and add groups with add_param_group before the first step"
             )
->>>>>>> 4925b84 (Writes to parameters beside the optimizer count: full_parameters() and torch's load_state_dict reach shards and masters; what cannot count ends in a sentence)
 
 
 def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:
