@@ -162,6 +162,31 @@ def scaled_and_not(rank: int, n: int) -> Any:
     return found
 
 
+class Wide(Net):
+    """In half precision but for two parameters in fp32, one transposed and one with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bfloat16()
+        self.first = nn.Parameter(torch.randn(4, 19).t())
+        self.second = nn.Parameter(torch.randn(19, 8)[:, ::2])
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens, targets) + (self.first * self.second).sum()
+
+
+def strided_wide(rank: int, n: int) -> list[bool]:
+    """Whether they train as by hand."""
+    module = Wide()
+    ways = [module.first.detach().clone(), module.second.detach().clone()]
+    engine = MasterDdpEngine(module, torch.optim.SGD(module.parameters(), lr=0.1), find_unused_parameters=True)
+    for step in range(2):
+        engine.backward(engine(*batch(rank, step)))
+        engine.step()
+        ways = [ways[0] - 0.1 * ways[1], ways[1] - 0.1 * ways[0]]
+    return [torch.allclose(p, way) for p, way in zip((module.first, module.second), ways, strict=True)]
+
+
 def masters_matter(rank: int, n: int) -> tuple[int, int]:
     """Updates far below bf16's resolution add up in the masters: weights that moved with masters, and without."""
     moved = []

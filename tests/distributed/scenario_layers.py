@@ -88,7 +88,7 @@ class Strided(nn.Module):
         self.head.weight = nn.Parameter(torch.randn(8, WORDS).t() / 3)
 
     def forward(self, x, y):
-        picture = F.one_hot(x, WORDS).float().unsqueeze(1).to(memory_format=torch.channels_last)
+        picture = F.one_hot(x, WORDS).to(self.head.bias.dtype).unsqueeze(1).to(memory_format=torch.channels_last)
         return F.cross_entropy(self.head(self.convolutions(picture).mean((2, 3))), y[:, 0])
 
 

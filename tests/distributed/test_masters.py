@@ -53,6 +53,10 @@ def test_fp32_is_clipped_by_torchs_own_function_to_the_bit(norm_type: float) -> 
         assert all(torch.equal(state[k], plain_state[k]) for k in state)
 
 
+def test_parameters_in_fp32_train_whatever_their_strides() -> None:
+    assert run_ranks(1, masters.strided_wide) == [[True, True]]
+
+
 def test_small_updates_add_up_in_masters_alone() -> None:
     with_masters, without = run_ranks(1, masters.masters_matter)[0]
     assert with_masters > 2 * without

@@ -32,6 +32,7 @@ def test_elements_lie_as_in_a_tensor_that_torch_makes_like_it(name: str) -> None
     assert order.strides == like.stride()
     memory = like.as_strided((like.numel(),), (1,))
     assert torch.equal(order.flatten(tensor), memory)
+    assert order.flatten(tensor).is_contiguous()
     assert torch.equal(order.view(memory), tensor)
     if tensor.stride() == like.stride() and tensor.numel():
         assert order.flatten(tensor).data_ptr() == tensor.data_ptr()

@@ -53,8 +53,8 @@ class MemoryOrder:
         return self.shape == other.shape and (self.dims == other.dims or (self.is_row_major and other.is_row_major))
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(numel,): the elements of a tensor of `shape` in this order; a view where that is how they lie."""
-        return (tensor if self.is_row_major else tensor.permute(self.dims)).reshape(-1)
+        """(numel,), contiguous: the elements of a tensor of `shape` in this order; a view where they lie so, densely."""
+        return (tensor if self.is_row_major else tensor.permute(self.dims)).reshape(-1).contiguous()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The view of `flat`, (numel,), that has `shape` and `strides`."""
