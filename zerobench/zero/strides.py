@@ -53,7 +53,7 @@ class MemoryOrder:
         return self.shape == other.shape and (self.dims == other.dims or (self.is_row_major and other.is_row_major))
 
     def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
-        """(numel,), contiguous: the elements of a tensor of `shape` in this order; a view where they lie so, densely."""
+        """(numel,), contiguous: the elements of a tensor of `shape` in this order; a view where they lie so."""
         return (tensor if self.is_row_major else tensor.permute(self.dims)).reshape(-1).contiguous()
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
