@@ -21,7 +21,7 @@ from tests import zoo
 from tests.cells import MODELS, cell
 from zerobench import composition, systems, training
 from zerobench.config import Gpt, Model
-from zerobench.models import schema_of
+from zerobench.registry import MODELS as REGISTRY
 from zerobench.resolve import Cell
 
 Choice = tuple[str, str]
@@ -109,7 +109,7 @@ def adapted():
 
 for builder in (tied, unused, adapted):
     zerobench.register_model(builder.__name__, builder)
-    MODELS[builder.__name__] = schema_of(builder.__name__, builder, Model)()
+    MODELS[builder.__name__] = REGISTRY.schema_of(builder.__name__, builder, Model)()
 
 MODELS["tiled"] = Gpt(layers=2, hidden=12, heads=2, tied=False, tiles=3)
 

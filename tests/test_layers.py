@@ -13,6 +13,8 @@ LAYERS = [
     {
         "baselines",
         "models",
+        "registry",
+        "contract",
         "data",
         "probes",
         "environment",

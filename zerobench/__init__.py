@@ -4,7 +4,8 @@
     zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.tables)
     zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibration)
     zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.disk_calibration)
-    zerobench.register_model("mine", build)                    a model of your own (zerobench.models)
+    zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
+    zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.
@@ -19,12 +20,21 @@ if TYPE_CHECKING:
     from .calibration import load_calibration
     from .cli import main
     from .disk_calibration import load_disk_calibration
-    from .models import register_model
+    from .registry import register_data, register_model
     from .tables import Results, load
     from .zero import initialize
 
 __version__ = "0.1.0"
-__all__ = ["Results", "initialize", "load", "load_calibration", "load_disk_calibration", "main", "register_model"]
+__all__ = [
+    "Results",
+    "initialize",
+    "load",
+    "load_calibration",
+    "load_disk_calibration",
+    "main",
+    "register_data",
+    "register_model",
+]
 
 _HOMES = {
     "initialize": ".zero",
@@ -32,7 +42,8 @@ _HOMES = {
     "Results": ".tables",
     "load_calibration": ".calibration",
     "load_disk_calibration": ".disk_calibration",
-    "register_model": ".models",
+    "register_data": ".registry",
+    "register_model": ".registry",
     "main": ".cli",
 }
 

@@ -18,11 +18,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import job
-from .config import Model, config_dir, store_schemas
+from .config import Data, Model, config_dir, store_schemas
 from .flags import only_compose, split_arguments
 from .keys import stray_keys
-from .models import registered_models, schema_of
 from .overrides import Overrides
+from .registry import GROUPS
 from .resolve import Cell, resolve, unresolved
 
 
@@ -35,10 +35,14 @@ class RefusedError(Exception):
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:
-    """Knows every choice and key, users' models included."""
-    user_models = {name: schema_of(name, build, Model) for name, build in registered_models().items()}
-    store_schemas(user_models)
-    return Overrides(config_dir(), list(user_models), extra_dirs)
+    """Knows every choice and key, users' models and data included."""
+    bases = {"model": Model, "data": Data}
+    users = {
+        group: {name: registry.schema_of(name, build, bases[group]) for name, build in registry.all().items()}
+        for group, registry in GROUPS.items()
+    }
+    store_schemas(users)
+    return Overrides(config_dir(), {group: list(schemas) for group, schemas in users.items()}, extra_dirs)
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:

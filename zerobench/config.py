@@ -259,12 +259,13 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
 
 
-def store_schemas(user_models: dict[str, type]) -> None:
-    """Puts the schemas into Hydra's ConfigStore, and users' models among the choices of `model`."""
+def store_schemas(users: dict[str, dict[str, type]]) -> None:
+    """Puts the schemas into Hydra's ConfigStore, and those of `users`, by group, among the choices."""
     store = ConfigStore.instance()
     store.store(name="config_schema", node=Config)
     for group, schemas in SCHEMAS.items():
         for name, schema in schemas.items():
             store.store(group=f"schema/{group}", name=name, node=schema)
-    for name, schema in user_models.items():
-        store.store(group="model", name=name, node=schema)
+    for group, schemas in users.items():
+        for name, schema in schemas.items():
+            store.store(group=group, name=name, node=schema)

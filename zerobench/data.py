@@ -1,4 +1,4 @@
-"""Tokens for training: a text file read byte by byte, or seeded random ones.
+"""Batches for training: tokens of a text file read byte by byte, seeded random ones, or what a user's builder gives.
 
 A step's *global* batch depends on the seed and the step only. Rank r of N takes its r-th part, and that part
 is split into micro-batches, so that N ranks together see what one rank would, however they accumulate.
@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from .precision import DTYPES
+from .registry import DATA
 
 TEXT_VOCABULARY = 256
 
@@ -46,6 +52,114 @@ class Batches:
     def _place(self, tokens: torch.Tensor) -> torch.Tensor:
         """On the device; a GPU fetches them from pinned memory when it gets to it."""
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
+
+
+class OwnBatches:
+    """Batches of one rank from what a user's builder returned: a function of step and micro-batch, or an iterable.
+
+    Tensors in a batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become
+    `dtype`. Raises TypeError for anything else.
+    """
+
+    def __init__(self, name: str, source: Any, device: torch.device, dtype: torch.dtype) -> None:
+        if not callable(source) and not isinstance(source, Iterable):
+            given = type(source).__name__
+            raise TypeError(
+                f"data={name}: its builder returned {given}; return a function of (step, micro) or an iterable"
+            )
+        if getattr(source, "num_workers", 0):
+            raise TypeError(f"data={name}: a rank starts no processes of its own; make the DataLoader's num_workers 0")
+        self.name, self._device, self._dtype = name, device, dtype
+        self._source: Callable[[int, int], Any] = source if callable(source) else _Repeated(name, source)
+
+    def batch(self, step: int, micro: int = 0) -> Any:
+        """The batch of one micro-batch, on the device."""
+        with _blamed_on(self.name):
+            return self._place(self._source(step, micro))
+
+    def _place(self, part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            part = part.to(self._dtype) if part.is_floating_point() else part
+            pinned = part.pin_memory() if self._device.type == "cuda" and part.device.type == "cpu" else part
+            return pinned.to(self._device, non_blocking=True)
+        if isinstance(part, dict):
+            return {key: self._place(value) for key, value in part.items()}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*(self._place(value) for value in part))
+        return type(part)(self._place(value) for value in part) if isinstance(part, tuple | list) else part
+
+
+class _Repeated:
+    """An iterable as a function of step and micro-batch, asked for in their order; begun again at its end."""
+
+    def __init__(self, name: str, source: Iterable[Any]) -> None:
+        self._name, self._source = name, source
+        self._left: Iterator[Any] = iter(source)
+
+    def __call__(self, _step: int, _micro: int) -> Any:
+        for _ in range(2):
+            for batch in self._left:
+                return batch
+            self._left = iter(self._source)
+        raise ValueError(f"data={self._name}: its iterable is empty, or can be gone through only once")
+
+
+def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments with which a model is called on a batch."""
+    if isinstance(batch, dict):
+        return (), batch
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """The tensors in a batch, at any depth."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
+    return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+def words_of(batch: Any) -> str:
+    """A call with this batch, as a sentence has it: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
+    inputs, named = arguments_of(batch)
+    parts = [_word(one) for one in inputs] + [f"{key}={_word(one)}" for key, one in named.items()]
+    return f"forward({', '.join(parts)})"
+
+
+def _word(part: Any) -> str:
+    if isinstance(part, torch.Tensor):
+        return f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
+    return type(part).__name__
+
+
+def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> Batches | OwnBatches:
+    """The batches of one rank of a resolved cell."""
+    section, dtype = config["data"], DTYPES[config["precision"]["name"]]
+    if section["name"] not in DATA.own:
+        return OwnBatches(section["name"], _build_own(section, config | {"rank": rank}), device, dtype)
+    text = read_text(section["path"], config["sequence"]) if section["name"] == "text" else None
+    return Batches(
+        text, section["vocabulary"], config["sequence"], config["micro_batch"], config["accumulation"], rank,
+        config["world_size"], config["seed"], device,
+    )  # fmt: skip
+
+
+def _build_own(section: dict[str, Any], known: dict[str, Any]) -> Any:
+    """What a user's builder makes of its options and of those things known of the run that it asks for."""
+    options = {key: value for key, value in section.items() if key != DATA.identity}
+    filled = {key: known[key] for key in DATA.filled if DATA.takes(section["name"], key)}
+    with _blamed_on(section["name"]):
+        return DATA.all()[section["name"]](**options, **filled)
+
+
+@contextmanager
+def _blamed_on(name: str) -> Iterator[None]:
+    """What is raised inside carries a note on where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"it comes from the builder or the batches of data={name}")
+        raise
 
 
 def default_text() -> Path:

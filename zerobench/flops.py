@@ -19,6 +19,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import policies
+from .data import arguments_of, build_batches
+from .registry import DATA
 from .worker import build_model
 
 
@@ -62,6 +64,10 @@ BUILT_BY = ("model", "huggingface", "activation", "micro_batch", "sequence")
 """Keys of a config that say what runs in a micro-batch."""
 
 
+OF_OWN_DATA = ("data", "world_size", "accumulation", "seed")
+"""The same of what a user's data is told."""
+
+
 def step_flops(config: dict[str, Any]) -> StepFlops | None:
     """Of a resolved cell. None for a model that cannot run without memory: its code reads values, say."""
     plain = {key: value for key, value in config.items() if key != "activation"}
@@ -77,7 +83,8 @@ def step_flops(config: dict[str, Any]) -> StepFlops | None:
 
 def _count(config: dict[str, Any]) -> int | None:
     """Of a micro-batch; the same in every dtype and under every strategy, so a model is counted once a process."""
-    what = {key: config[key] for key in BUILT_BY if key in config}
+    own = OF_OWN_DATA if config["data"]["name"] not in DATA.own else ()
+    what = {key: config[key] for key in (*BUILT_BY, *own) if key in config}
     return _count_fp32(json.dumps(what, sort_keys=True))
 
 
@@ -88,12 +95,21 @@ def _count_fp32(what: str) -> int | None:
     try:
         with torch.device("meta"):
             model = build_model(config)
-            tokens = torch.zeros((config["micro_batch"], config["sequence"]), dtype=torch.int64)
+        inputs, named = arguments_of(_batch(config))
         with counter:
-            model(tokens, tokens).backward()
+            model(*inputs, **named).backward()
     except Exception:  # whatever a user's model raises without values: its run is none the worse
         return None
     return int(counter.get_total_flops())
+
+
+def _batch(config: dict[str, Any]) -> Any:
+    """A micro-batch without memory: tokens and targets, or what the user's data has on rank 0."""
+    meta = torch.device("meta")
+    if "data" in config:
+        return build_batches(config, 0, meta).batch(0)
+    tokens = torch.zeros((config["micro_batch"], config["sequence"]), dtype=torch.int64, device=meta)
+    return tokens, tokens
 
 
 def peak_of(device_class: str) -> Peak | None:

@@ -51,11 +51,12 @@ class Overrides:
     choices of a sweep have and others lack: these are left out where they mean nothing.
     """
 
-    def __init__(self, config_dir: Path, user_models: list[str], extra_dirs: list[Path]) -> None:
+    def __init__(self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
         self._config_dir = config_dir
         self._extra_dirs = extra_dirs
         self._choices = {group: self._choices_of(group) for group in GROUPS}
-        self._choices["model"] += user_models
+        for group, names in users.items():
+            self._choices[group] += names
         self._composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 import platform
 import shlex
@@ -17,7 +16,7 @@ from typing import Any
 
 from . import job, peers
 from .environment import nccl_version
-from .models import registered_models
+from .registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent
 PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
@@ -25,15 +24,19 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 
 
 @cache
-def source_hash(model_kind: str) -> str:
-    """Hash of this package's code and, for a user's model, of the file that builds it: 12 hex digits."""
+def source_hash(model_kind: str, data_name: str = "") -> str:
+    """Hash of this package's code and, for a user's model or data, of the files that build them: 12 hex digits."""
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
-    if model_kind in registered_models():
-        where = inspect.getsourcefile(registered_models()[model_kind])
-        digest.update(Path(where).read_bytes() if where else b"")
+    digest.update(MODELS.source_of(model_kind))
+    digest.update(DATA.source_of(data_name))
     return digest.hexdigest()[:12]
+
+
+def source_of(config: dict[str, Any]) -> str:
+    """The hash of the code that a resolved cell runs."""
+    return source_hash(config["model"]["kind"], config["data"]["name"])
 
 
 @cache
@@ -59,7 +62,7 @@ def alloc_conf(device: str) -> str | None:
 
 def environment_hash(config: dict[str, Any]) -> str:
     """Source, torch, device class and allocator of a resolved cell's run in one hash: 8 hex digits."""
-    parts = [source_hash(config["model"]["kind"]), version("torch"), device_class(config["device"])]
+    parts = [source_of(config), version("torch"), device_class(config["device"])]
     if config["model"]["kind"] == "huggingface":  # whose code that is
         parts.append(_version("transformers") or "")
     if config["strategy"]["name"] in peers.NEEDS:
@@ -72,7 +75,7 @@ def environment_hash(config: dict[str, Any]) -> str:
 def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """All that is worth keeping about where this runs."""
     return {
-        "source_hash": source_hash(config["model"]["kind"]),
+        "source_hash": source_of(config),
         **started(config.get("nodes", 1)),
         **machine(config["device"], config["backend"]),
     }

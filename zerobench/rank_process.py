@@ -79,4 +79,5 @@ def _classify(error: BaseException) -> tuple[str, str]:
 
     text = f"raised {type(error).__name__}: {str(error).strip() or 'no message'}"
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in text for w in OUT_OF_MEMORY)
-    return ("oom" if out_of_memory else "crash"), text.splitlines()[0]
+    words = [text.splitlines()[0], *getattr(error, "__notes__", ())]
+    return ("oom" if out_of_memory else "crash"), "; ".join(words)

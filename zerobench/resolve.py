@@ -12,7 +12,8 @@ from typing import Any
 from . import composition, optimizers, peers, policies, precision, ranges, systems, world
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
-from .models import FILLED, huggingface
+from .models import huggingface
+from .registry import DATA, MODELS
 from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
 from .zero.options import MODES, REDUCTIONS, Options
@@ -141,6 +142,8 @@ def _check_search(plain: dict[str, Any], problems: list[str]) -> None:
 
 def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
     data = plain["data"]
+    if data["name"] not in DATA.own and not _has_sequences(plain):
+        plain["sequence"] = 1  # a sample is one thing: tokens/s are samples/s
     if data["name"] != "text":
         return
     if data["path"] is not None:
@@ -154,24 +157,30 @@ def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
     data["text_hash"] = text_hash(data["path"])
 
 
+def _has_sequences(plain: dict[str, Any]) -> bool:
+    """Whether the key `sequence` says something of this model or of the user's data."""
+    kind = plain["model"]["kind"]
+    return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(plain["data"]["name"], "sequence")
+
+
 def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
     model, data = plain["model"], plain["data"]
     shape = plain["huggingface"] if model["kind"] == "huggingface" else model
-    wanted = TEXT_VOCABULARY if data["name"] == "text" else data["vocabulary"]
+    wanted = TEXT_VOCABULARY if data["name"] == "text" else data.get("vocabulary")
     if "vocabulary" in shape:
         shape["vocabulary"] = shape["vocabulary"] if shape["vocabulary"] is not None else wanted or TEXT_VOCABULARY
         if wanted is not None and shape["vocabulary"] < wanted:
             name = "huggingface" if model["kind"] == "huggingface" else "model"
             problems.append(f"{name}.vocabulary={shape['vocabulary']}: the data's tokens need at least {wanted}")
-    data["vocabulary"] = wanted or shape.get("vocabulary") or TEXT_VOCABULARY
+    if data["name"] in DATA.own:
+        data["vocabulary"] = wanted or shape.get("vocabulary") or TEXT_VOCABULARY
     if "positions" in shape:
         shape["positions"] = shape["positions"] if shape["positions"] is not None else plain["sequence"]
         if shape["positions"] < plain["sequence"]:
             problems.append(f"sequence={plain['sequence']}: the model has only {shape['positions']} positions")
-    if model["kind"] not in ("gpt", "mlp", "huggingface"):
-        for name in FILLED:
-            if name in model and model[name] is None:
-                model[name] = data["vocabulary"] if name == "vocabulary" else plain["sequence"]
+    if model["kind"] not in MODELS.own:
+        if "sequence" in model and model["sequence"] is None:
+            model["sequence"] = plain["sequence"]
         return
     where = "huggingface" if model["kind"] == "huggingface" else "model"
     too_small = [k for k in ("layers", "hidden", "heads", "vocabulary") if k in shape and shape[k] < 1]

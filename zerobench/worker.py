@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, composition, data, models, offloading, optimizers, policies, precision
+from . import baselines, composition, contract, data, models, offloading, optimizers, policies, precision
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
 from .probes.nvidia_smi import GpuState
@@ -138,17 +138,22 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
 
 def _accumulate(
-    engine: Any, batches: data.Batches, probe: Any, model: nn.Module, number: int, config: dict[str, Any]
+    engine: Any,
+    batches: data.Batches | data.OwnBatches,
+    probe: Any,
+    model: nn.Module,
+    number: int,
+    config: dict[str, Any],
 ) -> torch.Tensor:
     """Forward and backward of a step's micro-batches; the mean of their losses."""
     micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
-        tokens, targets = batches.batch(number, micro)
-        probe.inputs(tokens, targets)
+        batch = batches.batch(number, micro)
+        probe.inputs(*data.tensors_of(batch))
         with baselines.synchronising(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
-                loss = engine(tokens, targets)
+                loss = contract.loss_of(engine, batch, config)
             probe.before_backward(loss)
             with probe.phase("backward"):
                 engine.backward(loss / micro_batches if micro_batches > 1 else loss)
@@ -178,7 +183,9 @@ def _skipped(engine: Any) -> torch.Tensor | float:
     return engine.scaler.skipped if hasattr(engine, "scaler") else 0.0
 
 
-def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches]:
+def _build(
+    job: RankJob, probe: Any, device: torch.device
+) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches | data.OwnBatches]:
     config = job.config
     if config.get("deterministic"):
         make_deterministic()
@@ -191,7 +198,7 @@ def _build(job: RankJob, probe: Any, device: torch.device) -> tuple[nn.Module, l
         options = precision.options_of(config["precision"], config["strategy"]["name"])
         options |= composition.engine_options(config, job.scratch) | _initial(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
-        batches = build_batches(config, job.rank, device)
+        batches = data.build_batches(config, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
@@ -224,16 +231,6 @@ def build_model(config: dict[str, Any]) -> nn.Module:
     model = models.build(config["model"]["kind"], options)
     residual.apply(model, policies.activation_policy(config))
     return precision.cast(model, config["precision"], config["strategy"]["name"])
-
-
-def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> data.Batches:
-    """The batches of one rank of a resolved cell."""
-    section = config["data"]
-    text = data.read_text(section["path"], config["sequence"]) if section["name"] == "text" else None
-    return data.Batches(
-        text, section["vocabulary"], config["sequence"], config["micro_batch"], config["accumulation"], rank,
-        config["world_size"], config["seed"], device,
-    )  # fmt: skip
 
 
 def shapes_of(model: nn.Module) -> list[ParameterShape]:

@@ -14,7 +14,7 @@ import zerobench
 from tests.cells import MODELS, cell
 from zerobench.config import Gpt, Model
 from zerobench.launch import launch
-from zerobench.models import schema_of
+from zerobench.registry import MODELS as REGISTRY
 from zerobench.systems import CheckpointActivations, FusedBuffers
 from zerobench.training import AdamW, Bf16, Fp16, Fp32, Rprop
 from zerobench.worker import RankJob, RankRecord, run_rank
@@ -45,7 +45,7 @@ def half_frozen(vocabulary: int = 256) -> nn.Module:
 
 
 zerobench.register_model("half_frozen", half_frozen)
-MODELS["half_frozen"] = schema_of("half_frozen", half_frozen, Model)()
+MODELS["half_frozen"] = REGISTRY.schema_of("half_frozen", half_frozen, Model)()
 
 MODELS["tiled"] = Gpt(layers=3, hidden=48, heads=4, tiles=3)
 

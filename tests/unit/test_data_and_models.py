@@ -7,7 +7,7 @@ import torch
 
 import zerobench
 from tests.cells import cell
-from zerobench import models, worker
+from zerobench import models, registry, worker
 from zerobench.data import Batches, default_text, read_text, text_hash
 
 CPU = torch.device("cpu")
@@ -131,7 +131,7 @@ def test_transformers_mistakes_are_answered_with_the_nearest() -> None:
 
 def test_register_model_wants_named_options_with_types() -> None:
     zerobench.register_model("fine", fine)
-    assert models.schema_of("fine", fine)().width == 8
+    assert registry.MODELS.schema_of("fine", fine)().width == 8
     with pytest.raises(ValueError, match="'gpt' is taken"):
         zerobench.register_model("gpt", fine)
     with pytest.raises(ValueError, match="parameter width needs a default"):

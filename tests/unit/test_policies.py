@@ -13,8 +13,8 @@ from tests.cells import MODELS, cell
 from zerobench import config as schemas
 from zerobench import policies, systems
 from zerobench.flops import step_flops
-from zerobench.models import schema_of
 from zerobench.naming import base_name
+from zerobench.registry import MODELS as REGISTRY
 from zerobench.training import Bf16
 from zerobench.zero.residual import POLICIES, ActivationPolicy
 
@@ -54,7 +54,7 @@ def needs_memory(vocabulary: int = 256) -> nn.Module:
 
 for builder in (pairs, no_blocks, needs_memory):
     zerobench.register_model(builder.__name__, builder)
-    MODELS[builder.__name__] = schema_of(builder.__name__, builder, schemas.Model)()
+    MODELS[builder.__name__] = REGISTRY.schema_of(builder.__name__, builder, schemas.Model)()
 
 
 def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:

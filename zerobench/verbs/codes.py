@@ -15,8 +15,10 @@ import torch
 from .. import baselines, optimizers, precision
 from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
+from ..contract import loss_of
+from ..data import build_batches
 from ..environment import seed_everything
-from ..worker import build_batches, build_model
+from ..worker import build_model
 from ..zero.codec import Codec
 from ..zero.coding_error import Error, exchanged, gathered
 
@@ -73,11 +75,11 @@ def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
     batches = [build_batches(config, rank, torch.device("cpu")) for rank in range(ranks)]
     for step in range(steps):
         for one in batches:
-            engine.backward(engine(*one.batch(step, 0)) / ranks)
+            engine.backward(loss_of(engine, one.batch(step, 0), config) / ranks)
         engine.step()
     brought: list[dict[Any, torch.Tensor]] = []
     for one in batches:
-        engine.backward(engine(*one.batch(steps, 0)) / ranks)
+        engine.backward(loss_of(engine, one.batch(steps, 0), config) / ranks)
         brought.append({unit: unit.full_gradients.detach().clone() for unit in engine.units})
         engine.zero_grad()
     rows: list[CodeRow] = []

@@ -12,13 +12,12 @@ from typing import Any
 
 from ..console import plain_table, sorted_cells, stdout_console
 from ..folders import PARTIAL
-from ..models import registered_models
-from ..provenance import source_hash
+from ..provenance import source_of
+from ..registry import DATA, MODELS
 from ..units import show_bytes, show_count, show_ms
 from .holdings import Holdings, look, size_of
 
 DEFAULT = "results/runs"
-BUILT_IN = ("gpt", "mlp", "huggingface")
 HEADER = ["cell", "status", "ago", "code", "peak", "step"]
 
 
@@ -57,10 +56,11 @@ def print_status(held: Holdings) -> None:
 
 def code_of(row: dict[str, Any]) -> str:
     """ "current" or "older": whether the code that measured this is the code that runs now."""
-    kind = json.loads(row["config"])["model"]["kind"]
-    if kind not in BUILT_IN and kind not in registered_models():
-        return "?"  # a user's model, whose script knows its code: python mine.py status
-    return "current" if row["source_hash"] == source_hash(kind) else "older"
+    config = json.loads(row["config"])
+    for registry, name in ((MODELS, config["model"]["kind"]), (DATA, config["data"]["name"])):
+        if name not in registry.own and name not in registry.all():
+            return "?"  # a user's, whose script knows its code: python mine.py status
+    return "current" if row["source_hash"] == source_of(config) else "older"
 
 
 def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,179 @@
+"""Data of a user's: what is registered, what a rank gets of it, and what a model is told that cannot take it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import zerobench
+from zerobench import contract, flops, rank_process
+from zerobench.compose import compose_cells
+from zerobench.data import OwnBatches, arguments_of, build_batches, tensors_of, words_of
+from zerobench.registry import DATA, MODELS
+
+CPU = torch.device("cpu")
+Pair = namedtuple("Pair", "first second")
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    """Names that a test registers are gone after it."""
+    before = dict(DATA.builders), dict(MODELS.builders)
+    yield
+    DATA.builders, MODELS.builders = before
+
+
+def own(source: Any, dtype: torch.dtype = torch.float32) -> OwnBatches:
+    return OwnBatches("mine", source, CPU, dtype)
+
+
+def test_batches_of_any_structure_keep_it_and_floats_become_the_models_dtype() -> None:
+    made = {"x": torch.ones(2), "y": [torch.ones(2, dtype=torch.int64), Pair(torch.ones(1), "text")], "z": None}
+    batch = own(lambda step, micro: made, torch.bfloat16).batch(0)
+    assert batch["x"].dtype == torch.bfloat16
+    assert batch["y"][0].dtype == torch.int64
+    assert type(batch["y"][1]) is Pair
+    assert batch["y"][1].second == "text"
+    assert batch["z"] is None
+    assert len(tensors_of(batch)) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((torch.ones(2), torch.ones(3, dtype=torch.int64)), "forward(float32 (2,), int64 (3,))"),
+        ({"a": torch.ones(2), "b": [1]}, "forward(a=float32 (2,), b=list)"),
+        (torch.ones(1), "forward(float32 (1,))"),
+    ],
+)
+def test_a_batch_is_called_as_its_kind_says(batch: Any, words: str) -> None:
+    inputs, named = arguments_of(batch)
+    assert len(inputs) + len(named) == (len(batch) if isinstance(batch, tuple | dict) else 1)
+    assert words_of(batch) == words
+
+
+def test_an_iterable_is_begun_again_and_an_empty_one_is_refused() -> None:
+    loader = own(DataLoader(TensorDataset(torch.arange(6)), batch_size=2))
+    assert [loader.batch(step)[0].tolist() for step in range(4)] == [[0, 1], [2, 3], [4, 5], [0, 1]]
+    with pytest.raises(ValueError, match="data=mine: its iterable is empty"):
+        own([]).batch(0)
+    once = own(iter([torch.ones(1)]))
+    once.batch(0)
+    with pytest.raises(ValueError, match="gone through only once"):
+        once.batch(1)
+    with pytest.raises(TypeError, match="num_workers 0"):
+        own(DataLoader(TensorDataset(torch.arange(6)), num_workers=1))
+    with pytest.raises(TypeError, match=r"returned int; return a function of \(step, micro\) or an iterable"):
+        own(3)
+
+
+def numbers(scale: float = 2.0, path: str | None = None, *, rank: int, world_size: int, micro_batch: int):
+    def batch(step: int, micro: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.full((micro_batch, 3), scale * rank + step), "y": torch.full((1,), world_size)}
+
+    return batch
+
+
+def line(width: int = 3) -> torch.nn.Module:
+    return torch.nn.Linear(width, 1)
+
+
+def test_registered_data_has_typed_keys_and_is_told_of_the_run() -> None:
+    zerobench.register_data("numbers", numbers)
+    zerobench.register_model("line", line)
+    cells = compose_cells(["-m", "data=numbers", "model=line", "data.scale=2,3", "world_size=2", "device=cpu"])
+    assert [cell.problems for cell in cells] == [(), ()]
+    config = cells[1].config
+    assert config["data"] == {"name": "numbers", "scale": 3.0, "path": None}
+    assert config["sequence"] == 1, "tokens per second are samples per second"
+    batch = build_batches(config, 1, CPU).batch(4)
+    assert batch["x"].tolist() == [[7.0] * 3] * 4
+    assert batch["y"].tolist() == [2]
+    assert cells[0].cell_id != cells[1].cell_id
+    assert compose_cells(["data=numbers", "model=gpt_tiny", "device=cpu"])[0].config["sequence"] == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "words"),
+    [
+        ("text", numbers, "register_data: the name 'text' is taken"),
+        ("no name", numbers, "no usable name"),
+        ("mine", [1, 2], "needs a function that builds it"),
+        ("mine", lambda width: 0, "parameter width needs a default and a type"),
+        ("mine", lambda *rest: 0, "cannot be given by name"),
+        ("mine", lambda options={}: 0, "needs a default and a type"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(name: str, build: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        zerobench.register_data(name, build)
+
+
+CONFIG = {"model": {"kind": "mine", "name": "mine"}, "data": {"name": "text"}}
+TERMS = "model=mine is called as forward(float32 (2, 3), int64 (2,)) with data=text, and must return the loss"
+
+
+def missing(images: Any, labels: Any, mask: Any) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (missing, "missing 1 required positional argument: 'mask'"),
+        (lambda a, b: (a.sum(), a), "forward returned tuple"),
+        (lambda a, b: a, "forward returned a tensor of shape (2, 3)"),
+        (lambda a, b: a.sum(), "depends on no trainable parameter"),
+        (lambda a, b: a @ a, "shapes cannot be multiplied"),
+    ],
+)
+def test_a_model_that_breaks_the_contract_is_told_of_it(forward: Any, words: str) -> None:
+    """As the row's reason has it: what Python said, then how the model was called."""
+    batch = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
+    with pytest.raises((TypeError, RuntimeError)) as raised:
+        contract.loss_of(forward, batch, CONFIG)
+    status, reason = rank_process._classify(raised.value)
+    assert status == "crash"
+    assert words in reason
+    assert TERMS in reason
+
+
+def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        contract.loss_of(full, (torch.ones(1),), CONFIG)
+    assert rank_process._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
+    ours = CONFIG | {"model": {"kind": "gpt", "name": "gpt_tiny"}}
+    with pytest.raises(TypeError) as raised:
+        contract.loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
+    assert "called as" not in rank_process._classify(raised.value)[1]
+
+
+def test_what_the_batches_raise_names_the_data() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        own(lambda step, micro: 1 // micro).batch(0)
+    assert "the batches of data=mine" in rank_process._classify(raised.value)[1]
+
+
+def test_flops_of_own_data_are_counted_on_its_own_batches() -> None:
+    def dots(*, micro_batch: int):
+        return lambda step, micro: (torch.ones(micro_batch, 5),)
+
+    class Dot(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(5, 7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.weight).sum()
+
+    zerobench.register_data("dots", dots)
+    zerobench.register_model("dot", lambda: Dot())
+    config = compose_cells(["data=dots", "model=dot", "device=cpu", "world_size=1", "accumulation=3"])[0].config
+    assert flops.step_flops(config).model == 3 * 2 * (2 * 4 * 5 * 7), "forward, and the weight's gradient"

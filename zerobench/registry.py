@@ -1,0 +1,131 @@
+"""What users add by name: models and data, each a builder in a script of theirs or in a package.
+
+A builder is a function whose keyword parameters are its options, and become keys of the command line: each needs a
+default and a type among int, float, str and bool, or one of these or None. Some parameters the run fills in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+Builder = Callable[..., Any]
+
+TYPES = (int, float, str, bool)
+
+
+@dataclass
+class Registry:
+    """Builders of one group by name. `own`: the names that are taken by ours. `filled`: parameters that the run fills
+    in; `shown`: those of them that are options all the same, which null leaves to the run. `identity`: the key that
+    says in a config which builder it is.
+    """
+
+    function: str
+    group: str
+    own: tuple[str, ...]
+    filled: tuple[str, ...]
+    shown: tuple[str, ...]
+    identity: str
+    builders: dict[str, Builder] = field(default_factory=dict)
+
+    def register(self, name: str, build: Builder) -> None:
+        """Takes `build` under `name`. Raises ValueError for a name or a parameter that cannot be used."""
+        if not name.isidentifier():
+            raise ValueError(f"{self.function}: {name!r} is no usable name; use letters, digits and _")
+        if not callable(build):
+            raise ValueError(f"{self.function}: {name} needs a function that builds it, not {build!r}")
+        if name in self.own or self.builders.get(name, build) is not build:
+            raise ValueError(f"{self.function}: the name {name!r} is taken")
+        self.schema_of(name, build)
+        self.builders[name] = build
+
+    def all(self) -> dict[str, Builder]:
+        """Registered builders, and those that installed packages offer by entry points of `zerobench.GROUP`."""
+        for point in entry_points(group=self.group):
+            if point.name not in self.builders:
+                self.register(point.name, point.load())
+        return dict(self.builders)
+
+    def schema_of(self, name: str, build: Builder, base: type = object) -> type:
+        """A dataclass, below `base`, of the builder's options and the key that identifies it."""
+        hints = get_type_hints(build)
+        fields: list[Any] = [(self.identity, str, field(default=name))]
+        for parameter in inspect.signature(build).parameters.values():
+            kind = hints.get(parameter.name, type(parameter.default))
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise ValueError(f"{self.function}: {name}'s parameter {parameter.name} cannot be given by name")
+            if parameter.name in self.filled:
+                if parameter.name in self.shown:
+                    fields.append((parameter.name, int | None, field(default=None)))
+            elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
+                raise ValueError(
+                    f"{self.function}: {name}'s parameter {parameter.name} needs a default and a type among"
+                    " int, float, str, bool (or one of these | None)"
+                )
+            else:
+                fields.append((parameter.name, kind, field(default=parameter.default)))
+        return make_dataclass(f"{name}_options", fields, bases=(base,))
+
+    def takes(self, name: str, parameter: str) -> bool:
+        """Whether the builder of that name has such a parameter."""
+        return name in self.all() and parameter in inspect.signature(self.all()[name]).parameters
+
+    def source_of(self, name: str) -> bytes:
+        """The file that defines the builder of that name; nothing where there is none."""
+        where = inspect.getsourcefile(self.all()[name]) if name in self.all() else None
+        if where is None:
+            return b""
+        with open(where, "rb") as file:
+            return file.read()
+
+
+MODELS = Registry(
+    "register_model",
+    "zerobench.models",
+    own=("gpt", "mlp", "huggingface"),
+    filled=("vocabulary", "sequence"),
+    shown=("vocabulary", "sequence"),
+    identity="kind",
+)
+
+DATA = Registry(
+    "register_data",
+    "zerobench.data",
+    own=("text", "synthetic"),
+    filled=("rank", "world_size", "micro_batch", "accumulation", "sequence", "seed"),
+    shown=(),
+    identity="name",
+)
+
+GROUPS = {"model": MODELS, "data": DATA}
+"""Group -> what users have added to its choices."""
+
+
+def register_model(name: str, build: Builder) -> None:
+    """Makes `model=name` train `build(**options)`, an `nn.Module` in float32 whose `forward`, given a batch, returns
+    the loss, a scalar: `forward(tokens, targets)` under our data, what `register_data` says under yours.
+
+    The options are the function's keyword parameters, each with a default and a type among int, float, str and bool;
+    `vocabulary` and `sequence` are filled from the run. Raises ValueError for another parameter, or a name that is
+    taken. Call it at the top level of a script: rank processes import the script to know the model.
+    """
+    MODELS.register(name, build)
+
+
+def register_data(name: str, build: Builder) -> None:
+    """Makes `data=name` train on what `build(**options)` returns for one rank: a function of (step, micro-batch), both
+    from 0, or an iterable such as a DataLoader, which is begun again at its end.
+
+    A batch is a tuple or list (`forward(*batch)`), a dict (`forward(**batch)`) or one thing (`forward(batch)`); tensors
+    in it, at any depth, are moved to the rank's device, floating-point ones in the dtype of `precision`.
+
+    The options are keyword parameters as `register_model` has them; filled in, where the function has them, are `rank`,
+    `world_size`, `micro_batch` (samples in a batch), `accumulation`, `sequence` and `seed`. For losses to be equal
+    whatever the world size, samples are to follow from seed and step alone, and rank r is to take its part of them.
+    Raises ValueError for a parameter or a name that cannot be used.
+    """
+    DATA.register(name, build)
