@@ -75,6 +75,10 @@ def estimate(config: dict[str, Any]) -> Estimate:
 
 def links_of(config: dict[str, Any], schedule: Schedule) -> Links:
     """Bytes between tiers in a step of a resolved cell, over all ranks; of strategies that theory predicts."""
-    norms = int(config["clip"] is not None or config["precision"]["name"] == "fp16")
     shapes, tiers = training_shapes(config), offloading.shape_of(config)
-    return predict_links(config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms)
+    return predict_links(config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms_of(config))
+
+
+def norms_of(config: dict[str, Any]) -> int:
+    """How often a step of a resolved cell takes the gradients' norm."""
+    return int(config["clip"] is not None or config["precision"]["name"] == "fp16")

@@ -13,12 +13,14 @@ import scipy
 from . import grouping, offloading
 from .coded import coded_share, units_of
 from .environment import SIMULATED
-from .estimate import links_of, training_shapes
+from .estimate import links_of, norms_of, training_shapes
 from .flops import step_flops, utilisation
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
+from .residuals import unexplained
+from .theory.control import predict_control
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
-from .theory.traffic import predict_traffic
+from .theory.traffic import predict_parts, predict_traffic
 from .worker import RankRecord
 from .world import has_times
 
@@ -28,6 +30,9 @@ PROCESS_MEMORY = (
     "timed_allocator_peak_bytes",
 )  # fmt: skip
 """What a pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
+
+OF_ACCOUNTED = ("heap_bytes", "kept_bytes")
+"""What the accounted pass alone is told of a process's memory, likewise."""
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
@@ -42,6 +47,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     if accounted:
         _join_memory(row, memory)
         row.allocator_witness = accounted[0].witness
+        for name in OF_ACCOUNTED:
+            sizes = (record.process_memory.get(name) for record in accounted)
+            setattr(row, name, max((size for size in sizes if size is not None), default=None))
         _join_traffic(row, accounted, config["measure"]["steps"])
         if "node_size" not in config:  # nobody said what a node is
             row.within_nodes_bytes = row.between_nodes_bytes = None
@@ -60,7 +68,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         _join_trace(row, traced)
 
     if predicts(config["strategy"]):
-        _join_theory(row, config, schedule, memory)
+        _join_theory(row, config, schedule, memory, (accounted or timed)[0].buffer_bytes)
+    if accounted:
+        _join_unexplained(row, config, schedule, accounted)
     return {
         "steps": [step for record in records for step in record.steps],
         "memory": memory,
@@ -70,7 +80,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     }
 
 
-def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow]) -> None:
+def _join_theory(
+    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], buffer_bytes: int
+) -> None:
     shapes, groups = training_shapes(config), grouping.shape_of(config)
     tiers = offloading.shape_of(config)
     prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
@@ -79,17 +91,34 @@ def _join_theory(row: RunRow, config: dict[str, Any], schedule: Schedule, memory
     if row.psi:
         moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi
+        row.predicted_wire_bytes = round(moved.within + moved.between)
         if "node_size" in config:
             row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
                 round(moved.within),
                 round(moved.between),
             )
+    row.predicted_control_bytes = predict_control(
+        config["strategy"], schedule, row.world_size, norms_of(config), buffer_bytes
+    )
     if tiers.place is not None:
         for link, size in asdict(links_of(config, schedule)).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
         if m.phase == "step" and m.tier == "device":
             m.predicted_bytes = prediction.of_category(m.category)
+
+
+def _join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
+    """Of the rank that moves most, as the volume is; bytes of memory are of all."""
+    parts = {}
+    if predicts(config["strategy"]):
+        shapes = training_shapes(config)[1]
+        parts = predict_parts(config["strategy"], schedule, row.world_size, grouping.shape_of(config), shapes)
+    moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
+    busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
+    kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
+    memory = [m for record in accounted for m in record.memory]
+    row.unexplained = unexplained(row, memory, busiest, config["measure"]["steps"], parts, kept)
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:

@@ -91,6 +91,10 @@ class RankRecord:
     traffic: list[TrafficRow]
     timeline: list[TimelineRow]
     gpu_states: list[GpuState] = field(default_factory=list)
+    buffer_bytes: int = 0
+    """Of the module's buffers."""
+    kept: str = ""
+    """The largest storage of kept_bytes, in words."""
     witness: str = ""
     """Of the accounted pass: what told of the allocator's total (probes/witness.py)."""
 
@@ -134,7 +138,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         results += [values.read() for values in unread]
 
     # 3 bring home
-    return _record(job, probe, results, shapes)
+    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
+    return replace(_record(job, probe, results, shapes), buffer_bytes=buffer_bytes)
 
 
 def _accumulate(
@@ -285,5 +290,6 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         traffic=probe.traffic_rows(job.rank) if accounted else [],
         timeline=probe.timeline_rows(job.rank) if accounted else [],
         gpu_states=[] if accounted else probe.gpu_states,
+        kept=probe.kept if accounted else "",
         witness=probe.witness if accounted else "",
     )

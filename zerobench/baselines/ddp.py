@@ -92,7 +92,7 @@ def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]
 
 def _as_control(send: Any) -> Any:
     def labelled(*arguments: Any) -> Any:
-        with labels.collective("control"):
+        with labels.collective("control", labels.BUFFERS):
             return send(*arguments)
 
     return labelled

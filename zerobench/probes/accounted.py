@@ -18,12 +18,15 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import ALLOCATOR, CATEGORIES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules import tensors_that_require_grad
 from . import cuda, witness
 from .allocator import IN_MEMORY, PhasePeaks
-from .memory import Extremes, Ledger
+from .elsewhere import backends_watched, threads_relayed
+from .extremes import extremes_rows
+from .heap import HeapGrowth
+from .memory import Ledger
 from .traffic import SUMMED, Operation, TrafficMeter
 from .witness import ProfiledPeak
 from .wrapped import parts_of
@@ -54,6 +57,9 @@ class AccountedPass:
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
         self._hooked = WeakTensorKeyDictionary()  # weak, as the next: to measure is not to keep alive
         self._measured = 0
+        self._heap = HeapGrowth()
+        self.kept = ""
+        """The largest storage that lived through a measured step and should not have, in words."""
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
@@ -62,6 +68,8 @@ class AccountedPass:
             self._stack.callback(labels.unlisten, listener)
         self._stack.enter_context(self.meter)
         self._stack.enter_context(self.ledger)
+        self._stack.enter_context(threads_relayed((self.meter, self.ledger)))
+        self._stack.enter_context(backends_watched(self._note_raw))
         for hook in (
             module_hooks.register_module_forward_pre_hook(self._enter_module),
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
@@ -71,6 +79,7 @@ class AccountedPass:
             self._profiled.start()
             self.witness = witness.PROFILER
         self.allocator.begin()
+        self._heap.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -78,7 +87,7 @@ class AccountedPass:
         if self._profiled is not None:
             self._profiled.finish(self.allocator)
         if self._cuda and error[0] is None and "step" in self.allocator.of:
-            self.memory = cuda.process_memory(self.allocator.of["step"])
+            self.memory |= cuda.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
@@ -125,10 +134,14 @@ class AccountedPass:
         if measured:
             self.ledger.end("step")
             self.allocator.end("step")
+            self._take_kept()
             counts = Counter(self.meter.operations)
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
             self._measured += 1
         self.meter.operations.clear()
+        if measured:
+            self.ledger.begin()  # what it has written down is memory, too
+            self.memory["heap_bytes"] = self._heap.most()
 
     may_wait = True
     """It has no times."""
@@ -181,9 +194,9 @@ class AccountedPass:
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.extremes.items():
             seen = extremes.peak if self._cuda else self.ledger.in_memory[phase]
-            rows += [*_memory_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, seen)]
+            rows += [*extremes_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, seen)]
         for (tier, phase), extremes in self.ledger.elsewhere.items():
-            rows += [replace(row, tier=tier) for row in _memory_rows(rank, phase, extremes)]
+            rows += [replace(row, tier=tier) for row in extremes_rows(rank, phase, extremes)]
         return rows
 
     def tensor_rows(self, rank: int) -> list[TensorRow]:
@@ -222,6 +235,18 @@ class AccountedPass:
     def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
         self.arrivals.append(number)
         labels.label(gradient, labels.GRADIENTS, name)
+
+    def _take_kept(self) -> None:
+        size = sum(self.ledger.kept.values())
+        if size >= (self.memory.get("kept_bytes") or 0):
+            self.memory["kept_bytes"] = size
+            largest = max(self.ledger.kept, key=lambda one: one.bytes, default=None)
+            words = largest and (largest.name or largest.module or f"made in {largest.phase}")
+            self.kept = f"{words} ({largest.category})" if largest else ""
+
+    def _note_raw(self, operator: str, args: tuple[Any, ...], ranks: int) -> None:
+        self.ledger.note_collective(args)
+        self.meter.note_raw(operator, args, ranks)
 
     def _enter_phase(self, name: str) -> None:
         self.ledger.enter_phase(name)
@@ -266,15 +291,3 @@ def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor 
     gradient = gradients[place]
     if gradient is not None:
         labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")
-
-
-def _memory_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
-    at_peak, at_states, highest, made = extremes.at_peak, extremes.at_states, extremes.highest, extremes.made
-    for category in CATEGORIES:
-        row = MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
-        if made is not None:
-            row.allocations, row.lasting = made[category], extremes.lasting[category]
-        yield row
-    states = sum(at_peak[category] for category in STATES)
-    yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
-    yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)

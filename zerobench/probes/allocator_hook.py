@@ -38,9 +38,9 @@ class Hook:
         """Bytes alive now."""
         return int(self._live())
 
-    def take_peaks(self) -> dict[str, int]:
-        """The most that was alive since the last call, under the name of CUDA's peak (probes/cuda.py)."""
-        return {"allocated": int(self._take_peak())}
+    def take_peak(self) -> int:
+        """The most that was alive since the last call."""
+        return int(self._take_peak())
 
 
 @cache

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..records import STATES
+from ..records import CATEGORIES, STATES, MemoryRow
 from ..zero import labels
 
 
@@ -106,3 +107,16 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
         kept += [i for i, last in zip(stretch, [before, *(i.phase for i in stretch)], strict=False)
                  if i is highest or i.phase != last]  # fmt: skip
     return kept
+
+
+def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
+    """A phase's rows: one a category, then the states and the total."""
+    at_peak, at_states, highest, made = extremes.at_peak, extremes.at_states, extremes.highest, extremes.made
+    for category in CATEGORIES:
+        row = MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])
+        if made is not None:
+            row.allocations, row.lasting = made[category], extremes.lasting[category]
+        yield row
+    states = sum(at_peak[category] for category in STATES)
+    yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
+    yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)

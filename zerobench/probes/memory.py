@@ -17,6 +17,7 @@ its birth: each step is written down as events and added up when it is over.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import Counter
@@ -26,11 +27,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..records import CATEGORIES, TIERS
+from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .extremes import INSTANTS, Births, Extremes, Instant, Stored, thin_out
 from .traffic import NAMESPACES
 from .wrapped import holds_others, parts_of
+
+FLEETING = (labels.ACTIVATIONS, "temporary")
+"""Categories of what a step begins and ends without."""
+
+COPIES = {torch.ops.aten.clone.default}
+"""Operators whose result is what their first argument is."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Ledger(TorchDispatchMode):
         self.elsewhere: dict[tuple[str, str], Extremes] = {}
         self.in_memory: Counter[str] = Counter()
         """The most on the device and in host memory together, by phase: on a CPU one allocator has both."""
+        self.kept: dict[Stored, int] = {}
+        """Storages on the device that lived through a whole stretch though they are called activations or temporary."""
         self._device = device
         self._files: dict[tuple[str, str], Stored] = {}
         self.timeline: list[Instant] = []
@@ -65,6 +74,7 @@ class Ledger(TorchDispatchMode):
         self._events: list[Event] = []
         self._at_begin: dict[Stored, int] = {}
         self._began = time.perf_counter()
+        self._home = threading.get_ident()
         self._resize = torch.UntypedStorage.resize_
 
     # -- listening ------------------------------------------------------------------------------------
@@ -89,10 +99,18 @@ class Ledger(TorchDispatchMode):
         if holds_others(types):
             return NotImplemented  # it will come back with what it holds
         if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
-            self._note_collective(args)
+            self.note_collective(args)
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
+        if func in COPIES and self.phase != "forward":
+            self._follow_copy(args[0], out)
         return out
+
+    def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        """A copy of a state is one, as long as no label says otherwise: a strategy's clone of gradients, say."""
+        origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
+        if origin is not None and made is not None and origin.category in STATES and not made.labelled:
+            made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """A label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
@@ -123,13 +141,14 @@ class Ledger(TorchDispatchMode):
         stored = self._live.get(tensor.untyped_storage()._cdata)
         return stored.name if stored is not None else ""
 
-    def _note_collective(self, given: Any) -> None:
+    def note_collective(self, given: Any) -> None:
+        """What a collective is given and nobody has labelled is a communication buffer from its birth."""
         if isinstance(given, torch.Tensor):
             if not self._meet(given.untyped_storage()).labelled:
                 self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
         elif isinstance(given, tuple | list):
             for one in given:
-                self._note_collective(one)
+                self.note_collective(one)
 
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
@@ -143,7 +162,7 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, 0 if storage.device.type == "meta" else storage.nbytes()
         stored = self._live.get(key)
         if stored is None:
-            stored = Stored(0, self._infer(), "", self.module, self.phase, tier=self._infer_tier(storage))
+            stored = Stored(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
@@ -158,7 +177,14 @@ class Ledger(TorchDispatchMode):
             self._events.append(Event(self.phase, time.perf_counter(), stored, grown=-stored.bytes))
             stored.bytes = 0
 
+    def _maker(self) -> str:
+        """The module that runs, or the thread."""
+        here = threading.get_ident() == self._home
+        return self.module if here else f"thread {threading.current_thread().name}"
+
     def _infer(self) -> str:
+        if threading.get_ident() != self._home:
+            return "temporary"  # another thread's: of no forward
         recomputing = self.phase == "backward" and torch.is_grad_enabled()
         return labels.ACTIVATIONS if self.phase == "forward" or recomputing else "temporary"
 
@@ -205,6 +231,11 @@ class Ledger(TorchDispatchMode):
                 self.in_memory[name] = max(self.in_memory[name], together)
             instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
         best.see_births(births.end())
+        self.kept = {
+            stored: size
+            for stored, size in self._at_begin.items()
+            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
+        }
         if best_at >= 0:
             best.largest = self._alive_at(best_at)
         self.timeline = thin_out(instants, INSTANTS)

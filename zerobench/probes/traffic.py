@@ -16,16 +16,18 @@ order. A group inside a node has none, one of a rank a node no others.
 
 So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
 
-Control traffic (scalars, unlabelled integers such as flags, what is labelled so, and all of start-up) is
-listed and stays outside the volume. What moves between tiers is listed as well, with its payload alone: copies between
-a device and host memory ("down", "up"), which on a machine without a GPU are those between storages that labels put in
-different tiers, and what is read from files and written to them, as the engine's one place for that tells.
+Control traffic (scalars, unlabelled integers such as flags and what is labelled so, up to 64 KiB each, a module's
+buffers, and all of start-up) is listed and stays outside the volume. What moves between tiers is listed as well, with
+its payload alone: copies between a device and host memory ("down", "up"), which on a machine without a GPU are those
+between storages that labels put in different tiers, and what is read from files and written to them, as the engine's
+one place for that tells.
 In a group of one rank nothing moves, and the volume is 0. An operator
 without a row here is listed as unknown, never dropped.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -126,6 +128,9 @@ COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up"}
 """(From, to) -> what a copy is counted under."""
 
+CONTROL_MOST_BYTES = 64 * 1024
+"""Control traffic is flags and scalars: a larger payload counts, whatever it is called."""
+
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """What of an operation adds up over like ones."""
 
@@ -150,6 +155,11 @@ class Operation(NamedTuple):
     known: bool
 
 
+def _tensors_in(args: tuple[Any, ...], rule: Rule | None) -> list[torch.Tensor]:
+    """The full tensors by the rule; of an unknown operator all."""
+    return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
+
+
 class TrafficMeter(TorchDispatchMode):
     """Writes down operations in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of a tensor,
     as the ledger knows it. `node_size`: ranks a node; None: all are one.
@@ -165,6 +175,7 @@ class TrafficMeter(TorchDispatchMode):
         self._tier_of, self._name_of = tier_of, name_of
         self.phase = "init"
         self.operations: list[Operation] = []
+        self._home = threading.get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
@@ -210,26 +221,31 @@ class TrafficMeter(TorchDispatchMode):
             )
         )  # fmt: skip
 
+    def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
+        """A collective that was given to a backend itself, of which no operator tells (elsewhere.py)."""
+        self._count(f"raw_{name}", RULES.get(name), _tensors_in(args, RULES.get(name)), ranks, 0.0)
+
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
         if name in SILENT:
             return
-        rule = RULES.get(name)
-        tensors = rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
-        group = self._group(func, args)
-        n = group.size()
+        rule, group = RULES.get(name), self._group(func, args)
+        between = self._share_between(group, args[2] if name == "send" else None)
+        self._count(name, rule, _tensors_in(args, rule), group.size(), between)
+
+    def _count(self, name: str, rule: Rule | None, tensors: list[torch.Tensor], n: int, outside: float) -> None:
+        """`outside`: the share of its wire bytes that leaves a node."""
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
-        collective, unit = labels.current_collective()
-        flags = any(not t.is_floating_point() for t in tensors) and not collective
-        control = self.phase == "init" or collective == "control" or elements == 1 or flags
+        collective, unit = self._named()
+        control = self.phase == "init" or elements == 1 or self._is_control(collective, unit, tensors, payload)
         wire = payload * rule.wire(n) if rule else 0.0
-        between = wire * self._share_between(group, args[2] if name == "send" else None)
+        between = wire * outside
         self.operations.append(
             Operation(
                 phase=self.phase,
                 operator=name,
                 collective=collective,
-                kind=collective if collective in COLLECTIVES else KINDS.get(name, "other"),
+                kind=collective if collective in COLLECTIVES else KINDS.get(name.removeprefix("raw_"), "other"),
                 unit=unit,
                 dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                 group_size=n,
@@ -243,6 +259,19 @@ class TrafficMeter(TorchDispatchMode):
                 known=rule is not None,
             )
         )
+
+    def _named(self) -> tuple[str, str]:
+        """The collective and unit that labels give; what another thread launches is none of the engine's."""
+        if threading.get_ident() == self._home:
+            return labels.current_collective()
+        return "", f"thread {threading.current_thread().name}"
+
+    @staticmethod
+    def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
+        """Buffers are as large as they are; what else is called control, or is integers without a name, is small."""
+        flags = any(not t.is_floating_point() for t in tensors) and not collective
+        said = collective == "control"
+        return (said and unit == labels.BUFFERS) or ((said or flags) and payload <= CONTROL_MOST_BYTES)
 
     def _share_between(self, group: dist.ProcessGroup, peer: int | None) -> float:
         """The share of an operation's wire bytes that leaves a node. `peer`: in the group, of a send."""

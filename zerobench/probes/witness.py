@@ -32,7 +32,10 @@ def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str,
     if device.type == "cuda":
         return CUDA, cuda.take_phase
     hook = allocator_hook.install()
-    return (NONE, nothing) if hook is None else (HOOK, hook.take_peaks)
+    if hook is None:
+        return NONE, nothing
+    before = hook.live_bytes()
+    return HOOK, lambda: {"allocated": hook.take_peak() - before}
 
 
 class ProfiledPeak:

@@ -144,6 +144,11 @@ class RunRow:
     """allocator_peak_bytes of the timed pass, in which nothing delays what other threads free."""
     allocator_witness: str | None = None
     """What told of the allocator's total: hook, profiler, cuda or none (probes/witness.py)."""
+    kept_bytes: int | None = None
+    """Bytes on the device that lived through a whole measured step though they are called activations or temporary."""
+    heap_bytes: int | None = None
+    """Memory that is not torch's: what malloc has handed out beyond torch's allocator at the end of a measured step of
+    the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's."""
     outside_ledger_bytes: int | None = None
     """Accounted pass: the allocator's peak in a step less the ledger's in the same memory: what kernels, libraries and
     their threads take, on CUDA the allocator's rounding. Of several ranks the most."""
@@ -159,6 +164,7 @@ class RunRow:
     """Bytes of the logical tensors of one step's operations."""
     wire_bytes: int | None = None
     """Bytes that one rank sends in a step, mean over the group."""
+    predicted_wire_bytes: int | None = None
     within_nodes_bytes: int | None = None
     """The part of wire_bytes that stays in a node of `node_size` ranks; None without that key, as the next three."""
     between_nodes_bytes: int | None = None
@@ -174,6 +180,7 @@ class RunRow:
     headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
+    predicted_control_bytes: int | None = None
     step_s: float | None = None
     """Median step of the timed pass, the slowest rank of each step."""
     step_s_low: float | None = None
@@ -222,6 +229,8 @@ class RunRow:
     """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
     """The losses of all passes are equal to the bit, on every rank and step; None where there is one pass."""
+    unexplained: str | None = None
+    """What of the accounted pass no prediction explains, in sentences (residuals.py); empty where there is nothing."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -22,6 +22,8 @@ from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from .replay import wire_bytes
 from .shapes import ROOT, PrecisionShape, Schedule
 
+REDUCTION, GATHER = "reduce_scatter", "all_gather"
+
 
 def predict_volume(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None
@@ -34,14 +36,26 @@ def predict_traffic(
     strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None,
 ) -> Moved:  # fmt: skip
-    """The same, and the bytes that each rank sends; of DDP the elements alone. `strategy`: a resolved section."""
+    """The same, and the bytes that each rank sends. `strategy`: a resolved section."""
+    return sum(predict_parts(strategy, schedule, world_size, groups, precision).values(), Moved())
+
+
+def predict_parts(
+    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None,
+    precision: PrecisionShape | None = None,
+) -> dict[str, Moved]:  # fmt: skip
+    """What `predict_traffic` sums up, by collective (records.COLLECTIVES). `strategy`: a resolved section."""
     if world_size == 1:
-        return Moved()
+        return {}
     reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
-    if strategy["name"] == "ddp":
-        return Moved(2 * reductions * sum(s.numel for s in schedule.shapes if s.trainable))
-    flow = _Flow(strategy, schedule, groups or GroupShape(world_size), precision or PrecisionShape(), reductions)
-    return flow.of_units() if strategy["name"] == "zero3" else flow.of_buckets()
+    groups = groups or GroupShape(world_size)
+    if strategy["name"] == "ddp":  # one ring over all ranks, in the parameters' dtype
+        trained = [s for s in schedule.shapes if s.trainable]
+        each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
+        return {"all_reduce": sum(each, Moved())}
+    flow = _Flow(strategy, schedule, groups, precision or PrecisionShape(), reductions)
+    (flow.of_units if strategy["name"] == "zero3" else flow.of_buckets)()
+    return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
 
 
 class _Flow:
@@ -53,33 +67,36 @@ class _Flow:
     ) -> None:  # fmt: skip
         self.strategy, self.schedule, self.groups = strategy, schedule, groups
         self.precision, self.reductions = precision, reductions
+        self.reduced, self.gathered = Moved(), Moved()
 
-    def of_buckets(self) -> Moved:
+    @property
+    def reduces_by(self) -> str:
+        """The collective that reductions are."""
+        return "all_reduce" if self.strategy.get("reduce_with", REDUCTION) == "all_reduce" else REDUCTION
+
+    def of_buckets(self) -> None:
         """Every bucket is reduced, and gathered once."""
         trained = [i for i, s in enumerate(self.schedule.shapes) if s.trainable]
-        shapes, n, moved = self.schedule.shapes, self.groups.sharers, Moved()
+        shapes, n = self.schedule.shapes, self.groups.sharers
         for kind in by_kind(shapes, trained[::-1]):
             for run in lay_out_buckets(shapes, kind, n, self.strategy["bucket_bytes"]):
                 for _, numel in run.units:
-                    moved += self._reduced(run, numel).times(self.reductions)
-                    moved += self.groups.exact_gather(numel, run.element_bytes)
-        return moved
+                    self.reduced += self._reduced(run, numel).times(self.reductions)
+                    self.gathered += self.groups.exact_gather(numel, run.element_bytes)
 
-    def of_units(self) -> Moved:
+    def of_units(self) -> None:
         """Units as they are used; the small parameters that stay whole are gathered once, and in full."""
         small, units = by_unit(self.schedule.shapes, self.strategy["persistence_numel"])
-        moved = Moved()
         for buffer, trained in self._laid_out(small):
             if trained:
-                moved += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
-                moved += self.groups.exact_gather(buffer.padded_numel, buffer.element_bytes)
+                self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
+                self.gathered += self.groups.exact_gather(buffer.padded_numel, buffer.element_bytes)
         for name, mine in units.items():
             gathers = self.schedule.micro_batches * gathers_of(self.strategy, self.schedule, name)
             for buffer, trained in self._laid_out(mine):
-                moved += self._gathered(buffer, gathers, trained)
+                self.gathered += self._gathered(buffer, gathers, trained)
                 if trained and gathers:
-                    moved += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
-        return moved
+                    self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
 
     def _laid_out(self, indices: Sequence[int]) -> list[tuple[FlatBuffer, bool]]:
         """Each kind's buffer, and whether it is trained."""
@@ -96,7 +113,7 @@ class _Flow:
 
     def _reduced(self, buffer: FlatBuffer, numel: int) -> Moved:
         size = wire_bytes(self.schedule.shapes[buffer.spans[0].parameter], self.precision)
-        by_all = self.strategy.get("reduce_with", "reduce_scatter") == "all_reduce"
+        by_all = self.reduces_by == "all_reduce"
         return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
 
 

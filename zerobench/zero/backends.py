@@ -110,7 +110,7 @@ class GroupComm(Comm):
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
-        with labels.collective("control"):
+        with labels.collective("control", labels.BUFFERS):
             dist.broadcast(dense, group_src=0, group=self.group)
         if dense is not tensor:
             tensor.copy_(dense)

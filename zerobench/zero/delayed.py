@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import optim
 
+from . import labels
 from .host import HostGradients
 from .precision import Share, update_tiles
 from .segments import OptimizerSegment
@@ -85,7 +86,7 @@ class DelayedUpdate(Update):
         pending = self.pending
         if pending is not None and pending.thread is None:
             step = self._step_as_of(pending)
-            pending.thread = threading.Thread(target=pending.run, args=(step, self._begin), name="delayed update")
+            pending.thread = labels.EngineThread(target=pending.run, args=(step, self._begin), name="delayed update")
             self._running = True
             pending.thread.start()
 

@@ -94,7 +94,7 @@ class Reducer:
         sums = own if into is None else _pieces(into, REDUCE_PIECE_BYTES)
         reduction = Reduction(self, own, sums, slots, sends, check)
         if self._thread is None:
-            self._thread = threading.Thread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
+            self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
             weakref.finalize(self, self._queue.put, None)
         self._queue.put(reduction)

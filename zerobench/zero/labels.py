@@ -6,6 +6,7 @@ Without a listener every call costs one truth test.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -23,8 +24,15 @@ ACTIVATIONS = "activations"
 DEVICE, HOST, NVME = "device", "host", "nvme"
 """Tiers. On a machine without a GPU device and host are one memory, and what the engine says tells them apart."""
 
+BUFFERS = "buffers"
+"""The unit of control traffic that carries a module's buffers, as large as they are."""
+
 READ, WRITE = "read", "write"
 """Transfers between host memory and files, of which no operator of torch's tells."""
+
+
+class EngineThread(threading.Thread):
+    """A thread of the engine's own, which instruments do not follow."""
 
 
 class Listener(Protocol):

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any
 
+from ..labels import EngineThread
+
 Act = Callable[[], None]
 
 
@@ -84,7 +86,7 @@ class Carriers:
         self._ready: SimpleQueue[tuple[Hashable, Act] | None] = SimpleQueue()
         self._behind: dict[Hashable, deque[Act]] = {}
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(count)]
+        self._threads = [EngineThread(target=self._run, name=f"{name}-{n}", daemon=True) for n in range(count)]
         for thread in self._threads:
             thread.start()
 
