@@ -47,7 +47,7 @@ LAYERS = [
         "overrides",
         "flags",
     },
-    {"launch", "join", "coded", "naming", "summary", "folders", "estimate", "flops", "compose"},
+    {"launch", "join", "residuals", "coded", "naming", "summary", "folders", "estimate", "flops", "compose"},
     {"joined", "console", "completion"},
     {"cell"},
     {"sweep"},

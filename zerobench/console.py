@@ -154,8 +154,11 @@ def shares_memory(cells: list[Row]) -> bool:
 
 
 def print_failures(rows: list[Row]) -> None:
-    """A line for each that is not ok, with its reason."""
+    """A line for each that is not ok, with its reason; and for each with anything that no prediction explains."""
     for row in rows:
+        if row["status"] == "ok" and isinstance(said := row.get("unexplained"), str) and said:
+            words = f"{row.get('name') or name_of(row)}: unexplained: {said}"
+            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
         if row["status"] != "ok":
             words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
             stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)

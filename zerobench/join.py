@@ -15,6 +15,7 @@ from .coded import coded_share, units_of
 from .environment import SIMULATED
 from .estimate import links_of, norms_of, training_shapes
 from .flops import step_flops, utilisation
+from .probes.operators import gloo_factor
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from .residuals import unexplained
 from .theory.control import predict_control
@@ -51,6 +52,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
             sizes = (record.process_memory.get(name) for record in accounted)
             setattr(row, name, max((size for size in sizes if size is not None), default=None))
         _join_traffic(row, accounted, config["measure"]["steps"])
+        _join_transport(row, accounted, config["measure"]["steps"])
         if "node_size" not in config:  # nobody said what a node is
             row.within_nodes_bytes = row.between_nodes_bytes = None
         _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
@@ -104,8 +106,8 @@ def _join_theory(
         for link, size in asdict(links_of(config, schedule)).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
-        if m.phase == "step" and m.tier == "device":
-            m.predicted_bytes = prediction.of_category(m.category)
+        if m.phase == "step" and m.tier in ("device", "host"):
+            m.predicted_bytes = prediction.of_category(m.category, m.tier)
 
 
 def _join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
@@ -199,6 +201,13 @@ def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:
         row.loopback_bytes = round(median(known) / steps / len(timed))
+
+
+def _join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """The mean over the ranks, as wire_bytes."""
+    if row.backend == "gloo":
+        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
+        row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from .records import COLLECTIVES, STATES, MemoryRow, RunRow, TrafficRow
+from .records import COLLECTIVES, LINKS, STATES, MemoryRow, RunRow, TrafficRow
 from .theory.groups import Moved
 
 STATES_SHARE = 0.01
@@ -34,7 +34,7 @@ def unexplained(
     """
     mine = [one for one in traffic if not one.control]
     sentences = [
-        *_states(row, list(memory)), *_traffic(row, mine, steps, parts), *_witnesses(row, kept),
+        *_states(row, list(memory)), *_traffic(row, mine, steps, parts), *_links(row), *_witnesses(row, kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
@@ -71,6 +71,13 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
     control, expected = row.control_bytes, row.predicted_control_bytes
     if control is not None and expected is not None and control != expected:
         yield f"control: {_off(control, expected)}"
+
+
+def _links(row: RunRow) -> Iterator[str]:
+    for link in LINKS:
+        measured, predicted = getattr(row, f"{link}_bytes"), getattr(row, f"predicted_{link}_bytes")
+        if measured is not None and predicted is not None and abs(measured - predicted) > STATES_SHARE * predicted:
+            yield f"{link}: {_off(measured, predicted)} between tiers"
 
 
 def _size(part: Moved, name: str) -> float:

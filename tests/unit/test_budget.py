@@ -79,7 +79,7 @@ def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: 
     """Each through the file, as `record` writes it and `check` reads it."""
     config = dict.fromkeys(("model", "offload", "node_size", "zeropp"), "chosen")
     about = dict.fromkeys(("commit", "torch_version", "processor"), "") | {"cores": 2}
-    measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 2**20}, **about)
+    measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 2**22}, **about)
     measured |= {"name": "c", "work": "0", "environment": "cpu, torch 2.13"}
     file = BudgetFile(tmp_path / "b.yaml")
     record_cell(file, measured, recorded(config), {"c"})
@@ -106,7 +106,7 @@ def test_what_says_nothing_of_a_cell_is_not_recorded(choice: str, more: set[str]
     assert set(recorded({"model": {}, choice: "chosen"})) - set(plain) == more
 
 
-SINCE = {"allocator_peak_bytes", "outside_ledger_bytes"}
+SINCE = {"allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes"}
 """Metrics that are recorded since the committed budgets were."""
 
 

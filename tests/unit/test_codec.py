@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerobench.zero.codec import LEVELS, Codec
+from zerobench.probes import allocator_hook
+from zerobench.zero.codec import CHUNK, LEVELS, Codec
 from zerobench.zero.stamp import STAMP_NUMEL, Stamp
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -79,3 +80,24 @@ def test_payloads_have_room_for_a_stamp_and_the_bytes_that_are_said() -> None:
         Stamp(77, 4097).check(1, payloads[1])
         assert payloads.shape[1] % 64 == 0
         assert payloads[0, -STAMP_NUMEL:].tolist() == [0] * STAMP_NUMEL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coding_takes_no_memory_for_the_whole(dtype: torch.dtype) -> None:
+    """By the allocator's word: multiplying integers by fp32 makes copies of both inside of the operator."""
+    hook = allocator_hook.install()
+    if hook is None:
+        pytest.skip("no C++ compiler here")
+    codec, numel = Codec(8, 256), 4 * 2**20
+    slices = torch.randn(1, numel).to(dtype)
+    payloads = torch.empty(1, codec.payload_bytes(numel), dtype=torch.uint8)
+    codec.encode(slices, payloads)
+    expected = slices.clone()
+    codec.decode(payloads, expected)
+    before = hook.live_bytes()
+    hook.take_peak()
+    codec.decode(payloads, slices)
+    assert hook.take_peak() - before <= 4 * CHUNK + 64
+    codec.encode(slices, payloads)
+    assert hook.take_peak() - before <= numel + 5 * 4 * CHUNK  # the integers, and temporaries of a chunk
+    assert torch.equal(slices, expected)

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..zero import labels
@@ -85,7 +85,7 @@ def backends_watched(note: Note) -> Iterator[None]:
     """`note(operator, arguments, ranks)` is told of collectives that Python gives to a backend itself: no operator
     tells of those. What torch.distributed gives to it comes from C++, and not by here.
     """
-    backend: Any = dist.distributed_c10d.Backend
+    backend: Any = torch._C._distributed_c10d.Backend  # the base of all, Python's as well
     before = {name: getattr(backend, name) for name in RAW if hasattr(backend, name)}
     for name, method in before.items():
         setattr(backend, name, _noted(method, RAW[name], note))

@@ -25,12 +25,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .extremes import INSTANTS, Births, Extremes, Instant, Stored, thin_out
-from .traffic import NAMESPACES
+from .operators import NAMESPACES
 from .wrapped import holds_others, parts_of
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
@@ -75,6 +76,7 @@ class Ledger(TorchDispatchMode):
         self._at_begin: dict[Stored, int] = {}
         self._began = time.perf_counter()
         self._home = threading.get_ident()
+        self._in_optimizer = False
         self._resize = torch.UntypedStorage.resize_
 
     # -- listening ------------------------------------------------------------------------------------
@@ -88,11 +90,17 @@ class Ledger(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._enter_optimizer(True)),
+            register_optimizer_step_post_hook(lambda *_: self._enter_optimizer(False)),
+        ]
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,9 +110,13 @@ class Ledger(TorchDispatchMode):
             self.note_collective(args)
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
-        if func in COPIES and self.phase != "forward":
+        if func in COPIES and self.phase != "forward" and not self._in_optimizer:
             self._follow_copy(args[0], out)
         return out
+
+    def _enter_optimizer(self, within: bool) -> None:
+        """What an optimizer copies in its step are temporaries of its own."""
+        self._in_optimizer = within
 
     def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         """A copy of a state is one, as long as no label says otherwise: a strategy's clone of gradients, say."""

@@ -37,90 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
+from .operators import KINDS, NAMESPACES, RULES, SILENT, Rule, tensors_in
 from .wrapped import holds_others
-
-
-class Rule(NamedTuple):
-    """How to count one operator: which argument is the full tensor, and its factors for n ranks."""
-
-    full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
-    wire: Callable[[int], float]
-    volume: Callable[[int], float]
-
-
-def _flat(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for one in value for t in _flat(one)]
-
-
-def _ring(n: int) -> float:
-    return (n - 1) / n
-
-
-def _argument(place: int) -> Callable[[tuple[Any, ...]], list[torch.Tensor]]:
-    return lambda arguments: _flat(arguments[place])
-
-
-_ALL_REDUCE = Rule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2)
-_ONCE_FIRST = Rule(_argument(0), _ring, lambda n: 1)
-_ONCE_SECOND = Rule(_argument(1), _ring, lambda n: 1)
-_SEND = Rule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
-
-_GATHER_FUNCTIONAL = Rule(lambda arguments: _flat(arguments[0]) * arguments[1], _ring, lambda n: 1)  # input, group size
-
-RULES = {
-    "all_reduce": _ALL_REDUCE,
-    "all_reduce_coalesced": _ALL_REDUCE,
-    "all_gather_into_tensor": _GATHER_FUNCTIONAL,
-    "all_gather_into_tensor_coalesced": _GATHER_FUNCTIONAL,
-    "reduce_scatter_tensor": _ONCE_FIRST,
-    "reduce_scatter_tensor_coalesced": _ONCE_FIRST,
-    "all_to_all_single": _ONCE_FIRST,
-    "broadcast": _ONCE_FIRST,
-    "allreduce_": _ALL_REDUCE,
-    "allreduce_coalesced_": _ALL_REDUCE,
-    "broadcast_": _ONCE_FIRST,
-    "allgather_": _ONCE_FIRST,
-    "_allgather_base_": _ONCE_FIRST,
-    "allgather_coalesced_": _ONCE_FIRST,
-    "allgather_into_tensor_coalesced_": _ONCE_FIRST,
-    "reduce_scatter_": _ONCE_SECOND,
-    "_reduce_scatter_base_": _ONCE_SECOND,
-    "reduce_scatter_tensor_coalesced_": _ONCE_SECOND,
-    "alltoall_": _ONCE_SECOND,
-    "alltoall_base_": _ONCE_SECOND,
-    "reduce_": _ONCE_FIRST,
-    "gather_": _ONCE_FIRST,
-    "scatter_": _ONCE_FIRST,
-    "send": _SEND,
-}
-
-KINDS = {
-    "all_reduce": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-}
-"""Operator -> what its volume is counted under where no label says better; the others under "other"."""
-
-NAMESPACES = ("c10d", "_c10d_functional")
-"""Of torch's collectives: those of torch.distributed, and those that torch.compile and DTensor prefer."""
-
-SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
-"""Operators that move nothing of their own: a receive is counted where it is sent."""
-
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operators that move values to where there are none yet, perhaps to another tier."""
@@ -153,11 +71,6 @@ class Operation(NamedTuple):
     volume_elements: float
     control: bool
     known: bool
-
-
-def _tensors_in(args: tuple[Any, ...], rule: Rule | None) -> list[torch.Tensor]:
-    """The full tensors by the rule; of an unknown operator all."""
-    return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]
 
 
 class TrafficMeter(TorchDispatchMode):
@@ -223,14 +136,14 @@ class TrafficMeter(TorchDispatchMode):
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
         """A collective that was given to a backend itself, of which no operator tells (elsewhere.py)."""
-        self._count(f"raw_{name}", RULES.get(name), _tensors_in(args, RULES.get(name)), ranks, 0.0)
+        self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
         if name in SILENT:
             return
         rule, group = RULES.get(name), self._group(func, args)
         between = self._share_between(group, args[2] if name == "send" else None)
-        self._count(name, rule, _tensors_in(args, rule), group.size(), between)
+        self._count(name, rule, tensors_in(args, rule), group.size(), between)
 
     def _count(self, name: str, rule: Rule | None, tensors: list[torch.Tensor], n: int, outside: float) -> None:
         """`outside`: the share of its wire bytes that leaves a node."""

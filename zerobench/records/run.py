@@ -178,6 +178,9 @@ class RunRow:
     loopback_bytes: int | None = None
     """Bytes over the loopback interface in a step of the timed pass, over the ranks: what one really sends on gloo,
     headers included, and what else ran on the machine meanwhile. wire_bytes is what the ring optimum would send."""
+    predicted_loopback_bytes: int | None = None
+    """What gloo sends for the operators that were seen, control traffic included, headers apart: wire_bytes, but for a
+    reduce-scatter, which it carries as an all-reduce and so sends twice."""
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None

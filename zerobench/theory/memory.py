@@ -14,7 +14,7 @@ event in the order of the model's own schedule (shapes.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .buckets import replay_buckets
@@ -39,8 +39,13 @@ class Prediction:
     """Largest sum over time of the states in host memory."""
     file_bytes: int = 0
 
-    def of_category(self, category: str) -> int | None:
+    host_highest: dict[str, int] = field(default_factory=dict)
+    """Each category's maximum in host memory."""
+
+    def of_category(self, category: str, tier: str = "device") -> int | None:
         """The expected maximum of `category`, or None where theory says nothing."""
+        if tier == "host":
+            return self.host_bytes if category == "states" else self.host_highest.get(category)
         return self.states_bytes if category == "states" else self.highest.get(category)
 
 
@@ -62,7 +67,9 @@ def predict_states(
         _REPLAYS[strategy["name"]](replay, strategy, schedule, groups, optimizer, precision, **more)
     floor = _floor(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision)
     floor = max(0, floor - _away(strategy["name"], schedule.shapes, groups.sharers, optimizer.states, precision, tiers))
-    return Prediction(replay.most, floor, replay.highest, host.most if host is not None else 0, replay.files)
+    if host is None:
+        return Prediction(replay.most, floor, replay.highest, 0, replay.files)
+    return Prediction(replay.most, floor, replay.highest, host.most, replay.files, host.highest)
 
 
 _SHARED: dict[str, tuple[bool, bool, bool]] = {

@@ -22,6 +22,7 @@ from ..tables import Results
 from ..units import show_bytes, show_count
 from .status import code_of
 from .tiers import tables_of
+from .witnesses import process_lines, unexplained_lines, wire_lines
 
 Row = dict[str, Any]
 
@@ -44,21 +45,6 @@ BESIDE = {
 GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
 """Columns of a run, and their units."""
 
-PROCESS = {
-    "resident": "resident set",
-    "allocator_peak": "torch's allocator at its peak",
-    "timed_allocator_peak": "the same in the timed pass",
-    "allocated": "allocated on the GPU",
-    "reserved": "reserved on the GPU",
-    "fragmentation": "reserved beyond allocated",
-    "largest_free_block": "largest free block",
-    "outside_ledger": "outside the ledger",
-    "device_used": "in use on the device",
-    "pinned_requested": "pinned host memory in use",
-    "pinned": "pinned host memory held",
-}
-"""Columns of a run, less `_bytes`, in words."""
-
 
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
     """Prints the account of one run; `results` holds its tables, `folder` its logs where it has any."""
@@ -80,6 +66,10 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     _print_traffic(console, row, results)
     _print_time(console, row)
     _print_loss(console, row)
+    if lines := unexplained_lines(row):
+        _head(console, "Unexplained: a bug in the theory, the instrument or the engine")
+        for line in lines:
+            _say(console, f"  {line}")
 
 
 def _head(console: Console, title: str) -> None:
@@ -143,15 +133,11 @@ def _print_memory(console: Console, row: Row, results: Results) -> None:
 
 
 def _print_process(console: Console, row: Row) -> None:
-    """What others than the ledger say of a process's memory, as far as they do."""
-    seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
-            if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
-    if pd.notna(row["alloc_retries"]):
-        seen.append(f"retries of the allocator {row['alloc_retries']}")
-    if seen:
+    lines = process_lines(row)
+    if lines:
         _head(console, "Memory by the system and the allocators, the most of all ranks")
-    for place in range(0, len(seen), 3):
-        _say(console, "  " + "; ".join(seen[place : place + 3]))
+    for line in lines:
+        _say(console, f"  {line}")
 
 
 def _categories(mine: pd.DataFrame) -> list[list[str]]:
@@ -208,7 +194,8 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
     else:
         off = row["volume_psi"] - row["predicted_volume_psi"]
         said += f", predicted {row['predicted_volume_psi']:.3f} ψ, residual {off:.3g} ψ"
-    _say(console, f"  {said}; a rank sends {show_bytes(row['wire_bytes'])} in the mean, control traffic apart")
+    for line in (said, *wire_lines(row)):
+        _say(console, f"  {line}")
     _print_nodes(console, row)
 
 

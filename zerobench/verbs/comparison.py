@@ -50,7 +50,7 @@ EXACT = (
 )  # fmt: skip
 ROUGH = (
     "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
-    "outside_ledger_bytes", "pinned_bytes",
+    "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
 )  # fmt: skip
 ROUGH_NOISE = 0.05
 """A rough metric that moved by less says nothing."""

@@ -35,6 +35,11 @@ LEVELS = {8: 127, 4: 7}
 LEAST = 2.0**-119
 """Blocks whose largest element is below come out as 0: their scale would be no normal fp32 number."""
 
+CHUNK = 2**18
+"""Elements that are coded at once on a CPU: temporaries in fp32 are of no more. A GPU has them whole, for its kernels
+take their time to start.
+"""
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What can be coded."""
 
@@ -68,7 +73,7 @@ class Codec:
         values, scales = self._parts(payloads, slices.shape[1])
         whole = values.view(torch.int8) if self.bits == 8 else _unpack(values, slices.shape[1])
         for place, part, scale in _blocks(self.block, slices, whole, scales):
-            place.copy_(part * scale)
+            place.copy_(part.float().mul_(scale))  # not part * scale: of mixed dtypes it makes copies of its own
 
     def _encode_blocks(self, x: torch.Tensor, place: torch.Tensor, into: torch.Tensor) -> None:
         """`x`: (rows, blocks, elements) fp32; `place`: the same of int8; `into`: (rows, blocks, 1) fp32."""
@@ -96,19 +101,21 @@ def _blocks(
     block: int, first: torch.Tensor, second: torch.Tensor, scales: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Views of two (rows, numel) tensors as (rows, blocks, elements), and of their scales, (rows, blocks, 1): those of
-    the whole blocks, and of the shorter one at the end.
+    the whole blocks, CHUNK elements at a time on a CPU, and of the shorter one at the end.
     """
     rows, numel = first.shape
     whole = numel // block
     end = whole * block
     parts = []
-    if whole:
-        both = (x[:, :end].view(rows, whole, block) for x in (first, second))
-        parts.append((*both, scales[:, :whole].unsqueeze(2)))
+    step = max(1, CHUNK // (rows * block)) if first.device.type == "cpu" else max(1, whole)
+    for begin in range(0, whole, step):
+        few = min(step, whole - begin)
+        both = (x[:, begin * block : (begin + few) * block].unflatten(1, (few, block)) for x in (first, second))
+        parts.append((*both, scales[:, begin : begin + few].unsqueeze(2)))
     if end < numel:
         both = (x[:, end:].unsqueeze(1) for x in (first, second))
         parts.append((*both, scales[:, whole:].unsqueeze(2)))
-    return parts  # type: ignore[return-value]
+    return parts
 
 
 def _pack(whole: torch.Tensor, values: torch.Tensor) -> None:
