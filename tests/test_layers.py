@@ -39,6 +39,7 @@ LAYERS = [
         "disk_update",
         "tables",
         "row_checks",
+        "table_cache",
         "rank_process",
         "resolve",
         "provenance",
