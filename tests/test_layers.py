@@ -52,7 +52,7 @@ LAYERS = [
     {"joined", "console", "completion"},
     {"cell"},
     {"sweep"},
-    {"live", "search"},
+    {"live", "pace", "search"},
     {"runner", "suite"},
     {"verbs"},
     {"cli", "__init__", "__main__"},

@@ -42,7 +42,7 @@ class Sweep:
     def run(self, cells: list[Cell], first: int = 0) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
         launches = list(rounds(cells, first))
-        self.reporter.expect(launches)
+        self.reporter.expect(launches, lambda one: find_reusable(one.cell, one.repeat, self.answers) is not None)
         spoilt: set[int] = set()
         for launch in launches:
             if self.stopped or self.failed_fast:
