@@ -12,6 +12,8 @@ LAYERS = [
     {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board", "fork_server"},
     {
         "baselines",
+        "gradient_norm",
+        "step_values",
         "models",
         "registry",
         "contract",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -36,6 +37,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     accounted = [record for record in records if record.mode == "accounted"]
     traced = [record for record in records if record.mode == "traced"]
     passes = [one for one in (timed, accounted, traced) if one]
+    for one in passes:
+        _join_norms(one)
     schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
@@ -53,6 +56,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         losses = [_losses(one) for one in passes]
         row.passes_agree = all(one == losses[0] for one in losses) if len(passes) > 1 else None
         _join_losses(row, passes[0])
+        row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
     if timed and has_times(config):
         _join_time(row, timed)
         _join_flops(row, config)
@@ -242,6 +246,16 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
         return sum(record.steps[place].loss for record in timed) / len(timed)
 
     row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
-    last = timed[0].steps[-1]
-    row.grad_norm_last, row.loss_scale_last = last.grad_norm, last.loss_scale
+    row.loss_scale_last = timed[0].steps[-1].loss_scale
     row.skipped_steps = sum(step.skipped for step in timed[0].steps)
+
+
+def _join_norms(records: list[RankRecord]) -> None:
+    """Each step's norm from what the ranks add to it; replicas add the same, so that they count once together."""
+    holders = records[0].gradient_holders
+    for rows in zip(*(record.steps for record in records), strict=True):
+        parts = [row.grad_squares for row in rows]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            for row in rows:
+                row.grad_norm = math.sqrt(sum(known) / holders)

@@ -81,6 +81,10 @@ class Reporter:
         elif not launch.cell.problems:
             self._line("running")
 
+    def say(self, words: str) -> None:
+        """A line that belongs to no launch."""
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
     def skip(self, launch: Launch) -> None:
         """The next launch is left out, for an earlier one of the same cell failed."""
         self._current += 1

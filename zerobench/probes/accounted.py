@@ -23,6 +23,7 @@ from ..zero import labels
 from ..zero.modules import tensors_that_require_grad
 from . import cuda, witness
 from .allocator import IN_MEMORY, PhasePeaks
+from .extremes import ASIDE
 from .memory import Extremes, Ledger
 from .traffic import SUMMED, Operation, TrafficMeter
 from .witness import ProfiledPeak
@@ -125,13 +126,17 @@ class AccountedPass:
         if measured:
             self.ledger.end("step")
             self.allocator.end("step")
-            counts = Counter(self.meter.operations)
+            counts = Counter(one for one in self.meter.operations if one.phase != ASIDE)
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
             self._measured += 1
         self.meter.operations.clear()
 
     may_wait = True
     """It has no times."""
+
+    def may_look(self, measured: bool) -> bool:
+        """Whether gradients may be looked at before the update: what that takes is not counted, but by a profiler."""
+        return self._profiled is None or not measured
 
     def end_steps(self) -> None:
         """The last step is over; a ledger does not care."""

@@ -93,6 +93,10 @@ class TimedPass:
         """Whether the device may be asked for a value between steps."""
         return not self._cuda
 
+    def may_look(self, measured: bool) -> bool:
+        """Whether gradients may be looked at before the update: not in a step whose time counts."""
+        return not measured
+
     @property
     def peak_bytes(self) -> int | None:
         """The allocator's peak so far, where it keeps one without being asked: on CUDA."""

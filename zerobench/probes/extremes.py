@@ -35,6 +35,9 @@ class Instant:
     others: dict[str, int]
 
 
+ASIDE = "aside"
+"""The phase of what the harness itself does within a step, its look at the gradients: no part of any figure."""
+
 INSTANTS = 400
 """What a stretch's timeline is thinned out to."""
 

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import CATEGORIES, TIERS
 from ..zero import labels
-from .extremes import INSTANTS, Births, Extremes, Instant, Stored, thin_out
+from .extremes import ASIDE, INSTANTS, Births, Extremes, Instant, Stored, thin_out
 from .traffic import NAMESPACES
 from .wrapped import holds_others, parts_of
 
@@ -192,6 +192,8 @@ class Ledger(TorchDispatchMode):
         births = Births()
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
+            if event.phase == ASIDE:
+                continue
             if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
                 births.see(event.stored, event.grown, event.phase, categories.get(event.stored, event.stored.category))
             self.extremes.setdefault(event.phase, Extremes()).see(on_device)

@@ -215,13 +215,22 @@ class RunRow:
     """Mean over the ranks and micro-batches, first step of all."""
     loss_last: float | None = None
     grad_norm_last: float | None = None
-    """Global norm of the gradients before clipping, last step; None without clipping."""
+    """Global 2-norm of the unscaled mean gradients before clipping, last step of the accounted pass."""
     loss_scale_last: float | None = None
     """Loss scale of the last step; 1 without loss scaling."""
     skipped_steps: int | None = None
     """Steps, warm-up included, that were skipped because gradients overflowed, timed pass."""
     passes_agree: bool | None = None
     """The losses of all passes are equal to the bit, on every rank and step; None where there is one pass."""
+    training: str | None = None
+    """Against a DDP run of the same training (parity.py): equal, close, differs, reference for DDP itself, unchecked;
+    None where it was not asked for, and in a simulated world, which trains nothing."""
+    training_words: str | None = None
+    """The same as a sentence: over how many steps, what differed first, or why nothing was compared."""
+    loss_deviation: float | None = None
+    """Largest |loss − DDP's| over DDP's, of any rank and step compared."""
+    grad_norm_deviation: float | None = None
+    """The same of gradient norms."""
     schema_version: int = SCHEMA_VERSION
 
 
