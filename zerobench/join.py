@@ -191,7 +191,9 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
     row.step_s = median(seconds)
     row.step_s_low, row.step_s_high = median_interval(seconds)
     row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
-    row.tokens_per_s = row.batch * row.sequence / row.step_s
+    steps = sum(not step.warmup for step in timed[0].steps)
+    row.wall_s = max(record.wall_s or 0.0 for record in timed)
+    row.tokens_per_s = row.batch * row.sequence * steps / row.wall_s if row.wall_s else None
 
 
 def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
@@ -248,6 +250,16 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
     row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
     row.loss_scale_last = timed[0].steps[-1].loss_scale
     row.skipped_steps = sum(step.skipped for step in timed[0].steps)
+
+
+def divergence(records: list[RankRecord]) -> str:
+    """A sentence on the first loss that is not a finite number, of any rank and pass; empty where all are."""
+    lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
+    if not lost:
+        return ""
+    number, rank, loss = min(lost, key=lambda one: one[:2])
+    count = len(records[0].steps)
+    return f"the loss of rank {rank} is {loss} at step {number + 1} of {count}: try a smaller optimizer.lr, or clip=1.0"
 
 
 def _join_norms(records: list[RankRecord]) -> None:

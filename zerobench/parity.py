@@ -174,7 +174,8 @@ def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks:
     step = wrong.step
     if wrong.norm_off > limits[1] and not any(p.step == step and p.loss_off > limits[0] for p in pairs):
         ours, theirs = wrong.norm
-        assert ours is not None and theirs is not None
+        assert ours is not None
+        assert theirs is not None
         said = f"gradients: their norm at step {step} is {ours:.6g}, {_factor(ours, theirs, ranks)}"
         return f"{said}, and the loss before them is not to blame: look at the backward and the reduction"
     off = next(p for p in pairs if p.step == step and p.loss_off > limits[0])

@@ -17,13 +17,14 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
-from . import parity, tables
+from . import parity, precision, tables
 from .cell import StoppedError, find_reusable, run_cell
+from .config import Ddp
 from .environment import SIMULATED
 from .folders import amend_row
 from .naming import base_name
 from .parity import REFERENCE, UNCHECKED, Verdict
-from .resolve import Cell, plain_ddp
+from .resolve import Cell
 
 REFERENCES = ".references"
 """The folder, in a results folder, of the runs of DDP that were made for a check."""
@@ -31,8 +32,8 @@ REFERENCES = ".references"
 REFERENCE_STEPS = 8
 """Of a reference that is made for the check alone."""
 
-BARE = ("offload", "zeropp", "activation", "buffers", "arena", "node_size", "shard_group", "search")
-"""Keys of a resolved config that a made reference lacks, or has at their usual."""
+BARE = ("offload", "zeropp", "activation", "buffers", "arena", "node_size", "shard_group")
+"""Keys of a resolved config that a made reference lacks."""
 
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
 
@@ -118,16 +119,17 @@ class ParityCheck:
 
 
 def reference_of(cell: Cell) -> Cell:
-    """The short DDP run of what `cell` trains. Its steps are warm-up, of whose gradients the norms are taken, but one."""
+    """The short DDP run of what `cell` trains. All but one are warm-up, in which norms are taken."""
     config = {key: value for key, value in cell.config.items() if key not in BARE}
     steps = min(REFERENCE_STEPS, config["measure"]["steps"] + config["measure"]["warmup"] - 1)
     config |= {
-        "strategy": plain_ddp(),
-        "precision": {**config["precision"], **dict.fromkeys(("gradient_dtype", "wire_dtype"), config["precision"]["name"])},
+        "strategy": asdict(Ddp(find_unused_parameters=True)),
+        "precision": {**config["precision"], **dict.fromkeys(("gradient_dtype", "wire_dtype", "tile_bytes"))},
         "measure": {"steps": 1, "warmup": steps, "passes": "timed"},
         "results_dir": str(Path(config["results_dir"]) / REFERENCES),
         "repeats": 1,
     }
+    precision.fill_in(config["precision"], "ddp", config["device"])
     return replace(cell, config=config)
 
 

@@ -1,4 +1,4 @@
-"""Values of a step, which on a GPU are read when the steps are over: loss, norm, loss scale, and whether it was skipped."""
+"""Values of a step, which on a GPU are read when the steps are over: loss, norms, loss scale, if it was skipped."""
 
 from __future__ import annotations
 

@@ -81,6 +81,8 @@ class RankRecord:
     gpu_states: list[GpuState] = field(default_factory=list)
     witness: str = ""
     """Of the accounted pass: what told of the allocator's total (probes/witness.py)."""
+    wall_s: float | None = None
+    """From the begin of the first measured step to the end of the last; None in a pass without times."""
     gradient_holders: int = 1
     """How many ranks hold the same part of the gradients, and add the same to their norm."""
 
@@ -141,7 +143,8 @@ def _accumulate(
     micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
-        batch = batches.batch(number, micro)
+        with probe.phase("data"):
+            batch = batches.batch(number, micro)
         probe.inputs(*data.tensors_of(batch))
         with baselines.synchronising(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
@@ -278,5 +281,6 @@ def _record(
         timeline=probe.timeline_rows(job.rank) if accounted else [],
         gpu_states=[] if accounted else probe.gpu_states,
         witness=probe.witness if accounted else "",
+        wall_s=None if accounted else probe.wall_s,
         gradient_holders=holders,
     )

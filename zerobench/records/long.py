@@ -16,6 +16,7 @@ class StepRow:
     loss: float
     """Mean over the rank's micro-batches."""
     seconds: float | None
+    """Without the drawing of its batch, as the phases that follow."""
     forward_s: float | None
     backward_s: float | None
     update_s: float | None

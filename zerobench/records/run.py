@@ -17,7 +17,7 @@ class RunRow:
     repeat: int
     """Which launch of its cell this is, from 0."""
     status: str
-    """ok, crash, oom, timeout, invalid or interrupted; `reason` says why it is not ok."""
+    """ok, diverged (a loss is not finite), crash, oom, timeout, invalid or interrupted; `reason` says why not ok."""
     reason: str
     strategy: str
     model: str
@@ -175,14 +175,18 @@ class RunRow:
     control_bytes: int | None = None
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     step_s: float | None = None
-    """Median step of the timed pass, the slowest rank of each step."""
+    """Median step of the timed pass, the slowest rank of each step; without the drawing of batches, and without
+    garbage collection, which comes between steps."""
     step_s_low: float | None = None
     step_s_high: float | None = None
     """95 % confidence interval of the median."""
     forward_s: float | None = None
     backward_s: float | None = None
     update_s: float | None = None
+    wall_s: float | None = None
+    """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None
+    """Of all measured steps, over wall_s."""
     sm_clock_mhz: int | None = None
     """This and the following are the GPU's, read right before and right after the measured steps of the timed pass, in
     which nothing is read: the lowest SM clock of both readings and all ranks."""

@@ -1,4 +1,4 @@
-"""The reduced gradients of an engine between `backward` and `step`, where they lie, for whoever wants to look at them."""
+"""The reduced gradients of an engine between `backward` and `step`, where they lie, to be looked at."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
     for tile in filter(None, engine.update.tiles):
         there = [segment for segment in tile if _has_come(engine, segment)]
         before = [segment.used for segment in there]
-        for segment in there:  # the ranks agree in `step` on what was used; of a unit that was reduced all of it is there
+        for (
+            segment
+        ) in there:  # what was used the ranks agree on in `step`; of a unit that was reduced all of it is there
             segment.used = True
         try:
             with tile[0].run.reading():
