@@ -73,7 +73,7 @@ class ParityCheck:
         for cell, row in waiting:
             why = NONE_AT_HAND
             if makes and cell.config["check_training"] == "true" and not self._find(cell, row):
-                say(f"{base_name(cell.config)}: trains beside DDP for {REFERENCE_STEPS} steps, to be checked")
+                say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
                 try:
                     why = self._make(cell, row)
                 except StoppedError:

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from tests.cells import cell
-from zerobench import baselines, gradient_norm, optimizers, worker
+from zerobench import baselines, data, gradient_norm, optimizers, worker
 from zerobench import composition as systems
 from zerobench import precision as numbers
 from zerobench.step_values import scale_of
@@ -48,19 +48,20 @@ def _planted(job: worker.RankJob, tell: Any, change: Any) -> worker.RankRecord:
 
 
 def not_a_number(job: worker.RankJob, tell: Any) -> worker.RankRecord:
-    """run_rank of which rank 1's loss is lost in its third forward."""
-    with mock.patch.object(torch.nn.functional, "cross_entropy", _counted(torch.nn.functional.cross_entropy, job)):
+    """run_rank of which rank 1's loss is lost in the third step."""
+    here: list[int] = []
+    loss, draw = torch.nn.functional.cross_entropy, data.Batches.batch
+
+    def batch(batches: data.Batches, step: int, micro: int = 0) -> Any:
+        here[:] = [step]
+        return draw(batches, step, micro)
+
+    def lose(*inputs: Any, **named: Any) -> torch.Tensor:
+        return loss(*inputs, **named) * (math.nan if job.rank == 1 and here == [2] else 1)
+
+    patched = mock.patch.object(data.Batches, "batch", batch)
+    with patched, mock.patch.object(torch.nn.functional, "cross_entropy", lose):
         return worker.run_rank(job, tell)
-
-
-def _counted(function: Any, job: worker.RankJob) -> Any:
-    calls: list[int] = []
-
-    def call(*inputs: Any, **named: Any) -> Any:
-        calls.append(1)
-        return function(*inputs, **named) * (math.nan if job.rank == 1 and len(calls) == 3 else 1)
-
-    return call
 
 
 STEPS = 3

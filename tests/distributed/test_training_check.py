@@ -113,7 +113,7 @@ def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
     one = cell("zero3", 2, results_dir=str(tmp_path), measure=measure)
     row = judged(tmp_path, one)
     assert row["training"] == "equal"
-    assert "equal to DDP's to the bit over 3 steps" in row["training_words"]
+    assert "equal to DDP's to the bit over 4 steps" in row["training_words"]
     made = [path.name for path in (tmp_path / REFERENCES).iterdir()]
     assert len(made) == 1
     assert len(tables.load(tmp_path).runs) == 1
