@@ -79,7 +79,7 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = numbers.options_of(config["precision"], name) | systems.engine_options(config, folder)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
-        batches = worker.build_batches(config, rank, torch.device("cpu"))
+        batches = data.build_batches(config, rank, torch.device("cpu"))
         steps = []
         for step in range(STEPS):
             scale = scale_of(engine)
