@@ -4,7 +4,7 @@ The *reference* of a run: a DDP run of the same code on as many ranks, with the 
 precision, whatever else differs (`training_key`). Steps that both have are compared, one rank's loss with the same
 rank's. How near they must be:
 
-    equal    to the bit, where DDP's order of every sum is kept: on a CPU, N <= 2, plain stages, one micro-batch, no clipping
+    equal    to the bit, where every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
     close    within a tolerance of the first COMPARED steps: other orders round otherwise, and Adam amplifies it
     lossy    the same for what loses precision by intent (ZeRO++): a wide one
 
