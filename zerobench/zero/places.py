@@ -100,6 +100,11 @@ class Run:
         """Inside, the gradients of this run are there to be read."""
         yield
 
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Inside, they are there to be changed."""
+        yield
+
     @property
     def group(self) -> object:
         """Runs of one group may be updated in one tile; one that is a group by itself always is."""

@@ -141,6 +141,17 @@ class Update:
         for segment in self.segments:
             segment.used = False
 
+    def drop(self, numbers: set[int]) -> None:
+        """These parameters have no gradients any more on this rank."""
+        self.used -= numbers
+        self._agreed = False
+        self.scaling.edited()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the optimizer is at work, in whatever thread."""
+        return self._running
+
     # -- what an update that is late has, and this one has not (delayed.py) ------------------------------------
 
     def launch(self) -> None:
