@@ -185,7 +185,9 @@ def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
         if wanted:
             with run.reading():
                 for one in wanted:
-                    flat[one.segment.start : one.segment.stop].copy_(one.gradient())
+                    gradient = one.gradient()
+                    assert gradient is not None
+                    flat[one.segment.start : one.segment.stop].copy_(gradient)
     engine.comm.sum(flat)
     return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 

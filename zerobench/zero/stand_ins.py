@@ -37,7 +37,6 @@ WORDS = {
 class StandIn(torch.Tensor):
     """Of the gradient of `parameter_name`. `dropped`: somebody has set it to zero."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
     parameter_name: str
     dropped: bool
 
@@ -51,7 +50,9 @@ class StandIn(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)]
         name = func.overloadpacket.__name__
         if name in ("zero_", "_foreach_zero_"):
