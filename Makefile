@@ -31,8 +31,11 @@ bench: setup
 	test $$code -gt 1 || $(RUN) analysis/memory.py results/runs --out results/runs/figures || code=$$?; \
 	exit $$code
 
+# Tests wait for ranks more than they compute, so two run at once on two cores; more ranks than cores help nobody.
+WORKERS ?= 2
+
 test: setup
-	$(RUN) -m pytest
+	$(RUN) -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 lint: setup
 	$(RUN) -m ruff format --check .

@@ -41,7 +41,7 @@ def draw(found: Calibration) -> Figure:
     figure.axes[0].set_ylabel("size / time (GiB/s)")
     first, told = found.transfers.iloc[0], found.provenance
     machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
-    words = f"N = {first.world_size}, {first.dtype}, {machine}"
+    words = f"N = {first.world_size}, {first['dtype']}, {machine}"
     figure.suptitle(f"{words}, {told['date'][:10]}", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)

@@ -63,6 +63,8 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
             row.status, row.reason, records = _run_passes(cell, aside.path, on_progress)
             if row.status == "ok":
                 written = join.join(row, cell.config, records)
+                row.reason = "" if row.backend == SIMULATED else join.divergence(records)
+                row.status = "diverged" if row.reason else "ok"
     except KeyboardInterrupt as stop:
         row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
     except Exception as error:  # ours: the sweep goes on, and says what this cell was spoilt by

@@ -92,6 +92,14 @@ def _loss(row: Row) -> str:
     return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
 
 
+TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
+"""Verdict on the training -> how it is shown."""
+
+
+def _trains(row: Row) -> str:
+    return TRAINS.get(row["training"], "–")
+
+
 CODED = ("quantized_gather_share", "quantized_reduction_share")
 
 
@@ -116,6 +124,7 @@ COLUMNS: dict[str, Column] = {
     "95 % interval": Column(_interval),
     "tokens/s": _figure("tokens_per_s", max, digits=0),
     "last loss": Column(_loss),
+    "trains": Column(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
 }
 
 RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
@@ -123,9 +132,9 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 
 FIRST_TO_GO = (
     "95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
-    "between nodes MiB", "files MiB",
+    "between nodes MiB", "files MiB", "trains",
 )  # fmt: skip
-"""What a narrow terminal does without; every column is in the tables on disk."""
+"""What a narrow terminal does without; every column is in the tables on disk. What trains otherwise has a line."""
 
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
@@ -146,6 +155,19 @@ def print_results(rows: list[Row]) -> None:
     if shares_memory(cells):
         console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
     print_failures(cells)
+    print_other_training(cells)
+
+
+def print_other_training(rows: list[Row]) -> None:
+    """A line for each that does not train as DDP does, and one word where some were held against nothing."""
+    for row in rows:
+        if row["training"] == "differs":
+            words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
+            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True, style="bold red")
+    unchecked = [row for row in rows if row["training"] == "unchecked"]
+    if unchecked:
+        words = f"training unchecked in {len(unchecked)} of {len(rows)} cells: {unchecked[0]['training_words']}"
+        stdout_console().print(words, markup=False, highlight=False, soft_wrap=True, style="dim")
 
 
 def shares_memory(cells: list[Row]) -> bool:

@@ -29,7 +29,10 @@ class Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls `func`, or returns the tensor that it would fill."""
-        return args[0] if getattr(func, "__name__", "") in DRAWS else func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if getattr(func, "__name__", "") not in DRAWS:
+            return func(*args, **named)
+        return args[0] if args else named["tensor"]  # torch.nn.init's functions hand it over by name
 
 
 @dataclass(frozen=True)

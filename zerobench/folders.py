@@ -106,6 +106,14 @@ def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
         attempt += 1
 
 
+def amend_row(folder: Path, changes: dict[str, Any]) -> None:
+    """Changes columns of a finished run's row; readers see the row before or the row after."""
+    path = folder / "run.json"
+    aside = folder / f".run.json.{os.getpid()}"
+    aside.write_text(json.dumps(_finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
+    aside.replace(path)
+
+
 def write_search(results_dir: Path, row: SearchRow) -> None:
     """Keeps what a search found; the same search again replaces it."""
     folder = results_dir / SEARCHES

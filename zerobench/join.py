@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import math
 from statistics import median
 from typing import Any
 
 import numpy as np
 import scipy
 
-from . import grouping, offloading
+from . import grouping
 from .coded import coded_share, units_of
 from .environment import SIMULATED
-from .estimate import links_of, norms_of, training_shapes
 from .flops import step_flops, utilisation
-from .probes.operators import gloo_factor
+from .join_theory import join_theory, join_transport, join_unexplained
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
-from .residuals import unexplained
-from .theory.control import predict_control
-from .theory.memory import predict_states, predicts
-from .theory.shapes import Schedule
-from .theory.traffic import predict_parts, predict_traffic
+from .theory.memory import predicts
 from .worker import RankRecord
 from .world import has_times
 
@@ -42,6 +37,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     accounted = [record for record in records if record.mode == "accounted"]
     traced = [record for record in records if record.mode == "traced"]
     passes = [one for one in (timed, accounted, traced) if one]
+    for one in passes:
+        _join_norms(one)
     schedule = (accounted or timed)[0].schedule
     row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
     memory = [m for record in accounted for m in record.memory]
@@ -52,7 +49,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
             sizes = (record.process_memory.get(name) for record in accounted)
             setattr(row, name, max((size for size in sizes if size is not None), default=None))
         _join_traffic(row, accounted, config["measure"]["steps"])
-        _join_transport(row, accounted, config["measure"]["steps"])
+        join_transport(row, accounted, config["measure"]["steps"])
         if "node_size" not in config:  # nobody said what a node is
             row.within_nodes_bytes = row.between_nodes_bytes = None
         _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
@@ -63,6 +60,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         losses = [_losses(one) for one in passes]
         row.passes_agree = all(one == losses[0] for one in losses) if len(passes) > 1 else None
         _join_losses(row, passes[0])
+        row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
     if timed and has_times(config):
         _join_time(row, timed)
         _join_flops(row, config)
@@ -70,9 +68,9 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         _join_trace(row, traced)
 
     if predicts(config["strategy"]):
-        _join_theory(row, config, schedule, memory, (accounted or timed)[0].buffer_bytes)
+        join_theory(row, config, schedule, memory, (accounted or timed)[0].buffer_bytes)
     if accounted:
-        _join_unexplained(row, config, schedule, accounted)
+        join_unexplained(row, config, schedule, accounted)
     return {
         "steps": [step for record in records for step in record.steps],
         "memory": memory,
@@ -80,47 +78,6 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         "traffic": [t for record in accounted for t in record.traffic],
         "timeline": [t for record in accounted for t in record.timeline],
     }
-
-
-def _join_theory(
-    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], buffer_bytes: int
-) -> None:
-    shapes, groups = training_shapes(config), grouping.shape_of(config)
-    tiers = offloading.shape_of(config)
-    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
-    row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
-    row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
-    if row.psi:
-        moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
-        row.predicted_volume_psi = moved.volume / row.psi
-        row.predicted_wire_bytes = round(moved.within + moved.between)
-        if "node_size" in config:
-            row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
-                round(moved.within),
-                round(moved.between),
-            )
-    row.predicted_control_bytes = predict_control(
-        config["strategy"], schedule, row.world_size, norms_of(config), buffer_bytes
-    )
-    if tiers.place is not None:
-        for link, size in asdict(links_of(config, schedule)).items():
-            setattr(row, f"predicted_{link}_bytes", size)
-    for m in memory:
-        if m.phase == "step" and m.tier in ("device", "host"):
-            m.predicted_bytes = prediction.of_category(m.category, m.tier)
-
-
-def _join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
-    """Of the rank that moves most, as the volume is; bytes of memory are of all."""
-    parts = {}
-    if predicts(config["strategy"]):
-        shapes = training_shapes(config)[1]
-        parts = predict_parts(config["strategy"], schedule, row.world_size, grouping.shape_of(config), shapes)
-    moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
-    busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
-    kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
-    memory = [m for record in accounted for m in record.memory]
-    row.unexplained = unexplained(row, memory, busiest, config["measure"]["steps"], parts, kept)
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
@@ -203,13 +160,6 @@ def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
         row.loopback_bytes = round(median(known) / steps / len(timed))
 
 
-def _join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """The mean over the ranks, as wire_bytes."""
-    if row.backend == "gloo":
-        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
-        row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)
-
-
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
     """The slowest rank of each measured step; medians over the steps."""
 
@@ -225,7 +175,9 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
     row.step_s = median(seconds)
     row.step_s_low, row.step_s_high = median_interval(seconds)
     row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
-    row.tokens_per_s = row.batch * row.sequence / row.step_s
+    steps = sum(not step.warmup for step in timed[0].steps)
+    row.wall_s = max(record.wall_s or 0.0 for record in timed)
+    row.tokens_per_s = row.batch * row.sequence * steps / row.wall_s if row.wall_s else None
 
 
 def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
@@ -280,6 +232,26 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
         return sum(record.steps[place].loss for record in timed) / len(timed)
 
     row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
-    last = timed[0].steps[-1]
-    row.grad_norm_last, row.loss_scale_last = last.grad_norm, last.loss_scale
+    row.loss_scale_last = timed[0].steps[-1].loss_scale
     row.skipped_steps = sum(step.skipped for step in timed[0].steps)
+
+
+def divergence(records: list[RankRecord]) -> str:
+    """A sentence on the first loss that is not a finite number, of any rank and pass; empty where all are."""
+    lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
+    if not lost:
+        return ""
+    number, rank, loss = min(lost, key=lambda one: one[:2])
+    count = len(records[0].steps)
+    return f"the loss of rank {rank} is {loss} at step {number + 1} of {count}: try a smaller optimizer.lr, or clip=1.0"
+
+
+def _join_norms(records: list[RankRecord]) -> None:
+    """Each step's norm from what the ranks add to it; replicas add the same, so that they count once together."""
+    holders = records[0].gradient_holders
+    for rows in zip(*(record.steps for record in records), strict=True):
+        parts = [row.grad_squares for row in rows]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            for row in rows:
+                row.grad_norm = math.sqrt(sum(known) / holders)

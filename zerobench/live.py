@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cell import passes_of
+from .pace import Timing, seconds_left, timing_of
 from .sweep import Launch
 from .units import show_bytes, show_ms
 
@@ -34,11 +36,8 @@ class Entry:
     loss: float | None = None
     peak_bytes: int | None = None
     seconds: float = 0.0
-    done: float = 0.0
-    """Share of all passes' steps."""
-    passes: tuple[str, ...] = ()
-    ran: bool = False
-    """Measured now, rather than reused."""
+    timing: Timing | None = None
+    """None for a launch that takes no time: it is reused, or makes no sense."""
 
 
 class Reporter:
@@ -63,32 +62,43 @@ class Reporter:
             self._live.stop()
             self._live = None
 
-    def expect(self, launches: list[Launch]) -> None:
-        """These are to come, after what has been."""
-        self.entries += [Entry(_title(launch), passes=passes_of(launch.cell.config)) for launch in launches]
+    def expect(self, launches: list[Launch], free: Callable[[Launch], bool] = lambda launch: False) -> None:
+        """These are to come, after what has been. `free`: says of a launch that it takes no time, for it is reused."""
+        for launch in launches:
+            none = launch.cell.problems or free(launch)
+            timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
+            self.entries.append(Entry(_title(launch), timing=timing))
 
     def start(self, launch: Launch) -> None:
         """The next launch begins."""
         self._current += 1
         self._begun = self._last_line = time.monotonic()
         self.entry.state = "running"
+        if self.entry.timing is not None:
+            self.entry.timing.start(self._begun)
         if self._live is not None:
             self._live.refresh()  # a launch may be over before the next refresh is due
         elif not launch.cell.problems:
             self._line("running")
 
+    def say(self, words: str) -> None:
+        """A line that belongs to no launch."""
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
     def skip(self, launch: Launch) -> None:
         """The next launch is left out, for an earlier one of the same cell failed."""
         self._current += 1
         self.entry.state = "skipped"
+        self.entry.timing = None
 
     def progress(self, news: dict[str, Any]) -> None:
         """A step is done on rank 0."""
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
-        entry.done = (entry.passes.index(entry.mode) + news["step"] / news["steps"]) / len(entry.passes)
         now = time.monotonic()
+        if entry.timing is not None:
+            entry.timing.step(news["mode"], news["step"], now)
         entry.seconds = now - self._begun
         if self._live is None and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
@@ -98,8 +108,10 @@ class Reporter:
     def end(self, row: dict[str, Any], reused: bool) -> None:
         """The launch has its row."""
         entry = self.entry
-        entry.state, entry.done, entry.ran = row["status"], 1.0, not reused
-        entry.seconds = time.monotonic() - self._begun
+        now = time.monotonic()
+        entry.state, entry.seconds = row["status"], now - self._begun
+        if entry.timing is not None:
+            entry.timing = replace(entry.timing, ended=now) if entry.timing.done and not reused else None
         entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
         if row["status"] == "ok":
             entry.loss = row["loss_last"]
@@ -123,13 +135,8 @@ class Reporter:
 
     def _left(self) -> str:
         """The time left, by what the launches so far took that were not reused."""
-        ran = [e.seconds / e.done for e in self.entries if e.done > 0.1 and (e.ran or e.state == "running")]
-        if not ran:
-            return "time left unknown"
-        mean = sum(ran) / len(ran)
-        waiting = sum(e.state == "waiting" for e in self.entries)
-        rest = mean * waiting + sum(mean * (1 - e.done) for e in self.entries if e.state == "running")
-        return f"about {_duration(rest)} left"
+        seconds = seconds_left([entry.timing for entry in self.entries if entry.timing is not None])
+        return "time left unknown" if seconds is None else f"about {_duration(seconds)} left"
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "

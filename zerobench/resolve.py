@@ -18,11 +18,15 @@ from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
 from .zero.options import MODES, REDUCTIONS, Options
 
-VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "search")
+VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search")
 """Keys of a resolved config that do not change what is measured."""
 
 LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
+
+
+CHECKS = ("auto", "true", "false")
+"""What `measure.check_training` may be."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     plain = _plain(config)
     plain["model"]["name"] = model_name
     plain["strategy"] = peers.tuned(plain["strategy"])
+    if plain["check_training"] not in CHECKS:
+        problems.append(f"measure.check_training={plain['check_training']}: use {', '.join(CHECKS)}")
     problems += ranges.leave_out_usual(plain)
     systems.leave_out_usual(plain)
     world.resolve_ranks(plain, problems)
@@ -87,8 +93,13 @@ def unresolved(config: Any, model_name: str, reason: str) -> Cell:
     launch = plain.pop("launch")
     plain["model"]["name"] = model_name
     plain["results_dir"] = plain["results_dir"] or "results/runs"
-    more = {"threads": launch["threads"], "timeout_s": launch["timeout_s"], "repeats": plain["measure"].pop("repeats")}
+    more = {"threads": launch["threads"], "timeout_s": launch["timeout_s"]} | _of_launches(plain["measure"])
     return Cell(plain | more, (reason,))
+
+
+def _of_launches(measure: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of a config's section what is no part of a launch: how many there are, and whether they are checked."""
+    return {"repeats": measure.pop("repeats"), "check_training": str(measure.pop("check_training")).lower()}
 
 
 def _without_interpolations(node: Any) -> Any:
@@ -104,8 +115,7 @@ def _plain(config: Config) -> dict[str, Any]:
     launch = plain.pop("launch")
     if plain["model"]["kind"] != "huggingface":
         del plain["huggingface"]
-    repeats = plain["measure"].pop("repeats")
-    return plain | {"threads": launch["threads"], "timeout_s": launch["timeout_s"], "repeats": repeats}
+    return plain | {"threads": launch["threads"], "timeout_s": launch["timeout_s"]} | _of_launches(plain["measure"])
 
 
 def _resolve_batch(plain: dict[str, Any], problems: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import datetime
+from functools import cache
 from typing import Any, get_type_hints
 
 import pyarrow as pa
@@ -34,14 +35,15 @@ _ARROW_KINDS = {
 }
 
 
-def columns_of(kind: type) -> list[tuple[str, type]]:
+@cache
+def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
     """Column names and base types of a row type; an optional column has its base type."""
     hints = get_type_hints(kind)
     bases = (str, bool, int, float)
-    return [
+    return tuple(
         (f.name, next(t for t in bases if t in getattr(hints[f.name], "__args__", (hints[f.name],))))
         for f in fields(kind)
-    ]
+    )
 
 
 def problem_of_version(row: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 from .console import print_failures, print_results, print_searches
 from .live import Reporter
+from .parity import DIFFERS
+from .parity_check import ParityCheck
 from .resolve import Cell
 from .search import is_search, run_searches
 from .sweep import Sweep
@@ -20,10 +22,12 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
         signal.signal(signal.SIGTERM, _stop)
     try:
         with Reporter() as reporter:
-            sweep, search = Sweep(reporter), Sweep(reporter)
+            check = ParityCheck()
+            sweep, search = Sweep(reporter, check=check), Sweep(reporter)
             sweep.run([cell for cell in cells if not is_search(cell)])
             searching = [cell for cell in cells if is_search(cell)]
             found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+            sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
     finally:
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -42,6 +46,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     if sweep.stopped or search.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
+    failed += [row for row in sweep.rows if row["training"] == DIFFERS]
     failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is an answer
     return int(bool(failed)), rows
 

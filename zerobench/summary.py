@@ -21,6 +21,9 @@ TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
 """Columns that may be 0 or missing, and the shares: plain means over the launches."""
 
+TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")
+"""Columns of the verdict on the training: of a launch that trained otherwise than DDP, where there is one."""
+
 LEAST_LAUNCHES = 3
 """Two have an interval too, but one that says nothing: its t is 12.7."""
 
@@ -63,6 +66,8 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     row["passes_agree"] = bool(agree.all()) if len(agree) else None
     if len(launches) == 1:
         return
+    wrong = launches[launches["training"] == "differs"]
+    row |= {name: (wrong if len(wrong) else launches).iloc[-1][name] for name in TRAINING}
     fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").fillna(0).argmax())]
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
@@ -71,7 +76,7 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
     few = len(launches) < LEAST_LAUNCHES
     row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(list(launches["step_s"]))
-    row["tokens_per_s"] = row["batch"] * row["sequence"] / row["step_s"]
+    row["tokens_per_s"] = float(np.exp(np.log(launches["tokens_per_s"].astype("float64")).mean()))
 
 
 def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -82,9 +87,9 @@ def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[f
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """The interval of tokens/s from that of the step; NaN where there is none."""
+    """The interval of tokens/s, as wide as that of the step; NaN where there is none."""
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] != "ok" or pd.isna(low) or low <= 0:
         return float("nan"), float("nan")
-    tokens = row["batch"] * row["sequence"]
+    tokens = row["tokens_per_s"] * row["step_s"]
     return tokens / high, tokens / low

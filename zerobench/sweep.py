@@ -12,6 +12,7 @@ from typing import Any
 
 from .cell import StoppedError, find_reusable, run_cell
 from .naming import name_cells
+from .parity_check import ParityCheck
 from .resolve import Cell
 
 
@@ -28,11 +29,12 @@ class Launch:
 class Sweep:
     """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole.
 
-    `answers`: a launch that ended so before is reused.
+    `answers`: a launch that ended so before is reused. `check`: holds what was trained against DDP.
     """
 
     reporter: Any
     answers: tuple[str, ...] = ("ok",)
+    check: ParityCheck | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
@@ -42,7 +44,7 @@ class Sweep:
     def run(self, cells: list[Cell], first: int = 0) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
         launches = list(rounds(cells, first))
-        self.reporter.expect(launches)
+        self.reporter.expect(launches, lambda one: find_reusable(one.cell, one.repeat, self.answers) is not None)
         spoilt: set[int] = set()
         for launch in launches:
             if self.stopped or self.failed_fast:
@@ -68,6 +70,8 @@ class Sweep:
             self.stopped = True
             return None
         self.rows.append(row)
+        if self.check is not None:
+            self.check.see(launch.cell, row)
         self.reused = found is not None
         self.reporter.end(row, reused=self.reused)
         return row

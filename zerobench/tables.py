@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from . import table_cache
 from .records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .row_checks import columns_of, problem_of_run, problem_of_table, problem_of_values, problem_of_version
 
@@ -71,17 +73,46 @@ def load(path: str | Path) -> Results:
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
-    collections = collections_in(where)
-    found = [run for folder in run_folders(where) if (run := _read_run(folder)) is not None]
-    collected = [tables for folder in collections if (tables := _read_collection(folder)) is not None]
-    runs = [pd.DataFrame([row for row, _ in found]), *(one["runs"] for one in collected)]
-    searches = [pd.DataFrame(_read_searches(where)), *(one["searches"] for one in collected)]
-    tables = {}
+    parts = [_load_runs(where), *(one for c in collections_in(where) if (one := _read_collection(c)) is not None)]
+    tables = {name: _frame([one[name] for one in parts], kind, "run_id") for name, kind in TABLES.items()}
+    runs = _frame([one["runs"] for one in parts], RunRow).sort_values("started", kind="stable", ignore_index=True)
+    searches = [pd.DataFrame(_read_searches(where)), *(one["searches"] for one in parts)]
+    return Results(runs, **tables, searches=_frame(searches, SearchRow))
+
+
+def _load_runs(where: Path) -> dict[str, pd.DataFrame]:
+    """The tables of the runs in a results folder; of those that are remembered, from few files."""
+    folders = run_folders(where)
+    cache, known = table_cache.recall(where, folders)
+    remembered = _recall(cache, set(known)) if cache and known else None
+    known = known if remembered else {}
+    found = [run for folder in folders if folder.name not in known and (run := _read_run(folder)) is not None]
+    tables = {"runs": pd.DataFrame([row for row, _ in found]), "searches": pd.DataFrame()}
     for name, kind in TABLES.items():
-        frames = [long_tables[name] for _, long_tables in found] + [one[name] for one in collected]
-        tables[name] = _frame(frames, kind, "run_id")
-    whole = _frame(runs, RunRow).sort_values("started", kind="stable", ignore_index=True)
-    return Results(whole, **tables, searches=_frame(searches, SearchRow))
+        tables[name] = _below([long_tables[name] for _, long_tables in found], kind)
+    if remembered:
+        tables = {name: _together(remembered[name], new, name) for name, new in tables.items()}
+    new = {row["run_id"] for row, _ in found}
+    if table_cache.is_due(len(new), len(known)):
+        index = known | {one.name: table_cache.signature(one) for one in folders if one.name in new}
+        whole = {name: _frame([frame], *_shape_of(name)) for name, frame in tables.items()}
+        table_cache.keep(where, index, partial(collect, Results(**whole).of(index)))
+    return tables
+
+
+def _together(remembered: pd.DataFrame, new: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A table's remembered rows and its new ones, in the order in which they would have been read from the runs."""
+    whole = _frame([remembered, new], *_shape_of(name))
+    return whole if new.empty else whole.sort_values("run_id", kind="stable", ignore_index=True)
+
+
+def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
+    """The tables of the runs `known` as the cache has them; None where it is damaged."""
+    try:
+        tables = {name: _read(cache / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
+        return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
+    except ValueError:
+        return None
 
 
 def merge(parts: Sequence[Results]) -> Results:
@@ -91,7 +122,7 @@ def merge(parts: Sequence[Results]) -> Results:
     return Results(runs, **tables, searches=_frame([p.searches for p in parts], SearchRow))
 
 
-def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]] | None:
+def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]] | None:
     """A run's row and its long tables; None, with a warning, where a file is damaged."""
     row = read_row(folder)
     if row is None:
@@ -111,12 +142,12 @@ def is_whole(folder: Path) -> bool:
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
     """The tables of a collection less the runs that make no sense; None, with a warning, where one is damaged."""
     try:
-        tables = {name: _read(folder / f"{name}.parquet", kind) for name, kind in ALL_TABLES.items()}
+        tables = {name: _read(folder / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
     except ValueError as error:
         warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
         return None
     rows = tables["runs"].astype("object").where(tables["runs"].notna(), None).to_dict("records")
-    problems = [problem_of_run(row) for row in rows]  # type: ignore[arg-type]
+    problems = [problem_of_run(row) for row in rows]
     for row, problem in zip(rows, problems, strict=True):
         if problem:
             warnings.warn(f"{folder}: {row.get('run_id')} is left out: {problem}", stacklevel=3)
@@ -215,20 +246,31 @@ def _schema(kind: type, with_run_id: bool = False) -> pa.Schema:
     return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
 
 
-def _read(path: Path, kind: type, run_id: str | None = None) -> pd.DataFrame:
+def _read(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
     """A table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
     if not path.is_file():
-        return pd.DataFrame()
+        return pa.table({})
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
-        frame = table.to_pandas()
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+        table.validate(full=True)
     except Exception as error:  # whatever a parser says of bytes that are not its own: it names no list of errors
         raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
     if problem := problem_of_table(table.schema, kind, own=run_id is not None):
         raise ValueError(f"{path.name}: {problem}")
-    if run_id is not None:
-        frame.insert(0, "run_id", run_id)
-    return frame
+    return table if run_id is None else table.add_column(0, "run_id", [pa.repeat(run_id, table.num_rows)])
+
+
+def _below(parts: list[pa.Table], kind: type) -> pd.DataFrame:
+    """Tables of runs below one another, with the columns of `kind` that any of them has."""
+    wanted = _schema(kind, with_run_id=True).names
+    filled = [part.select([name for name in wanted if name in part.column_names]) for part in parts if part.num_rows]
+    return pa.concat_tables(filled, promote_options="permissive").to_pandas() if filled else pd.DataFrame()
+
+
+def _shape_of(name: str) -> tuple[Any, ...]:
+    """The row type of a table, and its column of runs where it is a long one."""
+    return (ALL_TABLES[name], *(["run_id"] if name in TABLES else []))
 
 
 def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
@@ -240,4 +282,7 @@ def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
     frame = frame.reindex(columns=names)
     if "tier" in frame:  # an older table knows the device alone
         frame["tier"] = frame["tier"].astype("object").fillna("device")
-    return frame.astype({name: _PANDAS[base] for name, base in columns.items()})
+    frame = frame.astype({name: _PANDAS[base] for name, base in columns.items()})
+    for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
+        frame[name] = frame[name].where(frame[name].notna(), None)  # whether they were read from JSON or from parquet
+    return frame

@@ -15,12 +15,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import baselines, composition, contract, data, models, offloading, optimizers, policies, precision
+from . import (
+    baselines,
+    composition,
+    contract,
+    data,
+    gradient_norm,
+    models,
+    offloading,
+    optimizers,
+    policies,
+    precision,
+)
 from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
+from .probes.extremes import ASIDE
 from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .step_values import StepResult, StepValues, scale_of, skipped_by
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
 from .zero import materialise, residual
@@ -52,31 +65,6 @@ class RankJob:
         return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What a step says of itself; see StepRow."""
-
-    loss: float
-    grad_norm: float | None
-    loss_scale: float
-    skipped: bool
-
-
-@dataclass(frozen=True)
-class StepValues:
-    """The same on the device, until somebody reads it."""
-
-    loss: torch.Tensor
-    grad_norm: torch.Tensor | None
-    loss_scale: torch.Tensor | float
-    skipped: torch.Tensor | float
-
-    def read(self) -> StepResult:
-        """Waits for the device."""
-        norm = None if self.grad_norm is None else self.grad_norm.item()
-        return StepResult(self.loss.item(), norm, float(self.loss_scale), bool(self.skipped))
-
-
 @dataclass
 class RankRecord:
     """What one rank of one pass brings home."""
@@ -97,6 +85,10 @@ class RankRecord:
     """The largest storage of kept_bytes, in words."""
     witness: str = ""
     """Of the accounted pass: what told of the allocator's total (probes/witness.py)."""
+    wall_s: float | None = None
+    """From the begin of the first measured step to the end of the last; None in a pass without times."""
+    gradient_holders: int = 1
+    """How many ranks hold the same part of the gradients, and add the same to their norm."""
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -118,15 +110,16 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         unread: list[StepValues] = []
         total = measure["warmup"] + measure["steps"]
         for number in range(total):
-            scale = _scale(engine)
-            with probe.step(measured=number >= measure["warmup"]):
+            scale = scale_of(engine)
+            with probe.step(measured=(measured := number >= measure["warmup"])):
                 loss = _accumulate(engine, batches, probe, model, number, config)
+                squares = _look(engine, scale, probe, measured)
                 with probe.phase("update"):
                     norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
-            unread.append(StepValues(loss, norm, scale, _skipped(engine)))
-            del loss, norm, scale
+            unread.append(StepValues(loss, norm, scale, skipped_by(engine), squares))
+            del loss, norm, scale, squares
             if probe.may_wait:
                 results.append(unread.pop().read())
             if job.rank == 0:
@@ -136,10 +129,11 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         baselines.settle(engine)
         probe.end_steps()
         results += [values.read() for values in unread]
+        holders = gradient_norm.holders(engine)
 
     # 3 bring home
     buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
-    return replace(_record(job, probe, results, shapes), buffer_bytes=buffer_bytes)
+    return replace(_record(job, probe, results, shapes, holders), buffer_bytes=buffer_bytes)
 
 
 def _accumulate(
@@ -154,7 +148,8 @@ def _accumulate(
     micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
-        batch = batches.batch(number, micro)
+        with probe.phase("data"):
+            batch = batches.batch(number, micro)
         probe.inputs(*data.tensors_of(batch))
         with baselines.synchronising(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
@@ -169,23 +164,20 @@ def _accumulate(
     return mean
 
 
+def _look(engine: Any, scale: torch.Tensor | float, probe: Any, measured: bool) -> torch.Tensor | None:
+    """What this rank adds to the gradients' squared norm, before they are clipped; in a phase that no figure counts."""
+    if not probe.may_look(measured):
+        return None
+    with probe.phase(ASIDE):
+        return gradient_norm.squares(engine, scale)
+
+
 def _clip(engine: Any, config: dict[str, Any]) -> torch.Tensor | None:
     """Clips the gradients where the run asks for it; their norm before."""
     if config["clip"] is None:
         return None
     norm: torch.Tensor = engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]])
     return norm
-
-
-def _scale(engine: Any) -> torch.Tensor | float:
-    """What the next loss is multiplied by; a copy, for it changes. Peers' engines know of no such thing."""
-    scale = engine.scaler.scale if hasattr(engine, "scaler") else 1.0
-    return scale.clone() if isinstance(scale, torch.Tensor) else scale
-
-
-def _skipped(engine: Any) -> torch.Tensor | float:
-    """Whether the last step was skipped."""
-    return engine.scaler.skipped if hasattr(engine, "scaler") else 0.0
 
 
 def _build(
@@ -266,7 +258,9 @@ def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) 
     return Schedule(tuple(shapes), tuple(probe.arrivals), uses, config["accumulation"], returns, **more)
 
 
-def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape]) -> RankRecord:
+def _record(
+    job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape], holders: int
+) -> RankRecord:
     if isinstance(probe, TracedPass):
         probe.finish(Path(job.folder), job.rank)
     times = probe.times or [{}] * len(results)
@@ -274,7 +268,8 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         StepRow(
             job.rank, job.mode, number, number < job.config["measure"]["warmup"], result.loss,
             t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
-            result.grad_norm, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
+            None, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
+            result.grad_squares, result.clip_norm,
         )
         for number, (result, t) in enumerate(zip(results, times, strict=True))
     ]  # fmt: skip
@@ -292,4 +287,6 @@ def _record(job: RankJob, probe: Any, results: list[StepResult], shapes: list[Pa
         gpu_states=[] if accounted else probe.gpu_states,
         kept=probe.kept if accounted else "",
         witness=probe.witness if accounted else "",
+        wall_s=None if accounted else probe.wall_s,
+        gradient_holders=holders,
     )

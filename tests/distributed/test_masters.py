@@ -86,7 +86,9 @@ def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: in
     tile = min(section.tile_bytes or 4 * 2**20, 4 * row.psi)
     assert row.max_gradients_bytes <= 2 * row.psi * (1 + (accumulation > 1)) + max(tile, 2 * 256 * 70 * 2)
     steps = tables.load(tmp_path / row.run_id).steps
-    assert (steps.grad_norm > 0).all()
+    assert (steps.clip_norm > 0).all()
+    accounted = steps[steps["mode"] == "accounted"]
+    assert (abs(accounted.grad_norm / accounted.clip_norm - 1) < 1e-6).all()
     assert row.grad_norm_last == steps.grad_norm.iloc[-1]
     assert set(steps.loss_scale) == {getattr(section, "initial_scale", 1.0)}
     assert not steps.skipped.any()

@@ -4,7 +4,6 @@ stages know nothing of it. What links carry: test_links.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,8 @@ from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
 from zerobench.config import Gpt
 from zerobench.systems import NvmeOffload
-from zerobench.zero import Offload, delayed, initialize
-from zerobench.zero.precision import update_tiles
+from zerobench.zero import Offload, delayed, initialize, tiled_step
+from zerobench.zero.tiled_step import raw_step
 
 STAGES = Path(__file__).parents[2] / "zerobench/zero"
 
@@ -91,15 +90,17 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
     """`zero_grad` between forward and backward, while the update that began with the forward is at its gradients."""
     monkeypatch.setattr(delayed, "threading", SimpleNamespace(Thread=AtOnce))
 
-    def update_disturbed(engine: Any, step: Callable[[], Any], *more: Any) -> None:
-        update_tiles(lambda: (engine.zero_grad() if engine else None, step()), *more)
+    def step_disturbed(engine: Any, optimizer: torch.optim.Optimizer) -> None:
+        if engine:
+            engine.zero_grad()
+        raw_step(optimizer)
 
     def train(disturbed: bool) -> dict[str, torch.Tensor]:
         model = zoo.build("tied")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         engine = initialize(model, optimizer, "zero2", offload=Offload(delayed_after=0))
         with monkeypatch.context() as patch:
-            patch.setattr(delayed, "update_tiles", partial(update_disturbed, engine if disturbed else None))
+            patch.setattr(tiled_step, "raw_step", partial(step_disturbed, engine if disturbed else None))
             for step in range(3):
                 engine.backward(engine(*zoo.tokens(0, 1, step)))
                 engine.step()

@@ -10,8 +10,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from tests.end_to_end.command import ROOT, SMALL
+from zerobench.verbs.budget import budget as verb
 
 LEAK = (
     "zerobench/zero/unit.py",
@@ -118,7 +120,17 @@ def test_a_ceiling_by_hand_stays_when_values_are_recorded_anew(checkout: Path) -
     assert "1 of 2 limits hold" in done.stdout
     done = budget(checkout, "record", "--file", "by_hand.yaml", "--runs", "results/runs")
     assert done.returncode == 0, done.stderr
+    assert "has no command" not in done.stderr
     assert budget(checkout, "check", "by_hand.yaml", "--runs", "results/runs").returncode == 1
+
+
+def test_a_file_from_runs_alone_is_warned_to_have_no_command(checkout: Path, capsys) -> None:
+    runs, plain = str(checkout / "results/runs"), str(checkout / "plain.yaml")
+    assert verb(["record", "--file", plain, "--runs", runs]) == 0
+    assert "plain.yaml has no command, so budget check will want --runs, too" in capsys.readouterr().err
+    assert verb(["record", "--file", plain, "--runs", runs, "-m", "strategy=zero2"]) == 0
+    assert capsys.readouterr().err == ""
+    assert "command" in yaml.safe_load(Path(plain).read_text())
 
 
 def test_an_improvement_is_a_notice(checkout: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.unit.test_checkpoint import data_file, engine_of, net, same, state_of, step
-from zerobench.zero.checkpoint.index import INDEX
+from zerobench.zero.checkpoint.index import INDEX, _digest
 
 
 @pytest.fixture
@@ -64,6 +64,91 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(saved: Path, kind: 
     step(engine, 1)
     before = state_of(engine)
     damage(saved)
+    with pytest.raises(ValueError, match=words) as refusal:
+        engine.load(saved)
+    assert "\n" not in str(refusal.value)
+    assert same(state_of(engine), before)
+
+
+def forge(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    """An index with other contents, whose SHA-256 fits them."""
+
+    def apply(folder: Path) -> None:
+        whole = json.loads((folder / INDEX).read_text())
+        change(whole["contents"])
+        edit_index(folder, contents=whole["contents"], sha256=_digest(whole["contents"]))
+
+    return apply
+
+
+def tensor_of(contents: dict) -> dict:
+    return contents["tensors"]["master.0.weight"]
+
+
+def link_outside(name: Callable[[Path], Path]) -> Callable[[Path], object]:
+    def apply(folder: Path) -> None:
+        path = name(folder)
+        path.rename(folder.parent / path.name)
+        path.symlink_to(folder.parent / path.name)
+
+    return apply
+
+
+def group_of(contents: dict) -> dict:
+    return contents["facts"]["optimizer"]["options"][0]
+
+
+FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an offset that is true": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(3, True)), "True"),
+    "a negative offset": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(3, -8)), "-8"),
+    "another offset": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(3, 12)), "begins at byte|ends at byte"),
+    "an offset in words": (
+        forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(3, "8")),
+        "a chunk of master.0.weight",
+    ),
+    "elements that are true": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(1, True)), "a chunk of"),
+    "a chunk too many": (forge(lambda c: tensor_of(c)["chunks"].append([0, 1, "x", 8])), "overlap or leave a gap"),
+    "no chunks": (forge(lambda c: tensor_of(c).update(chunks=[])), "end at element 0 of 35"),
+    "another numel": (forge(lambda c: tensor_of(c).update(numel=34)), "has 34 elements"),
+    "another file": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(2, "x")), "no file of it"),
+    "a tensor of nothing": (forge(lambda c: c["tensors"].update({"x": tensor_of(c)})), "x has 35 elements"),
+    "no dtype": (forge(lambda c: tensor_of(c).update(dtype="tea")), "dtype 'tea'"),
+    "no tensors": (forge(lambda c: c.update(tensors=[])), r"tensors is \[\]"),
+    "files elsewhere": (forge(lambda c: c["files"].update({"../x": [1, ""]})), "'../x' is no file's name"),
+    "a file of no name": (forge(lambda c: c["files"].update({"": [1, ""]})), "'' is no file's name"),
+    "a size that is true": (forge(lambda c: c["files"].update({next(iter(c["files"])): [True, ""]})), "a size and"),
+    "facts null": (forge(lambda c: c.update(facts=None)), "facts is None"),
+    "extra null": (forge(lambda c: c["facts"].update(extra=None)), "extra is None"),
+    "user a list": (forge(lambda c: c["facts"].update(user=[])), r"user is \[\]"),
+    "a shape of text": (forge(lambda c: c["facts"]["parameters"]["0.weight"].update(shape=["7", 5])), "shape"),
+    "a shape that is true": (forge(lambda c: c["facts"]["parameters"]["0.weight"].update(shape=[True, 35])), "shape"),
+    "groups a list": (forge(lambda c: c["facts"]["optimizer"].update(groups=[])), "groups is"),
+    "lr that is true": (forge(lambda c: group_of(c).update(lr=True)), "lr of group 0 is True"),
+    "lr null": (forge(lambda c: group_of(c).update(lr=None)), "lr of group 0 is None"),
+    "lr a half tensor": (forge(lambda c: group_of(c).update(lr={"tensor": 1})), "group 0 has lr = "),
+    "a state in words": (
+        forge(lambda c: c["facts"]["optimizer"]["states"]["0.weight"].update(step={"tensor": "x", "dtype": "int64"})),
+        "0.weight has step = ",
+    ),
+    "steps in words": (forge(lambda c: c["facts"]["extra"].update(pending=3)), "extra.pending is 3"),
+    "version true": (lambda f: edit_index(f, version=True), "version True"),
+    "deep": (lambda f: (f / INDEX).write_text("[" * 5000), "no index of a checkpoint, or a damaged one"),
+    "a number without end": (
+        lambda f: (f / INDEX).write_text("9" * 6000),
+        "no index of a checkpoint, or a damaged one",
+    ),
+    "the file a link": (link_outside(data_file), "it is a link to .* outside of the checkpoint"),
+    "the index a link": (link_outside(lambda f: f / INDEX), "it is a link to .* outside of the checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_forged_index_is_refused_and_changes_nothing(saved: Path, kind: str) -> None:
+    change, words = FORGERIES[kind]
+    engine = engine_of(net(), strategy="zero2")
+    step(engine, 1)
+    before = state_of(engine)
+    change(saved)
     with pytest.raises(ValueError, match=words) as refusal:
         engine.load(saved)
     assert "\n" not in str(refusal.value)

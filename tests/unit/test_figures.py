@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 
 from analysis import all as every
+from analysis import calibration
 from analysis.common import FIGURES
 from tests.cells import cell
 from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
+from zerobench.calibration import load_calibration
 from zerobench.cell import _blank_row
 from zerobench.records import CATEGORIES, STATES
 from zerobench.summary import summarize
@@ -253,3 +255,11 @@ def counted_births(results: Results) -> Results:
     ]
     memory.loc[steps, "allocations"] = 100
     return replace(results, memory=memory)
+
+
+def test_a_calibrations_title_says_the_dtype_of_what_was_sent() -> None:
+    where = Path(__file__).parents[2] / "results/calibration/cpu/N=2"
+    found = load_calibration(where)
+    title = calibration.draw(found).get_suptitle()
+    assert f"N = 2, {found.transfers['dtype'].iloc[0]}, cpu" in title
+    assert "object" not in title

@@ -16,6 +16,7 @@ import zerobench
 from tests.cells import cell
 from zerobench import cli
 from zerobench.cell import _blank_row
+from zerobench.console import print_failures
 from zerobench.folders import claim_folder, write_run
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.tables import collect, load
@@ -141,6 +142,22 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
     assert any("5.5000 at the first step, 2.2500 at the last; the losses of all passes agree" in line for line in lines)
 
 
+def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Path, capsys) -> None:
+    said = "all_reduce: 65,536 B above the prediction of 0 B of wire; control: 4 B above the prediction of 256 B"
+    more = {"predicted_wire_bytes": 0, "control_bytes": 260, "predicted_control_bytes": 256, "loopback_bytes": 2700,
+            "predicted_loopback_bytes": 2666, "wire_bytes": 2000}  # fmt: skip
+    make(tmp_path, unexplained=said, **more)
+    assert cli.run(["show", "zero2", "--results", str(tmp_path)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("Unexplained: a bug in the theory, the instrument or the engine")
+    assert lines[at + 1 : at + 3] == said.split("; ")
+    assert "control traffic 260 B, predicted 256 B, residual 4 B" in lines
+    assert "a rank sends 2.0 KiB in the mean, predicted 0 B, residual 2.0 KiB" in lines
+    assert "loopback 2.6 KiB, 1.35 of it: gloo carries a reduce-scatter as an all-reduce, 2.6 KiB in all" in lines
+    print_failures(load(tmp_path).runs.to_dict("records"))
+    assert f"unexplained: {said}" in capsys.readouterr().out
+
+
 def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> None:
     """Also of a run in a collection, where what is missing comes as pandas has it."""
     sizes = {
@@ -160,7 +177,7 @@ def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> No
         beside = "allocated reserved outside the ledger fragmentation pinned device used"
         assert f"phase peak states at most {beside}" in lines
         assert "forward 5.0 MiB 3.0 MiB 8.0 MiB 9.0 MiB 2.0 MiB 2.0 MiB 1.0 MiB 12.0 MiB" in lines
-        words = "allocated on the GPU 8.0 MiB; reserved beyond allocated 1.0 MiB; outside the ledger 3.0 MiB"
+        words = "outside the ledger 3.0 MiB; allocated on the GPU 8.0 MiB; reserved beyond allocated 1.0 MiB"
         at = lines.index(words)
         assert lines[at + 1] == "retries of the allocator 2"
         at = next(number for number, line in enumerate(lines) if line.startswith("step 250.0 ms"))

@@ -28,11 +28,11 @@ from ..zero.precision import (
     norm_of,
     sum_of_powers,
     tiles_of,
-    update_tiles,
 )  # fmt: skip
 from ..zero.scaling import GradientScaling
 from ..zero.segments import swap_parameters
 from ..zero.strides import MemoryOrder
+from ..zero.tiled_step import update_tiles
 from .ddp import DdpEngine
 
 ALIGN = 16
@@ -109,7 +109,7 @@ class MasterDdpEngine(DdpEngine):
                 loss = closure()
         with self._scaling.judging(self.optimizer) as skips:
             if not skips:
-                update_tiles(self.optimizer.step, self._tiles, self._scaling.coefficient)
+                update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
                 self._write_back()
         self.zero_grad()
         return loss

@@ -38,6 +38,9 @@ FIELDS = {
 class DeepspeedEngine:
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
 
+    hides_gradients = True
+    """Between backward and update they are in buffers of its own."""
+
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, level: int, tuned: bool = False, **settings: Any
     ) -> None:

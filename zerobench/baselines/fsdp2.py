@@ -38,6 +38,9 @@ class Fsdp2Engine:
     as the module is.
     """
 
+    shares_gradients = True
+    """Between backward and update a rank holds its shard of them."""
+
     def __init__(
         self, module: nn.Module, optimizer: optim.Optimizer, reshard: bool, prefetch: int, async_gather: bool,
         sum_gradients: bool, tuned: bool = False, param_dtype: torch.dtype | None = None,

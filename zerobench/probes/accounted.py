@@ -24,7 +24,7 @@ from ..zero.modules import tensors_that_require_grad
 from . import cuda, witness
 from .allocator import IN_MEMORY, PhasePeaks
 from .elsewhere import backends_watched, threads_relayed
-from .extremes import extremes_rows
+from .extremes import ASIDE, extremes_rows
 from .heap import HeapGrowth
 from .memory import Ledger
 from .traffic import SUMMED, Operation, TrafficMeter
@@ -135,7 +135,7 @@ class AccountedPass:
             self.ledger.end("step")
             self.allocator.end("step")
             self._take_kept()
-            counts = Counter(self.meter.operations)
+            counts = Counter(one for one in self.meter.operations if one.phase != ASIDE)
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
             self._measured += 1
         self.meter.operations.clear()
@@ -145,6 +145,10 @@ class AccountedPass:
 
     may_wait = True
     """It has no times."""
+
+    def may_look(self, measured: bool) -> bool:
+        """Whether gradients may be looked at before the update: what that takes is not counted, but by a profiler."""
+        return self._profiled is None or not measured
 
     def end_steps(self) -> None:
         """The last step is over; a ledger does not care."""

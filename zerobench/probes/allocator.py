@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..records import ALLOCATOR, MemoryRow
+from .extremes import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
 """What of ALLOCATOR there is of an allocator that keeps nothing back: a CPU's."""
@@ -45,6 +46,7 @@ class PhasePeaks:
     def end(self, whole: str) -> None:
         """The stretch is over: its phases go into `of`, and the largest of them as `whole`."""
         self.enter_phase(self._phase)
+        self._stretch.pop(ASIDE, None)
         for phase, peaks in self._stretch.items():
             self._see(self.of, phase, peaks)
             self._see(self.of, whole, peaks)

@@ -1,5 +1,9 @@
 """The timed pass: when each phase of a step began and ended, and the allocator's total, which costs nothing.
 
+To draw a step's batch is no part of its time, nor is the harness's look at gradients in the warm-up. Python's garbage
+is collected between measured steps and not within them; what was there before the first is left alone. Both count in
+the wall time from the first measured step to the last, of which tokens/s are made.
+
 On CUDA nothing in a step, nor between steps, waits for the device: marks are events, and are read when all is over. A
 step lasts until the next begins there, and the last one until what it has left on its way has come: gathers that
 overlap the next forward are part of somebody's step.
@@ -11,6 +15,7 @@ waits in a step for another's reading.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +28,11 @@ from torch import nn
 from ..environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
 from . import cuda, witness
 from .allocator import nothing
+from .extremes import ASIDE
 from .nvidia_smi import GpuState, read_state
+
+APART = ("data", ASIDE)
+"""Phases within a step that are no part of its time."""
 
 
 class TimedPass:
@@ -36,9 +45,13 @@ class TimedPass:
         self._steps: list[dict[str, list[tuple[Any, Any]]]] = []
         self._measuring = False
         self._carried: int | None = None
+        self._first = 0
+        self._holds_garbage = False
         self._take_allocated: Callable[[], Mapping[str, int]] = nothing
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
+        self.wall_s: float | None = None
+        """From the begin of the first measured step to the end of the last."""
         self.gpu_states: list[GpuState] = []
         """Before the first measured step and after the last, where the GPU's state can be read."""
 
@@ -48,6 +61,9 @@ class TimedPass:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._holds_garbage:
+            gc.unfreeze()
+            gc.enable()
         self.memory["resident_bytes"] = resident_peak_bytes()
         before, after = self._carried, loopback_bytes()
         self.memory["loopback_bytes"] = None if before is None or after is None else after - before
@@ -69,12 +85,14 @@ class TimedPass:
     def step(self, measured: bool) -> Iterator[None]:
         """One whole step."""
         if measured and not self._measuring:
-            self._measuring = True
+            self._measuring, self._first = True, len(self._steps)
             self._begin_measuring()
         self._marks = {}
         self._steps.append(self._marks)
         with self.phase("step"):
             yield
+        if self._holds_garbage:
+            gc.collect()
 
     def end_steps(self) -> None:
         """The last step is over, and what it had on its way has come: marks become times."""
@@ -84,14 +102,24 @@ class TimedPass:
             for marks, begin, end in zip(self._steps, begins, [*begins[1:], self._mark()], strict=True):
                 marks["step"] = [(begin, end)]
             torch.cuda.synchronize()
-        self.times = [
-            {name: sum(self._between(*one) for one in marks) for name, marks in step.items()} for step in self._steps
-        ]
+        self.times = [self._times(marks) for marks in self._steps]
+        measured = self._steps[self._first :] if self._measuring else []
+        if measured:
+            self.wall_s = self._between(measured[0]["step"][0][0], measured[-1]["step"][0][1])
+
+    def _times(self, marks: dict[str, list[tuple[Any, Any]]]) -> dict[str, float]:
+        """Seconds of each phase, and of the step without what is no part of it."""
+        times = {name: sum(self._between(*one) for one in pairs) for name, pairs in marks.items()}
+        return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}
 
     @property
     def may_wait(self) -> bool:
         """Whether the device may be asked for a value between steps."""
         return not self._cuda
+
+    def may_look(self, measured: bool) -> bool:
+        """Whether gradients may be looked at before the update: not in a step whose time counts."""
+        return not measured
 
     @property
     def peak_bytes(self) -> int | None:
@@ -111,6 +139,10 @@ class TimedPass:
         """The step's inputs; a clock does not care."""
 
     def _begin_measuring(self) -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._holds_garbage = True
         if self._cuda:
             self._read_gpu()
             dist.barrier()

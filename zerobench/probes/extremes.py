@@ -24,6 +24,17 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Event:
+    """`stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase began."""
+
+    phase: str
+    at: float
+    stored: Stored | None = None
+    grown: int = 0
+    moved: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Instant:
     """Live bytes on the device by category after event `number`, `seconds` after the stretch began; `others`: the sums
     of the other tiers.
@@ -35,6 +46,9 @@ class Instant:
     totals: Counter[str]
     others: dict[str, int]
 
+
+ASIDE = "aside"
+"""The phase of what the harness itself does within a step, its look at the gradients: no part of any figure."""
 
 INSTANTS = 400
 """What a stretch's timeline is thinned out to."""

@@ -21,7 +21,6 @@ import threading
 import time
 import weakref
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
-from .extremes import INSTANTS, Births, Extremes, Instant, Stored, thin_out
+from .extremes import ASIDE, INSTANTS, Births, Event, Extremes, Instant, Stored, thin_out
 from .operators import NAMESPACES
 from .wrapped import holds_others, parts_of
 
@@ -39,17 +38,6 @@ FLEETING = (labels.ACTIVATIONS, "temporary")
 
 COPIES = {torch.ops.aten.clone.default}
 """Operators whose result is what their first argument is."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """`stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase began."""
-
-    phase: str
-    at: float
-    stored: Stored | None = None
-    grown: int = 0
-    moved: tuple[str, str] | None = None
 
 
 class Ledger(TorchDispatchMode):
@@ -230,6 +218,8 @@ class Ledger(TorchDispatchMode):
         births = Births()
         for number, event in enumerate(self._events):
             self._apply(event, sizes, categories, totals)
+            if event.phase == ASIDE:
+                continue
             if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
                 births.see(event.stored, event.grown, event.phase, categories.get(event.stored, event.stored.category))
             self.extremes.setdefault(event.phase, Extremes()).see(on_device)

@@ -16,11 +16,13 @@ class StepRow:
     loss: float
     """Mean over the rank's micro-batches."""
     seconds: float | None
+    """Without the drawing of its batch, as the phases that follow."""
     forward_s: float | None
     backward_s: float | None
     update_s: float | None
     grad_norm: float | None = None
-    """Global norm of the unscaled gradients before clipping, of the order that `clip_norm` says; None: no clipping."""
+    """Global 2-norm of the unscaled mean gradients before clipping, from the tensors themselves; in the accounted pass
+    of every step, in the timed pass of the warm-up, in the traced pass of none; None for DeepSpeed."""
     loss_scale: float = 1.0
     """What the step's losses were multiplied by; 1 without loss scaling."""
     skipped: bool = False
@@ -28,6 +30,10 @@ class StepRow:
     communication_s: float | None = None
     """Traced pass only, as the next: see RunRow."""
     exposed_s: float | None = None
+    grad_squares: float | None = None
+    """What this rank adds to grad_norm²: the sum of the squares of the gradients that it holds."""
+    clip_norm: float | None = None
+    """What clipping returned: the norm before, of the order that the key `clip_norm` says; None: no clipping."""
 
 
 @dataclass

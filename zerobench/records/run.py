@@ -17,7 +17,7 @@ class RunRow:
     repeat: int
     """Which launch of its cell this is, from 0."""
     status: str
-    """ok, crash, oom, timeout, invalid or interrupted; `reason` says why it is not ok."""
+    """ok, diverged (a loss is not finite), crash, oom, timeout, invalid or interrupted; `reason` says why not ok."""
     reason: str
     strategy: str
     model: str
@@ -185,14 +185,18 @@ class RunRow:
     """Payload of one step's flags, buffers and scalars, outside the volume."""
     predicted_control_bytes: int | None = None
     step_s: float | None = None
-    """Median step of the timed pass, the slowest rank of each step."""
+    """Median step of the timed pass, the slowest rank of each step; without the drawing of batches, and without
+    garbage collection, which comes between steps."""
     step_s_low: float | None = None
     step_s_high: float | None = None
     """95 % confidence interval of the median."""
     forward_s: float | None = None
     backward_s: float | None = None
     update_s: float | None = None
+    wall_s: float | None = None
+    """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None
+    """Of all measured steps, over wall_s."""
     sm_clock_mhz: int | None = None
     """This and the following are the GPU's, read right before and right after the measured steps of the timed pass, in
     which nothing is read: the lowest SM clock of both readings and all ranks."""
@@ -225,7 +229,7 @@ class RunRow:
     """Mean over the ranks and micro-batches, first step of all."""
     loss_last: float | None = None
     grad_norm_last: float | None = None
-    """Global norm of the gradients before clipping, last step; None without clipping."""
+    """Global 2-norm of the unscaled mean gradients before clipping, last step of the accounted pass."""
     loss_scale_last: float | None = None
     """Loss scale of the last step; 1 without loss scaling."""
     skipped_steps: int | None = None
@@ -234,6 +238,15 @@ class RunRow:
     """The losses of all passes are equal to the bit, on every rank and step; None where there is one pass."""
     unexplained: str | None = None
     """What of the accounted pass no prediction explains, in sentences (residuals.py); empty where there is nothing."""
+    training: str | None = None
+    """Against a DDP run of the same training (parity.py): equal, close, differs, reference for DDP itself, unchecked;
+    None where it was not asked for, and in a simulated world, which trains nothing."""
+    training_words: str | None = None
+    """The same as a sentence: over how many steps, what differed first, or why nothing was compared."""
+    loss_deviation: float | None = None
+    """Largest |loss − DDP's| over DDP's, of any rank and step compared."""
+    grad_norm_deviation: float | None = None
+    """The same of gradient norms."""
     schema_version: int = SCHEMA_VERSION
 
 

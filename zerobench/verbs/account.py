@@ -267,9 +267,10 @@ def _print_loss(console: Console, row: Row) -> None:
         return
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
     both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of all passes {agree}"
-    _say(console, f"  {first} at the first step, {last} at the last{both}")
-    if not pd.isna(row["grad_norm_last"]):
-        _say(console, f"  gradient norm {row['grad_norm_last']:.4g} at the last step, before clipping")
+    norm: str = "" if pd.isna(row["grad_norm_last"]) else f"; gradient norm {row['grad_norm_last']:.4g} before clipping"
+    _say(console, f"  {first} at the first step, {last} at the last{both}{norm}")
+    if not pd.isna(row["training"]):
+        _say(console, f"  training {row['training']}: {row['training_words']}")
     if row["precision"].startswith("fp16") and not pd.isna(row["skipped_steps"]):
         skipped = show_count(row["skipped_steps"], "step")
         _say(console, f"  loss scale {row['loss_scale_last']:g} at the last step; {skipped} of all overflowed, skipped")

@@ -109,6 +109,11 @@ def _record(arguments: list[str]) -> int:
         record_cell(file, row, metrics, names)
     write_budget(file)
     print(f"budget: {file.path}, {len(rows)} cells")
+    if not file.command:
+        ways = (
+            "add to --runs the overrides that made the runs, as in: budget record --runs PATH -m strategy=zero1,zero2"
+        )
+        print(f"warning: {file.path} has no command, so budget check will want --runs, too; {ways}", file=sys.stderr)
     return 0
 
 

@@ -209,10 +209,10 @@ def _times(pair: Compared) -> list[str | Grid]:
         return [f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
     header = ["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"]
     step = pair.effects[0]
-    tokens = pair.a.row["batch"] * pair.a.row["sequence"]
+    ours, theirs = (side.row["tokens_per_s"] for side in (pair.a, pair.b))
     return [
         Grid(header, [_effect(effect) for effect in pair.effects]),
-        f"tokens/s {tokens / step.a:.0f} → {tokens / step.b:.0f} ({_percent(1 / step.ratio - 1)}): {step.verdict}",
+        f"tokens/s {ours:.0f} → {theirs:.0f} ({_percent(theirs / ours - 1)}): {step.verdict}",
         _launches(pair),
         *(f"noise floor: of {floor.title}" for floor in pair.floors),
         *([] if pair.floors else [NO_FLOOR]),

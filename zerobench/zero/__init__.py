@@ -26,7 +26,7 @@ from .infinity import NvmeOffload
 from .megatron import Megatron
 from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
-from .segments import check_optimizer
+from .segments import ELEMENTWISE, check_optimizer
 from .stage1 import Stage1
 from .stage2 import Stage2
 from .stage3 import Stage3
@@ -75,7 +75,8 @@ def initialize(
     _check_current(device)
     offload = options.get("offload")
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
-    chosen = _choose(strategy, mode, {"tile_bytes": TILE_BYTES[updated_by]}, options)
+    tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
+    chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     _check(model, optimizer, chosen)
     if strategy == "zero3":
         _check_units(model)

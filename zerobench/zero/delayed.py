@@ -13,7 +13,6 @@ Between a step and the next forward the update has not begun: a checkpoint holds
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,11 @@ import torch
 from torch import optim
 
 from . import labels
+from . import optimizer_facts as facts
 from .host import HostGradients
-from .precision import Share, update_tiles
+from .precision import Share
 from .segments import OptimizerSegment
+from .tiled_step import stand_in, step_without_update, update_silently
 from .update import Update
 
 
@@ -43,22 +44,28 @@ class PendingShare(Share):
 
 @dataclass
 class Pending:
-    """An update that is still to be made. `options`: of each parameter group, as they were."""
+    """An update that is still to be made. `optimizer`: one that has the options of then; `before`: its facts then."""
 
     tiles: Sequence[Sequence[PendingShare]]
     coefficient: torch.Tensor | float | None
-    options: list[dict[str, Any]]
+    optimizer: optim.Optimizer
+    before: facts.Facts
     thread: threading.Thread | None = None
     error: BaseException | None = None
 
-    def run(self, step: Callable[[], Any], begin: Callable[[], None]) -> None:
+    def run(self, begin: Callable[[], None]) -> None:
         """Updates the masters after `begin`; what goes wrong is kept for whoever waits."""
         try:
             with torch.no_grad():
                 begin()
-                update_tiles(step, self.tiles, self.coefficient)
+                update_silently(self.optimizer, self.tiles, self.coefficient)
         except BaseException as error:
             self.error = error
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """Of each parameter group, as they were."""
+        return [_options(group) for group in self.optimizer.param_groups]
 
 
 class DelayedUpdate(Update):
@@ -77,17 +84,18 @@ class DelayedUpdate(Update):
         self._check_held()
         self._check_groups()
         finished = self.finish()
-        self._stepped = True
-        self.pending = self._put_aside()
+        self._running = self._stepped = True
+        try:
+            step_without_update(self.optimizer, self._put_aside)
+        finally:
+            self._running = False
         return finished
 
     def launch(self) -> None:
         """A forward begins, and with it the pending update."""
         pending = self.pending
         if pending is not None and pending.thread is None:
-            step = self._step_as_of(pending)
-            pending.thread = labels.EngineThread(target=pending.run, args=(step, self._begin), name="delayed update")
-            self._running = True
+            pending.thread = labels.EngineThread(target=pending.run, args=(self._begin,), name="delayed update")
             pending.thread.start()
 
     def finish(self) -> bool:
@@ -95,16 +103,13 @@ class DelayedUpdate(Update):
         pending, self.pending = self.pending, None
         if pending is None:
             return False
-        self._running = True
-        try:
-            if pending.thread is None:
-                pending.run(self._step_as_of(pending), self._begin)
-            else:
-                pending.thread.join()
-        finally:
-            self._running = False
+        if pending.thread is None:
+            pending.run(self._begin)
+        else:
+            pending.thread.join()
         if pending.error is not None:
             raise pending.error
+        facts.follow(self.optimizer, pending.before, facts.read(pending.optimizer))
         for unit in self.units:
             unit.round_masters()
         return True
@@ -121,7 +126,7 @@ class DelayedUpdate(Update):
         for places in {unit.places for unit in self.units}:
             places.wait()
 
-    def _put_aside(self) -> Pending:
+    def _put_aside(self) -> None:
         for unit in self.units:
             assert isinstance(unit.away, HostGradients)
             unit.away.settle()
@@ -132,14 +137,15 @@ class DelayedUpdate(Update):
         coefficient = self.scaling.coefficient
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
-        return Pending(tiles, coefficient, [_options(group) for group in self.optimizer.param_groups])
+        self.pending = self._new_pending(tiles, coefficient, [_options(group) for group in self.optimizer.param_groups])
 
-    def _step_as_of(self, pending: Pending) -> Callable[[], Any]:
-        """The optimizer's step with the options of then, on its states: what a scheduler does now is for the next."""
-        then: optim.Optimizer = copy.copy(self.optimizer)
-        groups = zip(self.optimizer.param_groups, pending.options, strict=True)
-        then.param_groups = [{**group, **options} for group, options in groups]
-        return lambda: type(then).step(then)
+    def _new_pending(
+        self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]]
+    ) -> Pending:
+        """With the options of then, on the optimizer's states: what a scheduler does from now on is for the next."""
+        groups = [{**group, **one} for group, one in zip(self.optimizer.param_groups, options, strict=True)]
+        then = stand_in(self.optimizer, groups)
+        return Pending(tiles, coefficient, then, facts.read(then))
 
     # -- in checkpoints ------------------------------------------------------------------------------------------
 
@@ -174,14 +180,14 @@ class DelayedUpdate(Update):
         pending, self.pending = self.pending, None
         if pending is not None and pending.thread is not None:
             pending.thread.join()
-            self._running = False
         self._steps = steps
 
-    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
         """An update of these gradients is pending; a step that was delayed has been taken."""
         self._steps = max(self._steps, self.delayed_after)
         tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self.tiles]
-        self.pending = Pending(tiles, facts["coefficient"], [_tuples(one) for one in facts["options"]])
+        options = [_tuples(one) for one in described["options"]]
+        self.pending = self._new_pending(tiles, described["coefficient"], options)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

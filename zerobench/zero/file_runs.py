@@ -88,6 +88,11 @@ class FileRun(Run):
         with self._places.reading_gradients(self):
             yield
 
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        with self._places.reading_gradients(self, write_back=True):
+            yield
+
     def take_out(self, segments: Sequence[OptimizerSegment]) -> None:
         """Masters and states lie in memory of their own, until `put_in`."""
         copies = {key: kept.copy(self.cut) for key, kept in self.kept.items()}

@@ -19,6 +19,7 @@ import torch
 
 from . import labels
 from .layout import Piece
+from .stand_ins import StandIns
 from .tied import ArrivalHook, TiedPlace, tied_places
 from .unit import Departing, Unit
 
@@ -41,6 +42,7 @@ class GradientFlow:
         self._engine = engine
         self._in_flight: deque[Unit] = deque()
         self._departing: deque[Departing] = deque()
+        self.stand_ins = StandIns(engine)
         self.in_backward = False
         self.synchronising = True
         self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
@@ -59,6 +61,8 @@ class GradientFlow:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
+        self.stand_ins.heed()
+        self.stand_ins.take_away()
         self._engine.update.begin()
         for hook in self._hooks:
             hook.go_last()
@@ -72,6 +76,7 @@ class GradientFlow:
             self.land_all()
         for unit in self._engine.units:
             unit.arrived.clear()
+        self.stand_ins.put()
 
     def _arrive(self, i: int, leaf: torch.Tensor) -> None:
         """Autograd is done with a parameter: with None where all its gradients were taken, or a Function has none."""
@@ -161,6 +166,7 @@ class GradientFlow:
 
     def check_reduced(self, what: str) -> None:
         """Raises RuntimeError where gradients were kept back by no_sync and never reduced."""
+        self.stand_ins.heed()
         if any(unit.filled and not unit.is_alone for unit in self._engine.units):
             raise RuntimeError(f"{what}: the last backward was under no_sync; run one outside it before {what}()")
 

@@ -237,9 +237,6 @@ class HostRun(Run):
     def round_master(self) -> None:
         self._upload.send(self.parameters, self.master)
 
-    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
-        self._follow(self.master, loaded)
-
     @contextmanager
     def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
         """As the tile is done, its parameters go up."""

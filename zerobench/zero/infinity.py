@@ -228,15 +228,17 @@ class FilePlaces(Places):
         return kept.present(run.cut)
 
     @contextmanager
-    def reading_gradients(self, run: FileRun) -> Iterator[None]:
-        """Inside, the run's gradients are in the pool."""
+    def reading_gradients(self, run: FileRun, write_back: bool = False) -> Iterator[None]:
+        """Inside, the run's gradients are in the pool; with `write_back` what is made of them there is kept."""
         away = run.unit.away
         if not isinstance(away, FileGradients) or not self.is_used(run):
             yield
             return
         away.kept.load(run.cut)
-        yield
-        away.kept.drop(run.cut)
+        try:
+            yield
+        finally:
+            (away.kept.write_back if write_back else away.kept.drop)(run.cut)
 
     def forget_gradients(self, run: FileRun) -> None:
         """Nobody reads the run's gradients any more."""

@@ -60,7 +60,8 @@ class Options:
     `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
     `gradient_dtype`     what the gradients of half parameters are accumulated in; default: the parameter's dtype
     `wire_dtype`         what reductions send; default: the gradients' dtype
-    `tile_bytes`         most that the fp32 gradients made for one part of an update take; TILE_BYTES says the default
+    `tile_bytes`         most that the fp32 gradients made for one part of an update take; default: TILE_BYTES says, and
+                         None, one part, for an optimizer that is not torch's
     `loss_scaling`       for fp16: see precision.LossScaling
     `device`             where a model that was built on the meta device gets its values; default: the CPU
     `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own

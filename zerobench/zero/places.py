@@ -62,7 +62,8 @@ class Run:
     @property
     def is_parameters(self) -> bool:
         """Whether master and parameters are one tensor."""
-        return self.unit.places.keeps_parameters and self.unit.dtypes.master == self.unit.dtypes.parameters
+        dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self.unit.places.keeps_parameters
+        return is_here and dtypes.master == dtypes.parameters
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """The master of elements [offset, offset + numel) of the unit's shard."""
@@ -98,6 +99,11 @@ class Run:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Inside, the gradients of this run are there to be read."""
+        yield
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """Inside, they are there to be changed."""
         yield
 
     @property

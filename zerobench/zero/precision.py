@@ -17,10 +17,10 @@ whole fp32 gradient would cost 4ψ/N more. The same tiles bound the temporaries 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn, optim
@@ -188,68 +188,6 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
         tiles[-1].append(share)
         room -= share.tensor.numel()
     return tiles
-
-
-Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
-"""Given a tile: inside, its masters, states and gradients are there."""
-
-
-def update_tiles(
-    step: Callable[[], Any], tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
-    visit: Visit = lambda _: nullcontext(),
-) -> None:  # fmt: skip
-    """One optimizer step, a tile at a time; torch's optimizers skip what has no gradient.
-
-    `step`: the optimizer's. `coefficient` multiplies the gradients (unscaling, clipping). Nothing to do: no tile, no
-    copy, one step.
-    """
-    buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
-    for tile in tiles:
-        with visit(tile):
-            buffers.begin()
-            for share in tile:
-                share.tensor.grad = gradient = buffers.ready(share)
-                if gradient is not None and coefficient is not None:
-                    gradient.mul_(_beside(coefficient, gradient))
-            step()
-            for share in tile:
-                share.tensor.grad = None
-
-
-class TileBuffers:
-    """Gradients on their way to the optimizer: one buffer of `most` elements for each tier and dtype that is wanted."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-        self._offsets: dict[tuple[str, torch.dtype], int] = {}
-
-    def begin(self) -> None:
-        """A tile begins: its gradients lie where the last tile's did."""
-        self._offsets.clear()
-
-    def ready(self, share: Share) -> torch.Tensor | None:
-        """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
-        gradient = share.gradient()
-        if gradient is not None and share.crosses:
-            gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
-        if gradient is not None and gradient.dtype != share.tensor.dtype:
-            gradient = self._place(share, share.tensor.dtype).copy_(gradient)
-        return gradient
-
-    def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
-        key, numel = (share.tier, dtype), share.tensor.numel()
-        if key not in self._made:
-            made = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
-            self._made[key] = labels.label(made, labels.GRADIENTS, "tile", tier=share.tier)
-        start = self._offsets.get(key, 0)
-        self._offsets[key] = start + numel
-        return self._made[key].narrow(0, start, numel)
-
-
-def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:
-    """The coefficient where it can multiply: of a gradient in host memory the host must know it."""
-    return coefficient.to(gradient.device) if isinstance(coefficient, torch.Tensor) else coefficient
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:

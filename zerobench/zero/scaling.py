@@ -31,10 +31,19 @@ class GradientScaling:
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim fp32; what is left of it is `max_norm` at most, as in torch."""
-        pending = self.scaler.unscaling if self.coefficient is None else self.coefficient
+        pending = self.pending
         self._known = norm = self._norm(norm_type) * pending
         self.coefficient = clip_coefficient(norm, max_norm) * pending
         return norm.float()
+
+    @property
+    def pending(self) -> torch.Tensor | float:
+        """What gradients will have been multiplied by when the optimizer gets them, as far as is known."""
+        return self.scaler.unscaling if self.coefficient is None else self.coefficient
+
+    def edited(self) -> None:
+        """Somebody may have changed gradients: a norm that was taken says nothing of overflows any more."""
+        self._known = None
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer) -> Iterator[bool]:

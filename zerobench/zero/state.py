@@ -69,6 +69,7 @@ class StateFace:
         saved, RuntimeError where writing failed, on all ranks.
         """
         self.writes.check()
+        self.gradients.stand_ins.heed()
         with self.places.in_memory(write_back=False):
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 

@@ -26,6 +26,7 @@ from torch import nn, optim
 from . import materialise
 from .arena import Arena, Heap
 from .comm import Comm
+from .gradient_face import GradientFace
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .loading import take_loads
 from .modules import watching_parameters
@@ -38,7 +39,7 @@ from .unit import Unit
 from .writes import Writes
 
 
-class Strategy(StateFace):
+class Strategy(GradientFace, StateFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -190,6 +191,7 @@ class Strategy(StateFace):
         self._check_frozen()
         self.settle()  # a unit that nobody here has used since the last update may still be on its way
         self.writes.check()
+        self.gradients.stand_ins.take_away()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
             if self.update.run():
@@ -207,21 +209,6 @@ class Strategy(StateFace):
         self.steps += 1
         self.comm.check_stamps()
         return loss
-
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
-        """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
-
-        As torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the norm before,
-        0-dim fp32, of the true gradients where losses are scaled.
-        """
-        self.gradients.check_reduced("clip_grad_norm_")
-        with torch.no_grad():
-            norm = self.update.clip(float(max_norm), float(norm_type))
-        if error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"clip_grad_norm_: the gradients' norm is {norm.item()}; it was to be finite")
-        return norm
 
     @property
     def segments(self) -> list[OptimizerSegment]:
@@ -246,6 +233,7 @@ class Strategy(StateFace):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
         self.gradients.land_all()
+        self.gradients.stand_ins.take_away()
         for unit in self.units:
             unit.forget_gradients()
         self.update.forget()

@@ -26,10 +26,11 @@ from . import labels
 from .comm import Comm
 from .layout import Segment
 from .places import Run
-from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of, update_tiles
+from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of
 from .scaling import GradientScaling
 from .segments import OptimizerSegment, swap_parameters
 from .strides import MemoryOrder
+from .tiled_step import update_tiles
 from .unit import ALIGN_BYTES, Unit
 
 
@@ -123,7 +124,7 @@ class Update:
     def _step(self) -> None:
         self._running = self._stepped = True
         try:
-            update_tiles(self.optimizer.step, self.tiles, self.scaling.coefficient, _visit)
+            update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, _visit)
         finally:
             self._running = False
 
@@ -139,6 +140,17 @@ class Update:
         self.scaling.forget()
         for segment in self.segments:
             segment.used = False
+
+    def drop(self, numbers: set[int]) -> None:
+        """These parameters have no gradients any more on this rank."""
+        self.used -= numbers
+        self._agreed = False
+        self.scaling.edited()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the optimizer is at work, in whatever thread."""
+        return self._running
 
     # -- what an update that is late has, and this one has not (delayed.py) ------------------------------------
 

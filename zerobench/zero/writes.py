@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -45,8 +45,7 @@ class Writes:
         self._names = {p: name for name, p in engine.module.named_parameters()}
         held = {p: home for unit in engine.holders() for p, home in unit.homes()}
         self.homes = held or {p: p.data for p in engine.trainable}
-        self._sites: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []
-        self._find_sites()
+        self._look_at_module()
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has copied to
         self._stored: dict[Unit, None] = {}  # units with parameters that it has copied to while they were in parts
@@ -90,35 +89,41 @@ class Writes:
 
     def check_places(self) -> None:
         """Raises RuntimeError, one sentence, where a parameter is not where the engine put it."""
-        if any(own.get(key) is not p for own, key, p in self._sites):
-            self._find_sites()
+        if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
+            self._look_at_module()
         for parameter, home in self.homes.items():
             if parameter.data_ptr() != home.data_ptr() and not is_placeholder(parameter):
-                raise RuntimeError(f"{self._names[parameter]}: {self._displaced(parameter, home)}; {HOW}")
+                raise RuntimeError(f"{self._names[parameter]}: {self._displaced(parameter, home)}")
 
     @staticmethod
     def _displaced(parameter: nn.Parameter, home: torch.Tensor) -> str:
         if (parameter.dtype, parameter.device) != (home.dtype, home.device):
             was, is_now = f"{home.dtype} on {home.device}", f"{parameter.dtype} on {parameter.device}"
-            return f"it was {was} when initialize() was called and is {is_now} now, where the engine cannot train it"
-        return "its .data was replaced (by `p.data = ...`, or vector_to_parameters), which the engine does not train"
+            return f"it was {was} when initialize() was called and is {is_now} now; convert the model before that"
+        return f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
 
-    def _find_sites(self) -> None:
-        """Where in the module the parameters are now; they may have moved, not gone."""
-        found = [
-            (module._parameters, name, p)
-            for module in self._engine.module.modules()
-            for name, p in module._parameters.items()
-            if p is not None
-        ]
-        there = {p for _, _, p in found}
+    def _look_at_module(self) -> None:
+        """Its parts are others than they were: fine where its parameters are there and no others are to be trained."""
+        self._modules = list(self._engine.module.modules())
+        parts: list[dict[str, Any]] = [own for m in self._modules for own in (m._parameters, m._modules)]
+        self._sites = [(own, name, one) for own in parts for name, one in own.items() if one is not None]
+        self._known_size = self._size()
+        there = dict.fromkeys(self._engine.module.parameters())
         for parameter, name in self._names.items():
             if parameter not in there:
                 raise RuntimeError(
                     f"{name}: the module does not have the parameter any more that initialize() was given, so that it"
                     f" would never be trained; keep the parameter, and {HOW}"
                 )
-        self._sites = found
+        for name, parameter in self._engine.module.named_parameters():
+            if parameter not in self._names and parameter.requires_grad:
+                raise RuntimeError(
+                    f"{name}: it was added to the module after initialize(), so that its gradient would not be reduced,"
+                    " nor would it be trained; add it before, or freeze it by requires_grad_(False)"
+                )
+
+    def _size(self) -> int:
+        return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
     def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
         """`parameter` of `unit`, and maybe others, were written to in place."""

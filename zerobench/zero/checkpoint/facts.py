@@ -179,6 +179,11 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
         yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
     if len(saved["options"]) != len(own["options"]):
         yield f"optimizer: {len(saved['options'])} parameter groups in the checkpoint, {len(own['options'])} here"
+    if not _is_like(facts["extra"], mine["extra"]):
+        yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {mine['extra']!r:.60}"
+    for key, there, here in _option_pairs(saved, own):
+        if there is None is not here or not _is_like(there, here):
+            yield f"optimizer: {key} is {there!r:.60} in the checkpoint and {here!r:.60} here"
     for name, number in own["groups"].items():
         if saved["groups"].get(name) != number:
             yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
@@ -188,6 +193,30 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
         if master and master.properties.dtype != segment.tensor.dtype:
             there, here = dtype_name(master.properties.dtype), dtype_name(segment.tensor.dtype)
             yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
+
+
+def _option_pairs(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    """(which option, the checkpoint's value, this engine's) of those that both have."""
+    for number, (there, here) in enumerate(zip(saved["options"], own["options"], strict=False)):
+        for key in [key for key in here if key in there]:
+            yield f"{key} of group {number}", _number(decode(there[key])), _number(decode(here[key]))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _is_like(saved: Any, own: Any) -> bool:
+    """Whether a saved value can stand where this engine has `own`; missing and further keys are no matter."""
+    if isinstance(own, dict):
+        return isinstance(saved, dict) and all(_is_like(saved[key], own[key]) for key in own.keys() & saved.keys())
+    if own is None or saved is None:
+        return True
+    if isinstance(own, list | tuple):
+        return type(saved) is type(own) and all(map(_is_like, saved, own))
+    if isinstance(own, bool) or isinstance(saved, bool):
+        return isinstance(own, bool) and isinstance(saved, bool)
+    return isinstance(saved, int | float if isinstance(own, float) else type(own))
 
 
 def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[str]:

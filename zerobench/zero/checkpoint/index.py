@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from .checks import check_contents
 from .tensor_file import DTYPES, sync
 
 INDEX = "checkpoint.json"
@@ -79,31 +80,30 @@ def read_index(folder: Path) -> Metadata:
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder}: it is no checkpoint: it has no {INDEX}")
+    _check_within(folder, INDEX)
     try:
         whole = json.loads(path.read_bytes())
         if whole["format"] != FORMAT:
             raise ValueError(whole["format"])
         version, contents, digest = whole["version"], whole["contents"], whole["sha256"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path}: it is no index of a checkpoint, or a damaged one ({error})") from None
-    if version not in VERSIONS:
+    if version not in VERSIONS or isinstance(version, bool):
         known = " and ".join(map(str, VERSIONS))
         raise ValueError(f"{path}: its format is of version {version}, and this zerobench reads versions {known}")
     if digest != _digest(contents):
         raise ValueError(f"{path}: it is damaged: its contents have another SHA-256 than it says")
     try:
-        return _from_json(contents)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: it is no index of a checkpoint ({error})") from None
+        check_contents(contents)
+    except ValueError as error:
+        raise ValueError(f"{path}: it is no index of a checkpoint: {error}") from None
+    return _from_json(contents)
 
 
 def _from_json(contents: dict[str, Any]) -> Metadata:
     files = {name: File(name, *entry) for name, entry in contents["files"].items()}
     tensors: dict[str, Any] = {}
     places = {}
-    for name in files:
-        if Path(name).name != name:
-            raise ValueError(f"it names {name!r}, which is not a file of its folder")
     for name, entry in contents["tensors"].items():
         chunks = []
         for start, numel, file, byte in entry["chunks"]:
@@ -121,11 +121,18 @@ def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
         path = folder / file.name
         if not path.is_file():
             raise ValueError(f"{path}: it is missing")
+        _check_within(folder, file.name)
         if path.stat().st_size != file.size:
             raise ValueError(f"{path}: it has {path.stat().st_size} bytes where the index says {file.size}")
     for file in files[share]:
         if _digest_of_file(folder / file.name) != file.sha256:
             raise ValueError(f"{folder / file.name}: it is damaged: its SHA-256 is not the one in the index")
+
+
+def _check_within(folder: Path, name: str) -> None:
+    """A link is no way to have a file from elsewhere read."""
+    if (folder / name).resolve().parent != folder.resolve():
+        raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")
 
 
 def _digest(contents: Any) -> str:

@@ -1,0 +1,145 @@
+"""Training is checked wherever it is measured: norms of every strategy, verdicts, planted faults, and lost losses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+from tests.cells import cell
+from tests.distributed import planted_training as planted
+from tests.ranks import run_ranks
+from zerobench import cell as cells
+from zerobench import parity, systems, tables, training
+from zerobench.config import Measure
+from zerobench.parity_check import REFERENCES, ParityCheck
+from zerobench.sweep import Sweep
+
+DELAYED = systems.CpuOffload(delayed=True, delayed_after=1)
+HALVES = {"bf16": training.Bf16(), "fp16": training.Fp16()}
+CASES: dict[str, list[tuple[str, dict]]] = {
+    "fp32": [
+        *((name, {}) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "zero_redundancy")),
+        ("zero1", {"offload": systems.CpuOffload()}), ("zero2", {"offload": DELAYED}), ("zero2", {"arena": True}),
+        ("zero3", {"offload": systems.NvmeOffload()}), ("zero2", {"offload": systems.CpuOffload(fraction=0.5)}),
+    ],
+    "replicas": [("ddp", {}), ("zero2", {"shard_group": 2}), ("zero3", {"shard_group": 2})],
+    "accumulated": [(name, {"accumulation": 2}) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")],
+    "bf16": [(name, {"precision": HALVES["bf16"]}) for name in ("ddp", "zero1", "zero2", "zero3")],
+    "fp16": [(name, {"precision": HALVES["fp16"]}) for name in ("ddp", "zero1", "zero2", "zero3")],
+}  # fmt: skip
+"""Cases that have one norm among them: those of DDP, which is the first."""
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping(tmp_path: Path, n: int) -> None:
+    """Of three steps. The delayed update's is that of its gradients, which are DDP's until an update has been late."""
+    groups = {name: group for name, group in CASES.items() if (name == "replicas") == (n == 4)}
+    ranks = run_ranks(n, planted.norms, [one for group in groups.values() for one in group], str(tmp_path))
+    place = 0
+    for name, mine in groups.items():
+        norms, told = [], []
+        for offset in range(len(mine)):
+            steps = zip(*(rank[place + offset] for rank in ranks), strict=True)
+            norms.append([sqrt(sum(squares for squares, _ in step)) for step in steps])
+            told.append([step[1] for step in ranks[0][place + offset]])
+        for (strategy, more), ours, said in zip(mine, norms, told, strict=True):
+            count = 2 if more.get("offload") is DELAYED else planted.STEPS
+            rel = 1e-9 if name == "fp32" else 1e-2 if name in HALVES else 1e-6
+            assert ours[:count] == pytest.approx(norms[0][:count], rel=rel), (name, strategy, more)
+            assert ours == pytest.approx(said, rel=2e-6 if name != "bf16" else 1e-2), (name, strategy, more)
+        place += len(mine)
+
+
+MEASURED = Measure(steps=2, warmup=2, passes="accounted")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with a run of DDP."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert cells.run_cell(cell("ddp", 2, results_dir=str(folder), measure=MEASURED), lambda _: None).status == "ok"
+    return folder
+
+
+def judged(folder: Path, one: cells.Cell) -> dict:
+    """The row of a cell that has run, with its verdict, as it is in its folder."""
+    row = asdict(cells.run_cell(one, lambda _: None))
+    check = ParityCheck()
+    check.see(one, row)
+    check.finish(makes=True, say=print)
+    if row["status"] == "ok":
+        assert tables.read_row(folder / row["run_id"]) == row
+    return row
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        (None, "equal to DDP's to the bit over 4 steps: losses and gradient norms"),
+        (planted.zeroed_on_rank_1, "a part of them is missing, a rank's or a bucket's"),
+        (planted.doubled, "2 times DDP's, as a sum over the 2 ranks would be in place of the mean"),
+        (planted.doubled_of_one, "times DDP's, and the loss before them is not to blame: look at the backward"),
+    ],
+)
+def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, worker, said: str) -> None:
+    """By bytes and volumes nobody would see them, and both passes agree: both are wrong."""
+    if worker is not None:
+        monkeypatch.setattr(cells, "run_rank", worker)
+    row = judged(reference, cell("zero2", 2, results_dir=str(reference), measure=MEASURED))
+    assert row["training"] == ("equal" if worker is None else "differs")
+    assert said in row["training_words"]
+    if worker is planted.doubled:
+        assert row["grad_norm_deviation"] == pytest.approx(1, rel=1e-3)
+        assert row["loss_deviation"] < 1e-5  # Adam hides it
+
+
+def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:
+    monkeypatch.setattr(cells, "run_rank", planted.not_a_number)
+    row = judged(reference, cell("zero1", 2, results_dir=str(reference), measure=MEASURED))
+    assert row["status"] == "diverged"
+    assert row["reason"].startswith("the loss of rank 1 is nan at step 3 of 4: ")
+    assert row["training"] is None
+    assert row["peak_bytes"] > 0  # what was measured is kept
+    assert len(tables.load(reference / row["run_id"]).steps) == 2 * 4
+
+
+def test_a_sweep_without_ddp_says_so_or_makes_one(tmp_path: Path) -> None:
+    """The reference that is made is hidden from tables, short, and serves the next sweep."""
+    measure = Measure(steps=2, warmup=2, passes="timed", check_training="true")
+    one = cell("zero3", 2, results_dir=str(tmp_path), measure=measure)
+    row = judged(tmp_path, one)
+    assert row["training"] == "equal"
+    assert "equal to DDP's to the bit over 4 steps" in row["training_words"]
+    made = [path.name for path in (tmp_path / REFERENCES).iterdir()]
+    assert len(made) == 1
+    assert len(tables.load(tmp_path).runs) == 1
+    check = ParityCheck()
+    check.see(one, row)
+    check.finish(makes=True, say=print)
+    assert [path.name for path in (tmp_path / REFERENCES).iterdir()] == made
+    auto = cell("zero3", 2, results_dir=str(tmp_path), measure=Measure(steps=2, warmup=2, passes="timed"), seed=1)
+    row = judged(tmp_path, auto)
+    assert row["training"] == "unchecked"
+    assert "measure.check_training=true makes one" in row["training_words"]
+
+
+def test_ddp_may_come_last_and_a_cell_that_is_none_of_it_is_left_alone(tmp_path: Path, monkeypatch) -> None:
+    class Silent:
+        def __getattr__(self, name: str):
+            return lambda *_, **__: None
+
+    def record(name: str, seed: int = 0, **more) -> cells.Cell:
+        return cell(name, 2, results_dir=str(tmp_path), measure=MEASURED, seed=seed, **more)
+
+    sweep = Sweep(Silent(), check=ParityCheck())
+    sweep.run([record("zero1"), record("zero1", seed=1), record("ddp"), record("zero3", clip=0.5)])
+    assert sweep.check is not None
+    sweep.check.finish(makes=True, say=print)
+    assert [row["training"] for row in sweep.rows] == ["equal", "unchecked", "reference", "unchecked"]
+    configs = [json.loads(row["config"]) for row in sweep.rows]
+    keys = [parity.training_key(config) for config in configs]
+    assert keys[0] == keys[2] != keys[1] != keys[3] != keys[0]

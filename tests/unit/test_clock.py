@@ -1,0 +1,61 @@
+"""What is part of a step's time: not the drawing of batches, not garbage; tokens/s are of the time on the wall."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+
+import pytest
+import torch
+
+from zerobench.probes import TimedPass
+from zerobench.probes.extremes import ASIDE
+
+
+class Knot:
+    """An object that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_a_step_s_time_is_its_work_alone() -> None:
+    with TimedPass(torch.device("cpu")) as probe:
+        for number in range(4):
+            measured = number >= 2
+            with probe.step(measured):
+                for _ in range(2):
+                    with probe.phase("data"):
+                        time.sleep(0.1)
+                with probe.phase("forward"):
+                    time.sleep(0.01)
+                assert probe.may_look(measured) == (not measured)
+                if not measured:
+                    with probe.phase(ASIDE):
+                        time.sleep(0.1)
+            time.sleep(0.05)  # what comes between steps
+        probe.end_steps()
+    assert len(probe.times) == 4
+    for times in probe.times:
+        assert 0.01 <= times["forward"] <= times["step"] < 0.1, times
+        assert times["data"] >= 0.2
+    assert probe.wall_s is not None
+    assert 2 * 0.21 + 0.05 <= probe.wall_s < 2 * 0.31 + 1
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_garbage_is_collected_between_measured_steps_and_not_within(measured: bool) -> None:
+    assert gc.isenabled()
+    with TimedPass(torch.device("cpu")) as probe:
+        for _ in range(2):
+            with probe.step(measured):
+                assert gc.isenabled() == (not measured)
+                knot = weakref.ref(Knot())
+                if measured:
+                    assert knot() is not None
+            if measured:
+                assert knot() is None
+        probe.end_steps()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,92 @@
+"""The estimate of the time left, on a clock of the test's own: launches whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from zerobench import live
+from zerobench.compose import compose_cells
+from zerobench.pace import seconds_left
+from zerobench.sweep import Launch, rounds
+
+START_S, FIRST_S, END_S = 3.0, 20.0, 0.5
+"""Until a pass's first step, what the very first pass takes longer, and what follows a launch's last step."""
+
+
+class Clock:
+    """Stands for time.monotonic."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+
+
+def launches_of(*arguments: str) -> list[Launch]:
+    return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
+
+
+def step_s(launch: Launch) -> float:
+    """As a model's own steps: with the work in them."""
+    config = launch.cell.config
+    return 1e-10 * config["batch"] * config["sequence"] * config["model"]["hidden"] ** 2 * config["model"]["layers"]
+
+
+def run(clock: Clock, reporter: live.Reporter, launches: list[Launch], alike: float = 1.0) -> Iterator[tuple[int, Any]]:
+    """Plays the launches; yields (launch number, estimate) after each. `alike`: by how much passes differ."""
+    for number, launch in enumerate(launches):
+        reporter.start(launch)
+        for mode, factor in (("timed", 1.0), ("accounted", alike)):
+            clock.now += START_S + (FIRST_S if number == 0 and mode == "timed" else 0.0)
+            for step in range(10):
+                clock.now += step_s(launch) * factor if step else 0.0
+                reporter.progress({"mode": mode, "step": step + 1, "steps": 10, "loss": 1.0})
+        clock.now += END_S
+        reporter.end({"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}, False)
+        yield number, seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None])
+
+
+def truth(launches: list[Launch], alike: float = 1.0) -> float:
+    return sum(2 * START_S + 9 * step_s(one) * (1 + alike) + END_S for one in launches)
+
+
+def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypatch) -> None:
+    """A mean of whole launches would be off by a factor of three after the first."""
+    clock, reporter = Clock(monkeypatch), live.Reporter()
+    launches = launches_of("model=gpt_tiny,gpt_small,gpt_medium", "batch=8,32", "strategy=zero1")
+    reporter.expect(launches)
+    assert reporter._left() == "time left unknown"
+    for number, estimate in run(clock, reporter, launches, alike=2.0):
+        assert estimate == pytest.approx(truth(launches[number + 1 :], 2.0), rel=0.15), number
+    assert estimate == 0
+
+
+def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
+    clock, reporter = Clock(monkeypatch), live.Reporter()
+    launches = launches_of("model=gpt_tiny", "seed=0,1")
+    reporter.expect(launches)
+    reporter.start(launches[0])
+    clock.now += START_S
+    for step in range(5):
+        clock.now += 2.0 if step else 0.0
+        reporter.progress({"mode": "timed", "step": step + 1, "steps": 10, "loss": None})
+    left = seconds_left([entry.timing for entry in reporter.entries])
+    assert left == pytest.approx(5 * 2 + (START_S + 10 * 2) + 2 * (START_S + 10 * 2))
+
+
+def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypatch) -> None:
+    clock, reporter = Clock(monkeypatch), live.Reporter()
+    launches = launches_of("model=gpt_tiny", "seed=0,1,2,3", "world_size=2,1000")
+    invalid = [one for one in launches if one.cell.problems]
+    good = [one for one in launches if not one.cell.problems]
+    assert len(invalid) == len(good) == 4
+    reporter.expect(good + invalid, lambda one: one is good[1])
+    list(run(clock, reporter, good[:1]))
+    reporter.start(good[1])
+    reporter.end({"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}, True)
+    reporter.start(good[2])
+    reporter.end({"status": "crash", "reason": "no"}, False)
+    reporter.skip(good[3])
+    assert seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None]) == 0

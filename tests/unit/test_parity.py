@@ -1,0 +1,87 @@
+"""Verdicts on made-up steps: what counts as equal, near or wrong, and what is said to have gone wrong first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.cells import cell
+from zerobench import parity, systems, training
+from zerobench.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
+
+
+def steps(losses: list[float], norms: list[float | None], ranks: int = 2) -> pd.DataFrame:
+    rows = [
+        {"rank": rank, "mode": "accounted", "step": step, "loss": loss + rank, "grad_norm": norm}
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True))
+        for rank in range(ranks)
+    ]
+    return pd.DataFrame(rows)
+
+
+DDP = cell("ddp", 2).config
+LOSSES, NORMS = [5.0, 4.0, 3.0], [1.0, 0.9, 0.8]
+THEIRS = steps(LOSSES, NORMS)
+
+
+def verdict(losses: list[float], norms: list[Any], config: dict[str, Any] | None = None) -> parity.Verdict:
+    return parity.compare(config or cell("zero2", 2).config, steps(losses, norms), DDP, THEIRS)
+
+
+def test_equal_is_to_the_bit_on_two_ranks_and_near_is_not() -> None:
+    assert verdict(LOSSES, NORMS).kind == EQUAL
+    near = [5.0, math.nextafter(4.0, 5), 3.0]
+    assert verdict(near, NORMS).kind == DIFFERS
+    for more in (
+        {"strategy": "fsdp2"},
+        {"shard_group": 1},
+        {"accumulation": 2, "micro_batch": 2},
+        {"optimizer": training.Sgd()},
+    ):
+        name = more.pop("strategy", "zero2")
+        config = cell(name, 2, **more).config
+        assert parity.compare(config, steps(near, NORMS), DDP, THEIRS).kind == CLOSE, more
+    four = cell("zero2", 4).config
+    assert parity.compare(four, steps(near, NORMS), {**DDP, "world_size": 4}, THEIRS).kind == CLOSE
+    assert parity.compare(four, steps([5.0, 4.001, 3.0], NORMS), {**DDP, "world_size": 4}, THEIRS).kind == DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "said"),
+    [
+        ([5.5, 4.0, 3.0], NORMS, "the loss of rank 0 at step 0 is 5.5 and DDP's 5: no update has been yet"),
+        (LOSSES, [2.0, 1.8, 1.6], "2 times DDP's, as a sum over the 2 ranks"),
+        (LOSSES, [0.5, 0.45, 0.4], "0.5 times DDP's, as after a second division by the 2 ranks"),
+        (
+            LOSSES,
+            [1.0, 0.7, 0.8],
+            "gradients: their norm at step 1 is 0.7, 0.777778 times DDP's: a part of them is missing",
+        ),
+        (LOSSES, [1.0, math.inf, 0.8], "their norm at step 1 is inf, DDP's 0.9"),
+        ([5.0, 4.5, 3.0], NORMS, "after gradient norms that agree: look at the update of step 0"),
+    ],
+)
+def test_what_differs_first_is_to_blame(losses: list[float], norms: list[float], said: str) -> None:
+    found = verdict(losses, norms)
+    assert found.kind == DIFFERS
+    assert said in found.words
+
+
+def test_what_is_late_or_lossy_by_intent_is_judged_by_what_it_promises() -> None:
+    late = cell("zero2", 2, offload=systems.CpuOffload(delayed=True, delayed_after=1)).config
+    found = verdict([5.0, 4.0, 3.5], [1.0, 0.9, 0.5], late)
+    assert found.kind == EQUAL
+    assert "over 2 steps, after which updates are late by intent" in found.words
+    assert verdict([5.0, 4.1, 3.5], [1.0, 0.9, 0.5], late).kind == DIFFERS
+    lossy = cell("zero3", 2, node_size=1, zeropp=systems.AllOfZeropp()).config
+    assert verdict([5.0, 4.01, 3.01], [1.0, 0.95, 0.75], lossy).kind == CLOSE
+    assert verdict([5.0, 4.01, 3.01], [2.0, 1.9, 1.5], lossy).kind == DIFFERS
+
+
+def test_norms_that_nobody_took_are_said() -> None:
+    assert "losses alone: no norm was taken" in verdict(LOSSES, [None, None, None]).words
+    one = parity.compare(cell("zero2", 2).config, steps([], []).reindex(columns=THEIRS.columns), DDP, THEIRS)
+    assert one.kind == UNCHECKED

@@ -1,0 +1,244 @@
+"""What is done to parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+from zerobench.zero import STAGES, Offload
+from zerobench.zero.stand_ins import StandIn
+from zerobench.zero.versions import Versions
+
+X = torch.ones(2, 4)
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+
+
+def engine_of(stage: str, dtype: torch.dtype = torch.float32, **options):
+    model = net(dtype)
+    return zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage, **options)
+
+
+def backward(engine) -> None:
+    engine.backward(engine(X.to(engine.module[0].weight.dtype)).float().square().mean())
+
+
+def train(engine, steps: int = 2) -> dict[str, torch.Tensor]:
+    for _ in range(steps):
+        backward(engine)
+        engine.step()
+    return engine.full_state_dict()
+
+
+def replace_data(engine) -> None:
+    for p in engine.module.parameters():
+        p.data = p.data.clone()
+
+
+def vector(engine) -> None:
+    nn.utils.vector_to_parameters(torch.linspace(-1, 1, 49), engine.module.parameters())
+
+
+def new_parameter(engine) -> None:
+    engine.module[0].weight = nn.Parameter(torch.zeros(8, 4))
+
+
+def another_module(engine) -> None:
+    engine.module[2] = nn.Linear(8, 1)
+
+
+def weight_norm(engine) -> None:
+    nn.utils.parametrizations.weight_norm(engine.module[0])
+
+
+def added_parameter(engine) -> None:
+    engine.module[0].adapter = nn.Linear(4, 2)
+
+
+def drop_from_groups(engine) -> None:
+    engine.optimizer.param_groups[0]["params"].pop()
+
+
+def replace_in_groups(engine) -> None:
+    engine.optimizer.param_groups[0]["params"] = list(engine.module.parameters())
+
+
+PLACES = [
+    (lambda e: e.module.double(), r"0\.weight: it was torch.float32 on cpu .* is torch.float64 on cpu now; convert"),
+    (lambda e: e.module.half(), r"0\.weight: it was torch.float32 on cpu .* and is torch.float16"),
+    (replace_data, r"0\.weight: its \.data was replaced .* write in place inside `with engine\.full_parameters\(\)`"),
+    (vector, r"0\.weight: its \.data was replaced"),
+    (new_parameter, r"0\.weight: the module does not have the parameter any more that initialize\(\) was given"),
+    (another_module, r"2\.weight: the module does not have the parameter any more"),
+    (weight_norm, r"0\.weight: the module does not have the parameter any more"),
+    (added_parameter, r"0\.adapter\.weight: it was added to the module after initialize\(\)"),
+    (drop_from_groups, r"optimizer: its param_groups hold other tensors"),
+    (replace_in_groups, r"optimizer: its param_groups hold other tensors"),
+]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("misuse", "words"), PLACES)
+def test_what_would_not_be_trained_is_refused(stage: str, misuse, words: str) -> None:
+    """At the next forward or step."""
+    engine = engine_of(stage)
+    train(engine, 1)
+    misuse(engine)
+    with pytest.raises(RuntimeError, match=words):
+        train(engine, 1)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_same_between_backward_and_step(stage: str) -> None:
+    for misuse, words in PLACES[2:]:
+        engine = engine_of(stage)
+        backward(engine)
+        misuse(engine)
+        with pytest.raises(RuntimeError, match=words):
+            engine.step()
+    engine = engine_of(stage)
+    backward(engine)
+    with pytest.raises(RuntimeError, match=r"0\.weight: its gradient is in the engine's shards"):
+        engine.module.double()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parametrizations_and_frozen_additions_are_no_misuse(stage: str) -> None:
+    engine = engine_of(stage)
+    train(engine, 1)
+    nn.utils.parametrize.register_parametrization(engine.module[0], "weight", nn.Identity())
+    engine.module[0].extra = nn.Linear(1, 1).requires_grad_(False)
+    before = engine.full_state_dict()["0.parametrizations.weight.original"]
+    assert not torch.equal(train(engine)["0.parametrizations.weight.original"], before)
+
+
+KINDS = [(stage, dtype, options) for stage in STAGES for dtype in (torch.float32, torch.bfloat16) for options in ({},)]
+KINDS += [("zero2", torch.float32, {"offload": Offload()}), ("zero3", torch.bfloat16, {"offload": Offload()})]
+
+
+@pytest.mark.parametrize(("stage", "dtype", "options"), KINDS)
+def test_writes_in_place_count(stage: str, dtype: torch.dtype, options: dict) -> None:
+    """As on an engine that started there: between steps, and between backward and step."""
+    engine = engine_of(stage, dtype, **options)
+    train(engine, 2)
+    with torch.no_grad():
+        for p in engine.module.parameters():
+            p.fill_(0.125)
+        torch._foreach_mul_(list(engine.module.parameters()), 2.0)
+    model = net(dtype)
+    model.load_state_dict({name: torch.full_like(value, 0.25) for name, value in model.state_dict().items()})
+    oracle = zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage, **options)
+    assert_same(train(engine), train(oracle))
+    for one in (engine, oracle):
+        backward(one)
+        with torch.no_grad(), one.full_parameters() if one is oracle else torch.no_grad():
+            one.module[0].weight.clamp_(-0.1, 0.1)
+        one.step()
+    assert_same(train(engine), train(oracle))
+
+
+def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("none", [True, False])
+def test_zero_grad_of_the_module_drops_gradients(stage: str, none: bool) -> None:
+    """Of all of it, and of a part: the others are as they were."""
+    engine, oracle = engine_of(stage), engine_of(stage)
+    backward(engine)
+    engine.module.zero_grad(set_to_none=none)
+    engine.step()
+    assert_same(engine.full_state_dict(), oracle.full_state_dict())
+    backward(engine)
+    engine.module.zero_grad(set_to_none=none)
+    assert_same(train(engine, 1), train(oracle, 1))
+    before = engine.full_state_dict()
+    backward(engine)
+    engine.module[0].zero_grad(set_to_none=none)
+    engine.module[2].bias.grad = None
+    engine.step()
+    after = engine.full_state_dict()
+    assert [name for name in after if not torch.equal(after[name], before[name])] == ["2.weight"]
+    backward(oracle)
+    expected = oracle.full_gradient("0.weight")
+    oracle.module[0].zero_grad(set_to_none=none)
+    assert oracle.full_gradient("0.weight") is None
+    backward(oracle)
+    assert torch.equal(oracle.full_gradient("0.weight"), expected)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_looks_for_gradients_in_grad_is_told_where_they_are(stage: str) -> None:
+    engine = engine_of(stage)
+    parameters = list(engine.module.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    where = r"0\.weight: its gradient is in the engine's shards, not in \.grad; .* engine\.full_gradient\(name\)"
+    for misuse, words in [
+        (lambda: nn.utils.clip_grad_norm_(parameters, 1.0), where),
+        (lambda: nn.utils.clip_grad_value_(parameters, 1.0), where),
+        (lambda: parameters[0].grad.norm(), where),
+        (lambda: parameters[0].grad.mul_(2), where),
+        (lambda: parameters[0].grad.clone(), where),
+        (lambda: [p.grad.abs().max().item() for p in parameters], where),
+        (lambda: scaler.unscale_(engine.optimizer), r"a GradScaler finds no gradients here; .*loss_scaling="),
+        (lambda: engine(X).sum().backward(), r"call engine\.backward\(loss\), not loss\.backward\(\)"),
+    ]:
+        engine.zero_grad()
+        backward(engine)
+        assert parameters[0].grad is not None
+        with pytest.raises(RuntimeError, match=words):
+            misuse()
+    assert "engine.full_gradient('0.weight')" in repr(parameters[0].grad)
+    engine.zero_grad()
+    assert parameters[0].grad is None
+    for steps in (False, True):
+        backward(engine)
+        parameters[1].grad = torch.ones(8)
+        with pytest.raises(RuntimeError, match=r"0\.bias: something was assigned to its \.grad"):
+            engine.step() if steps else backward(engine)
+        parameters[1].grad = None
+        engine.zero_grad()
+    train(engine)
+
+
+def test_a_copy_of_the_module_is_plain() -> None:
+    engine = engine_of("zero3")
+    backward(engine)
+    plain = copy.deepcopy(engine.module)
+    assert all(p.grad is None for p in plain.parameters())
+    plain.load_state_dict(net().state_dict())
+    plain(X).sum().backward()
+    plain.zero_grad()
+    assert engine.module[0].weight.grad is not None
+
+
+def test_torch_counts_writes_as_is_believed() -> None:
+    """`_version`, and what does not move it: `.data`, and `p.data = ...`."""
+    p = nn.Parameter(torch.ones(4))
+    versions = Versions([p])
+    p.data.mul_(2)
+    p.data = torch.zeros(4)
+    assert versions.written() == []
+    with torch.no_grad():
+        p.detach().mul_(2)
+    assert versions.written() == [p]
+    assert versions.written() == []
+
+
+def test_torch_makes_tensors_without_memory() -> None:
+    """`_make_wrapper_subclass`: no storage, and every operation comes to the class."""
+    p = nn.Parameter(torch.ones(4))
+    p.grad = StandIn.of(p, "p")
+    assert p.grad.untyped_storage().nbytes() in (0, 16)  # said to be 16, and nowhere
+    assert p.grad.data_ptr() == 0
+    with pytest.raises(RuntimeError, match=r"p: its gradient is in the engine's shards"):
+        p.grad.sum()

@@ -1,0 +1,66 @@
+"""Theory's columns of a run's row, and what they leave unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from . import grouping, offloading
+from .estimate import links_of, norms_of, training_shapes
+from .probes.operators import gloo_factor
+from .records import LINKS, MemoryRow, RunRow
+from .residuals import unexplained
+from .theory.control import predict_control
+from .theory.memory import predict_states, predicts
+from .theory.shapes import Schedule
+from .theory.traffic import predict_parts, predict_traffic
+from .worker import RankRecord
+
+
+def join_theory(
+    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], buffer_bytes: int
+) -> None:
+    """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
+    shapes, groups = training_shapes(config), grouping.shape_of(config)
+    tiers = offloading.shape_of(config)
+    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
+    row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
+    row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
+    if row.psi:
+        moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
+        row.predicted_volume_psi = moved.volume / row.psi
+        row.predicted_wire_bytes = round(moved.within + moved.between)
+        if "node_size" in config:
+            row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
+                round(moved.within),
+                round(moved.between),
+            )
+    row.predicted_control_bytes = predict_control(
+        config["strategy"], schedule, row.world_size, norms_of(config), buffer_bytes
+    )
+    if tiers.place is not None:
+        for link, size in asdict(links_of(config, schedule)).items():
+            setattr(row, f"predicted_{link}_bytes", size)
+    for m in memory:
+        if m.phase == "step" and m.tier in ("device", "host"):
+            m.predicted_bytes = prediction.of_category(m.category, m.tier)
+
+
+def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
+    """Of the rank that moves most, as the volume is; bytes of memory are of all."""
+    parts = {}
+    if predicts(config["strategy"]):
+        shapes = training_shapes(config)[1]
+        parts = predict_parts(config["strategy"], schedule, row.world_size, grouping.shape_of(config), shapes)
+    moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
+    busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
+    kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
+    memory = [m for record in accounted for m in record.memory]
+    row.unexplained = unexplained(row, memory, busiest, config["measure"]["steps"], parts, kept)
+
+
+def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """The mean over the ranks, as wire_bytes."""
+    if row.backend == "gloo":
+        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
+        row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)

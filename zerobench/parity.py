@@ -1,0 +1,199 @@
+"""Does a run train as DDP does? Its losses and gradient norms beside those of a DDP run of the same training.
+
+The *reference* of a run: a DDP run of the same code on as many ranks, with the same model, data, seed, optimizer and
+precision, whatever else differs (`training_key`). Steps that both have are compared, one rank's loss with the same
+rank's. How near they must be:
+
+    equal    to the bit, where every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
+    close    within a tolerance of the first COMPARED steps: other orders round otherwise, and Adam amplifies it
+    lossy    the same for what loses precision by intent (ZeRO++): a wide one
+
+Norms are sums in fp64 whose order is the strategy's, so that equal ones agree to NORM_ORDER. Bytes saved by training
+otherwise are not saved: `differs` is a failure. The sentence says what differed first, which is what to look at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "differs", "unchecked"
+"""Kinds of a verdict."""
+
+COMPARED = 20
+"""Steps that a tolerance is for; beyond them rounding grows into anything."""
+
+NORM_ORDER = 1e-9
+
+TOLERANCES = {"fp32": (1e-5, 1e-4), "bf16": (1e-2, 3e-2), "fp16": (1e-2, 3e-2)}
+"""Precision -> the most by which a loss and a norm may be off, of DDP's."""
+
+LOSSY = (5e-2, 2e-1)
+
+SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "device", "world_size", "optimizer",
+        "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
+"""Sections and keys of a resolved config that say what is trained."""
+
+LEAVE_ROUNDING = ("model.checkpointing", "optimizer.implementation", "data.path")
+"""Keys below them that change no more than a rounding, or what is said elsewhere."""
+
+SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")
+"""Of the precision: what must be the same."""
+
+ROUNDS_ALIKE = ("zero1", "zero2", "zero3")
+"""Strategies that add up what DDP adds up, in its order, on one and two ranks."""
+
+ROUND_OTHERWISE = ("zeropp", "node_size", "shard_group", "nodes")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one run. `kind`: reference, equal, close, differs, or unchecked. `loss`, `norm`: the largest deviations, over
+    DDP's value; None where nothing was compared.
+    """
+
+    kind: str
+    words: str
+    loss: float | None = None
+    norm: float | None = None
+
+
+def training_key(config: dict[str, Any]) -> str:
+    """What a resolved config trains, however it is trained: equal for a run and its reference."""
+    kept: dict[str, Any] = json.loads(json.dumps({key: config[key] for key in SAME if key in config}))
+    for key in LEAVE_ROUNDING:
+        section, last = key.split(".")
+        kept.get(section, {}).pop(last, None)
+    kept["precision"] = {key: config["precision"].get(key) for key in SCALING}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def compare(config: dict[str, Any], steps: pd.DataFrame, reference: dict[str, Any], theirs: pd.DataFrame) -> Verdict:
+    """Sets the steps of a run with this resolved config against those of a reference with that one."""
+    exact = rounds_alike(config, reference)
+    pairs = list(_pairs(steps, theirs))
+    late = config.get("offload", {}).get("delayed")
+    if late:  # by intent parameters are an update older from then on
+        pairs = [pair for pair in pairs if pair.step <= config["offload"]["delayed_after"]]
+    if not exact:
+        pairs = [pair for pair in pairs if pair.step < COMPARED]
+    if not pairs:
+        return Verdict(UNCHECKED, "the run and DDP's have no step in common")
+    limits = (0.0, NORM_ORDER) if exact else _tolerances(config)
+    loss, norm = max(pair.loss_off for pair in pairs), max((pair.norm_off for pair in pairs), default=0.0)
+    count = 1 + max(pair.step for pair in pairs)
+    of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * bool(late)
+    what = "losses and gradient norms" if any(pair.has_norms for pair in pairs) else "losses alone: no norm was taken"
+    wrong = next((pair for pair in pairs if pair.loss_off > limits[0] or pair.norm_off > limits[1]), None)
+    if wrong is not None:
+        return Verdict(DIFFERS, _blame(wrong, pairs, limits, config["world_size"]), loss, norm)
+    if loss == 0 and norm <= NORM_ORDER:
+        return Verdict(EQUAL, f"equal to DDP's to the bit over {of}: {what}", loss, norm)
+    return Verdict(CLOSE, f"within {loss:.1e} and {norm:.1e} of DDP's over {of}: {what}", loss, norm)
+
+
+def rounds_alike(config: dict[str, Any], reference: dict[str, Any]) -> bool:
+    """Whether equality to the bit is to be had: the same sums in the same order by the same kernels."""
+    strategy, precision = config["strategy"], config["precision"]
+    numbers = {precision[key] for key in ("name", "gradient_dtype", "wire_dtype")}
+    return (
+        strategy["name"] in ROUNDS_ALIKE
+        and config["device"] == "cpu"
+        and config["world_size"] <= 2
+        and len(numbers) == 1
+        and config["accumulation"] == 1  # else a tied parameter's gradients are summed in another order
+        and config["clip"] is None  # torch takes a norm in fp32, and so another coefficient
+        and config["optimizer"] == reference["optimizer"]
+        and config["threads"] == reference["threads"]
+        and not any(key in config for key in ROUND_OTHERWISE)
+    )
+
+
+def _tolerances(config: dict[str, Any]) -> tuple[float, float]:
+    return LOSSY if "zeropp" in config else TOLERANCES[config["precision"]["name"]]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One step of one rank, in the run and in the reference."""
+
+    step: int
+    rank: int
+    loss: tuple[float, float]
+    norm: tuple[float | None, float | None]
+
+    @property
+    def has_norms(self) -> bool:
+        return None not in self.norm
+
+    @property
+    def loss_off(self) -> float:
+        return _deviation(*self.loss)
+
+    @property
+    def norm_off(self) -> float:
+        ours, theirs = self.norm
+        return 0.0 if ours is None or theirs is None else _deviation(ours, theirs)
+
+
+def _deviation(ours: float, theirs: float) -> float:
+    """|ours − theirs| over |theirs|; two values that are not finite in the same way are equal."""
+    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
+        return 0.0
+    off = abs(ours - theirs) / abs(theirs) if theirs else math.inf
+    return off if math.isfinite(off) else math.inf
+
+
+def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[_Pair]:
+    """In the order of steps, of the rank of each the first first. Norms are of whichever pass has them."""
+    ours, others = _by_step(steps), _by_step(theirs)
+    for place in sorted(ours.keys() & others.keys()):
+        (loss, norm), (other_loss, other_norm) = ours[place], others[place]
+        yield _Pair(*place, (loss, other_loss), (norm, other_norm))
+
+
+def _by_step(steps: pd.DataFrame) -> dict[tuple[int, int], tuple[float, float | None]]:
+    found: dict[tuple[int, int], tuple[float, float | None]] = {}
+    for row in steps[steps["mode"] != "traced"].to_dict("records"):
+        place = int(row["step"]), int(row["rank"])
+        norm = None if pd.isna(row["grad_norm"]) else float(row["grad_norm"])
+        before = found.get(place)
+        found[place] = float(row["loss"]), norm if before is None or before[1] is None else before[1]
+    return found
+
+
+def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks: int) -> str:
+    """What went wrong first: the forward, the gradients, or the update before."""
+    step = wrong.step
+    if wrong.norm_off > limits[1] and not any(p.step == step and p.loss_off > limits[0] for p in pairs):
+        ours, theirs = wrong.norm
+        assert ours is not None
+        assert theirs is not None
+        said = f"gradients: their norm at step {step} is {ours:.6g}, {_factor(ours, theirs, ranks)}"
+        return f"{said}, and the loss before them is not to blame: look at the backward and the reduction"
+    off = next(p for p in pairs if p.step == step and p.loss_off > limits[0])
+    said = f"the loss of rank {off.rank} at step {step} is {off.loss[0]:.9g} and DDP's {off.loss[1]:.9g}"
+    if step == 0:
+        return f"{said}: no update has been yet: look at the forward, the data and the initial values"
+    return f"{said}, after gradient norms that agree: look at the update of step {step - 1}, or at parts of gradients"
+
+
+def _factor(ours: float, theirs: float, ranks: int) -> str:
+    """ "2.000 times DDP's ...", with what that factor means where it is a known one."""
+    if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
+        return f"DDP's {theirs:.6g}"
+    factor = ours / theirs
+    words = f"{factor:.6g} times DDP's"
+    if math.isclose(factor, ranks, rel_tol=1e-3) and ranks > 1:
+        return f"{words}, as a sum over the {ranks} ranks would be in place of the mean"
+    if math.isclose(factor, 1 / ranks, rel_tol=1e-3) and ranks > 1:
+        return f"{words}, as after a second division by the {ranks} ranks"
+    if factor < 0.999:
+        return f"{words}: a part of them is missing, a rank's or a bucket's"
+    return words

@@ -1,0 +1,65 @@
+"""Remembers what `load` has read of a large results folder, as one collection beside the runs::
+
+    .tables-KEY/    runs, steps, memory, ... as parquet; index.json: run -> sizes and times of its files
+
+Ten thousand small files take seconds to read, seven large ones a moment. The cache is only ever derived: a run whose
+files have changed is read anew, one that is gone is left out, and a folder that cannot be written to has no cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+PREFIX = ".tables-"
+INDEX = "index.json"
+
+WORTH = 64
+"""Runs from which on a folder has a cache."""
+
+RENEWED_AFTER = 16
+"""Runs, or a tenth of those that are remembered, that must be new before the cache is written again."""
+
+Signature = list[list[int | str]]
+"""Name, size in bytes and time of the last change in ns of every file of a run."""
+
+
+def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str, Signature]]:
+    """The collection that remembers runs of `where`, or None; and the runs of `folders` that are in it unchanged."""
+    for kept in where.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged, or being replaced: no cache
+            index = json.loads((kept / INDEX).read_text()).items()
+            there = {folder.name: folder for folder in folders}
+            return kept, {name: was for name, was in index if name in there and was == signature(there[name])}
+    return None, {}
+
+
+def is_due(new: int, remembered: int) -> bool:
+    """Tells whether so many runs that are not remembered are worth a cache."""
+    return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
+
+
+def keep(where: Path, index: dict[str, Signature], collect: Callable[[Path], None]) -> None:
+    """Replaces the cache of `where`: `collect` writes the tables of the runs of `index` into a folder."""
+    old = list(where.glob(f"{PREFIX}*"))
+    aside = where / f".tables.{uuid.uuid4().hex[:12]}"
+    try:
+        collect(aside)
+        (aside / INDEX).write_text(json.dumps(index))
+        aside.rename(where / f"{PREFIX}{uuid.uuid4().hex[:12]}")
+    except OSError:  # not ours to write in, or full: the runs are all there
+        old = [aside]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def signature(folder: Path) -> Signature:
+    """The state of a run's files."""
+    with os.scandir(folder) as files:
+        found = [(one.name, one.stat()) for one in files if one.is_file()]
+    return sorted([name, state.st_size, state.st_mtime_ns] for name, state in found)

@@ -1,0 +1,132 @@
+"""What stands in a parameter's `.grad` while the engine holds its gradient, from backward to step.
+
+    dropped     `module.zero_grad()`, of a part too, or `p.grad = None`: the engine drops that gradient
+    used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: a sentence, for nothing is there to be used
+    replaced    `p.grad = ...`: a sentence at the next backward or step
+
+A stand-in has its parameter's shape and dtype, and no memory. The optimizer's first tensor has one, too, for those who
+ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .gradient_face import drop_gradients
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+HOW = (
+    "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
+    " engine.gradient_segments() (docs/gradients.md)"
+)
+
+WORDS = {
+    ("add", "add_"): "call engine.backward(loss), not loss.backward(): the gradients must be reduced",
+    ("_amp_foreach_non_finite_check_and_unscale_",): (
+        "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
+    ),
+}
+"""Operators that tell what somebody was about to do, and what is to be done instead."""
+
+
+class StandIn(torch.Tensor):
+    """Of the gradient of `parameter_name`. `dropped`: somebody has set it to zero."""
+
+    parameter_name: str
+    dropped: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor, name: str) -> StandIn:
+        """A new one for the gradient of `tensor`."""
+        made: StandIn = torch.Tensor._make_wrapper_subclass(
+            StandIn, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+        made.parameter_name, made.dropped = name, False
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)]
+        name = func.overloadpacket.__name__
+        if name in ("zero_", "_foreach_zero_"):
+            for one in found:
+                one.dropped = True
+            return args[0] if name == "zero_" else None
+        for others, words in WORDS.items():
+            if name in others:
+                raise RuntimeError(f"{found[0].parameter_name}: {words}; {HOW}")
+        raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """No tensors are in it: those who count memory find none."""
+        return [], self.parameter_name
+
+    @staticmethod
+    def __tensor_unflatten__(_inner: Any, _name: str, *_: Any) -> StandIn:
+        raise RuntimeError("a gradient's stand-in cannot be copied")
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        name = self.parameter_name
+        return f"<the gradient of {name}, in the engine's shards: engine.full_gradient({name!r})>"
+
+
+class StandIns:
+    """Those of one engine. `_put`: numbers of the parameters that have theirs now."""
+
+    def __init__(self, engine: Strategy) -> None:
+        self._engine = engine
+        self._made: dict[int, StandIn] = {}
+        self._put: set[int] = set()
+
+    def put(self) -> None:
+        """A backward is over: where a gradient came, something stands for it."""
+        engine = self._engine
+        for i in engine.update.used:
+            parameter = engine.trainable[i]
+            if i not in self._made:
+                self._made[i] = StandIn.of(parameter, engine.names[i])
+            self._made[i].dropped = False
+            parameter.grad = self._made[i]
+        self._put = set(engine.update.used)
+        if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
+            for segment in engine.segments[:1]:
+                segment.tensor.grad = StandIn.of(segment.tensor, "optimizer")
+
+    def take_away(self) -> None:
+        """A backward, or the optimizer, is to find nothing."""
+        for i in self._put:
+            self._engine.trainable[i].grad = None
+        self._put = set()
+        for segment in self._engine.segments[:1]:
+            if isinstance(segment.tensor.grad, StandIn):
+                segment.tensor.grad = None
+
+    def heed(self) -> None:
+        """Gradients whose stand-ins were dropped are. Raises RuntimeError for one that was replaced."""
+        dropped: set[int] = set()
+        for i, parameter in enumerate(self._engine.trainable):
+            grad = parameter.grad
+            if i in self._put:
+                if grad is None or self._made[i].dropped:
+                    dropped.add(i)
+                    parameter.grad = None
+                    continue
+                if grad is self._made[i]:
+                    continue
+            if grad is not None:
+                raise RuntimeError(
+                    f"{self._engine.names[i]}: something was assigned to its .grad, which the engine does not read; use"
+                    " engine.set_full_gradient(name, value) after backward (docs/gradients.md)"
+                )
+        if dropped and dropped == self._put:
+            self._engine.zero_grad()
+        elif dropped:
+            self._put -= dropped
+            drop_gradients(self._engine, dropped)
