@@ -50,7 +50,7 @@ LAYERS = [
         "overrides",
         "flags",
     },
-    {"launch", "join", "coded", "naming", "summary", "folders", "estimate", "flops", "compose", "parity"},
+    {"launch", "join", "coded", "naming", "summary", "folders", "rescue", "estimate", "flops", "compose", "parity"},
     {"joined", "console", "completion"},
     {"cell"},
     {"parity_check"},

@@ -111,7 +111,13 @@ def _run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0].replace("-", "_")
-        code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
+        try:
+            code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a file that cannot be read or written to, which the error names
+            print(f"zerobench {arguments[0]}: {error}", file=sys.stderr)
+            return 2
         return code
     return _sweep(arguments)
 
@@ -151,16 +157,16 @@ def _sweep(arguments: list[str]) -> int:
             completion.complete(words, VERBS)
             return 0
         cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
+        if not dry_run:
+            from .runner import run_cells
+
+            return run_cells(cells)[0] if cells else 0
     except RefusedError as refused:
         for problem in refused.problems:
             print(f"zerobench: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    if dry_run and cells:
-        from .verbs.dry_run import print_plan
+    from .verbs.dry_run import print_plan
 
-        return print_plan(cells)
-    from .runner import run_cells
-
-    return run_cells(cells)[0] if cells else 0
+    return print_plan(cells) if cells else 0
