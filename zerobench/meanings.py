@@ -118,6 +118,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "measure.repeats": ("launches", "per cell, interleaved with the other cells'; from 3 on there is an interval"),
     "measure.passes": ("", "both, timed (no bytes, no volumes) or accounted (no times)"),
     "measure.trace": ("", "one more pass tells how much communication is hidden behind computation"),
+    "measure.check_training": (
+        "",
+        "losses and gradient norms are held against DDP's: auto (where such a run is at hand), true or false",
+    ),
     "measure.snapshot": ("", "CUDA: the allocator's history, for torch's viewer"),
     "offload.optimizer": ("", "masters and optimizer states leave the device"),
     "offload.gradients": ("", "gradient shards leave the device"),
