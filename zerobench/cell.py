@@ -7,16 +7,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-from . import folders, join, optimizers, precision, provenance, systems, tables
+from . import folders, join, optimizers, precision, provenance, rescue, systems, tables
 from .environment import SIMULATED
 from .joined import launch, places
 from .probes import allocator_hook, snapshot
 from .records import RunRow
+from .rescue import Unwritten
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
 
@@ -48,11 +51,51 @@ class StoppedError(KeyboardInterrupt):
         self.row = row
 
 
-def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
-    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C."""
-    prefix = _prefix(cell)
-    aside = folders.claim_folder(Path(cell.config["results_dir"]), prefix)
+def find_or_run(
+    cell: Cell,
+    on_progress: Progress,
+    repeat: int = 0,
+    statuses: Sequence[str] = ("ok",),
+    on_wait: Callable[[], None] = lambda: None,
+    on_unwritten: Callable[[Unwritten], None] = lambda _: None,
+) -> tuple[dict[str, Any], bool]:
+    """The row of a launch, and whether it is an earlier one's. Another sweep that measures the same is waited for."""
+    with ExitStack() as held:
+        if not cell.problems and not cell.config["rerun"]:
+            turn = folders.turn(Path(cell.config["results_dir"]), f"{_prefix(cell)} {repeat}", on_wait)
+            held.enter_context(turn)
+        found = find_reusable(cell, repeat, statuses)
+        return found or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), found is not None
+
+
+def run_cell(
+    cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
+) -> RunRow:
+    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C.
+
+    `on_unwritten`: hears of a run that could not be written to its results folder.
+    """
+    prefix, results_dir = _prefix(cell), Path(cell.config["results_dir"])
     row = _blank_row(cell, repeat)
+    try:
+        aside = rescue.claim(results_dir, prefix)
+    except OSError as error:
+        row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
+        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+        return row
+    interrupted, written = _fill(row, cell, aside.path, on_progress)
+    lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
+    if lost is not None:
+        on_unwritten(lost)
+    if interrupted is not None:
+        raise StoppedError(row) from interrupted
+    return row
+
+
+def _fill(
+    row: RunRow, cell: Cell, aside: Path, on_progress: Progress
+) -> tuple[KeyboardInterrupt | None, dict[str, list[Any]]]:
+    """Runs the cell in the folder `aside` and fills its row. Returns the user's interrupt, if any, and the tables."""
     begun = time.monotonic()
     written: dict[str, list[Any]] = {}
     interrupted: KeyboardInterrupt | None = None
@@ -60,7 +103,7 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
         if cell.problems:
             row.status, row.reason = "invalid", "; ".join(cell.problems)
         else:
-            row.status, row.reason, records = _run_passes(cell, aside.path, on_progress)
+            row.status, row.reason, records = _run_passes(cell, aside, on_progress)
             if row.status == "ok":
                 written = join.join(row, cell.config, records)
                 row.reason = "" if row.backend == SIMULATED else join.divergence(records)
@@ -70,13 +113,11 @@ def run_cell(cell: Cell, on_progress: Progress, repeat: int = 0) -> RunRow:
     except Exception as error:  # ours: the sweep goes on, and says what this cell was spoilt by
         row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
         written = {}
-        (aside.path / "logs").mkdir(exist_ok=True)
-        (aside.path / "logs/harness.log").write_text(traceback.format_exc())
+        with suppress(OSError):  # the reason says the most of it
+            (aside / "logs").mkdir(parents=True, exist_ok=True)
+            (aside / "logs/harness.log").write_text(traceback.format_exc())
     row.seconds = round(time.monotonic() - begun, 3)
-    folders.write_run(aside, prefix, row, cell.config, provenance.provenance(cell.config), written)
-    if interrupted is not None:
-        raise StoppedError(row) from interrupted
-    return row
+    return interrupted, written
 
 
 def passes_of(config: dict[str, Any]) -> tuple[str, ...]:

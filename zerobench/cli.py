@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from . import fork_server
 from .job import JobError, find_job
@@ -53,15 +54,17 @@ Verbs:
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
-Groups (GROUP=CHOICE):
+Groups (GROUP=CHOICE); zerobench --help strategy, zerobench --help strategy=zero3 say more:
 {groups}
 
-Keys and their defaults (KEY=VALUE); comments on them are in conf/ and zerobench/config.py:
-{config}
+Keys and their defaults (KEY=VALUE), of the default choices; other choices have others:
+{keys}
+
 Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
 tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
 Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
-Hydra's own flags (-m, --cfg job, --info, --config-dir, hydra/launcher=...): zerobench --hydra-help
+Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
+Tab completion: eval "$(zerobench -sc install=bash)"
 """
 
 VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate", "codes", "gpu-suite")
@@ -111,9 +114,32 @@ def _run(arguments: list[str]) -> int:
         from importlib import import_module
 
         verb = arguments[0].replace("-", "_")
-        code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
+        try:
+            code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a file that cannot be read or written to, which the error names
+            print(f"zerobench {arguments[0]}: {error}", file=sys.stderr)
+            return 2
         return code
     return _sweep(arguments)
+
+
+def _help(words: list[str], extra_dirs: list[Path]) -> int:
+    """Of the whole command line, or of each of `words`: a verb, a group, GROUP=CHOICE or a key."""
+    from . import help
+    from .compose import checker
+
+    if words and words[0] in VERBS:
+        return _run([words[0], "--help"])
+    check = checker(extra_dirs)
+    try:
+        shown = [help.of_word(word, check) for word in words]
+    except ValueError as error:
+        print(f"zerobench --help: {error}", file=sys.stderr)
+        return 2
+    print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
+    return 0
 
 
 def _installed(package: str) -> str:
@@ -130,12 +156,8 @@ def _sweep(arguments: list[str]) -> int:
     from .flags import only_compose, split_arguments, unknown_flags
 
     flags, words, extra_dirs = split_arguments(arguments)
-    if {"-h", "--help"} & set(flags) or words == ["help"]:
-        from .compose import checker
-
-        check = checker(extra_dirs)
-        print(HELP.format(groups=check.list_choices(), config=check.list_defaults()))
-        return 0
+    if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
+        return _help([word for word in words if word != "help"], extra_dirs)
     if problems := unknown_flags(flags):
         print(f"zerobench: {'; '.join(problems)}", file=sys.stderr)
         return 2
@@ -151,16 +173,16 @@ def _sweep(arguments: list[str]) -> int:
             completion.complete(words, VERBS)
             return 0
         cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
+        if not dry_run:
+            from .runner import run_cells
+
+            return run_cells(cells)[0] if cells else 0
     except RefusedError as refused:
         for problem in refused.problems:
             print(f"zerobench: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    if dry_run and cells:
-        from .verbs.dry_run import print_plan
+    from .verbs.dry_run import print_plan
 
-        return print_plan(cells)
-    from .runner import run_cells
-
-    return run_cells(cells)[0] if cells else 0
+    return print_plan(cells) if cells else 0

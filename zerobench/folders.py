@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
 import shutil
+import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -23,6 +26,11 @@ from .records import RunRow, SearchRow
 from .tables import SEARCHES, TABLES, write_rows
 
 PARTIAL = ".partial-"
+
+TURNS = ".turns"
+"""The file in a results folder whose bytes are locked by those who measure; see `turn`."""
+
+TRY_AGAIN_S = 0.2
 
 
 @dataclass
@@ -80,11 +88,11 @@ def write_run(
     tables: dict[str, list[Any]],
 ) -> Path:
     """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, the first attempt that is free; sets row.run_id."""
-    (aside.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
-    for name, kind in TABLES.items():
-        write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
     try:
+        (aside.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
+        for name, kind in TABLES.items():
+            write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
         return _rename_free(aside.path, prefix, row)
     finally:
         aside.release()
@@ -112,6 +120,36 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
     aside = folder / f".run.json.{os.getpid()}"
     aside.write_text(json.dumps(_finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
     aside.replace(path)
+
+
+@contextlib.contextmanager
+def turn(results_dir: Path, launch: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Holds a `launch`, any text, against every other process that writes to this folder; waits for one that has it.
+
+    The lock is one byte of a file, at a place that follows from the text, and the kernel's: it goes with its process.
+    Where no lock can be had, in a folder that cannot be written to or on a file system without locks, nobody waits.
+    """
+    place = int.from_bytes(hashlib.sha256(launch.encode()).digest()[:7], "big")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            results_dir.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((results_dir / TURNS).open("ab"))
+            told = False
+            while not _try_lock(file, place):
+                if not told:
+                    on_wait()
+                told = True
+                time.sleep(TRY_AGAIN_S)
+        yield
+
+
+def _try_lock(file: BinaryIO, place: int) -> bool:
+    """Whether this byte is ours now. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except (BlockingIOError, PermissionError):  # POSIX permits either
+        return False
+    return True
 
 
 def write_search(results_dir: Path, row: SearchRow) -> None:

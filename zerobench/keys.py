@@ -116,3 +116,10 @@ def _keys_by_group() -> list[str]:
     schemas += [(name, schema) for name, schema in sections.items() if is_dataclass(schema) and name not in SCHEMAS]
     found = [f"{group}.{one.name}" for group, schema in schemas for one in fields(schema) if one.name not in IDENTITY]
     return list(dict.fromkeys(found))
+
+
+def type_name(node: Any) -> str:
+    """The type that a config's node wants, in words."""
+    kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
+    name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    return name + (" or null" if node._is_optional() else "")

@@ -91,6 +91,10 @@ class Reporter:
         self.entry.state = "skipped"
         self.entry.timing = None
 
+    def wait(self) -> None:
+        """Another sweep measures the current launch."""
+        self._line("another sweep measures this just now; waiting for what it finds")
+
     def progress(self, news: dict[str, Any]) -> None:
         """A step is done on rank 0."""
         entry = self.entry

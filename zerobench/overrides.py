@@ -7,7 +7,6 @@ and what does not exist is answered with the nearest name that does.
 from __future__ import annotations
 
 import os
-import textwrap
 from dataclasses import fields
 from math import prod
 from pathlib import Path
@@ -25,7 +24,7 @@ from yaml import YAMLError
 from . import systems
 from .config import SCHEMAS
 from .hydra_keys import problem_of, problem_of_choices, spelled_out
-from .keys import meant, meant_verb, nearest
+from .keys import meant, meant_verb, nearest, type_name
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -54,9 +53,10 @@ class Overrides:
     def __init__(self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
         self._config_dir = config_dir
         self._extra_dirs = extra_dirs
-        self._choices = {group: self._choices_of(group) for group in GROUPS}
+        self.folders = (*extra_dirs, config_dir)
+        self.choices = {group: self._found_choices(group) for group in GROUPS}
         for group, names in users.items():
-            self._choices[group] += names
+            self.choices[group] += names
         self._composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()
@@ -102,12 +102,12 @@ class Overrides:
 
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:
         """The experiment, as an override."""
-        return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self._choices["experiment"]]
+        return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self.choices["experiment"]]
 
     def _configs(self, root: str, picked: dict[str, list[Any]]) -> list[list[str]]:
         """The configs that a key below `root` may be in, as overrides: one for each choice, if it is a group."""
         choices = picked.get(root, []) if root in SCHEMAS else []
-        chosen = [[f"{root}={choice}"] for choice in choices if choice in self._choices[root]]
+        chosen = [[f"{root}={choice}"] for choice in choices if choice in self.choices[root]]
         return [one + self._study(picked) for one in chosen or [[]]]
 
     def _check_needs(self, seen: dict[str, list[Any]], picked: dict[str, list[Any]]) -> None:
@@ -131,13 +131,9 @@ class Overrides:
         if len(picked.get("experiment", [])) > 1:
             self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
 
-    def list_choices(self) -> str:
-        """The groups and their choices, a line each."""
-        return "\n".join(f"  {group:<11}{', '.join(choices)}" for group, choices in self._choices.items())
-
-    def list_defaults(self) -> str:
-        """The config of an empty command line, as yaml."""
-        return textwrap.indent(OmegaConf.to_yaml(self._compose([])), "  ")
+    def config_of(self, overrides: list[str]) -> DictConfig:
+        """What a command line of these composes to."""
+        return self._compose(overrides)
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         try:
@@ -164,7 +160,7 @@ class Overrides:
         if key in CHOSEN_BY_GROUP:
             group = root
             self.problems.append(
-                f"{line}: it follows from the group; choose it with {group}={'|'.join(self._choices[group])}"
+                f"{line}: it follows from the group; choose it with {group}={'|'.join(self.choices[group])}"
             )
         elif root == "huggingface" and "huggingface" not in picked.get("model", []) and "experiment" not in picked:
             self.problems.append(f"{line}: it has a meaning for model=huggingface only; add that")
@@ -191,7 +187,7 @@ class Overrides:
                 self.problems.append(f"{line}: {existing} is no folder that can be written to")
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
-        known = self._choices[group]
+        known = self.choices[group]
         for choice in choices:
             if choice not in known and not (group == "experiment" and choice is None):
                 hint = nearest(str(choice), known)
@@ -232,7 +228,7 @@ class Overrides:
         """Which choices of the key's group have it, to follow a sentence."""
         group, _, rest = key.partition(".")
         having = [name for name, kind in SCHEMAS.get(group, {}).items() if rest in (one.name for one in fields(kind))]
-        words = "|".join(name for name in self._choices.get(group, []) if name in having)
+        words = "|".join(name for name in self.choices.get(group, []) if name in having)
         return f"; choose {group}={words} for it" if words else ""
 
     def _check_values(self, key: str, values: list[Any], overrides: list[str]) -> None:
@@ -251,7 +247,7 @@ class Overrides:
             try:
                 OmegaConf.update(config.copy(), key, value)
             except OmegaConfBaseException:
-                self.problems.append(f"{key}={value}: wants {_type_name(node)}, and {value!r} is none")
+                self.problems.append(f"{key}={value}: wants {type_name(node)}, and {value!r} is none")
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
@@ -277,13 +273,13 @@ class Overrides:
         """What an override sets or sweeps over; a glob picks among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
-            return list(value.filter(self._choices.get(override.key_or_group, [])))
+            return list(value.filter(self.choices.get(override.key_or_group, [])))
         if override.is_interval_sweep():
             return []
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
 
-    def _choices_of(self, group: str) -> list[str]:
+    def _found_choices(self, group: str) -> list[str]:
         found = {
             path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")
         }
@@ -299,9 +295,3 @@ def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:
         return line
     key, _, value = line.partition("=")
     return f"{key}=choice({value})"
-
-
-def _type_name(node: Any) -> str:
-    kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
-    name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
-    return name + (" or null" if node._is_optional() else "")

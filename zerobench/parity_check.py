@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ class ParityCheck:
         """A run has ended. Its verdict, once there is one, goes into `row` and into the run's folder."""
         if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config["check_training"] == "false":
             return
+        if not (_folder(cell, row) / "steps.parquet").is_file():  # it could not be written there
+            row |= {"training": UNCHECKED, "training_words": "the run is not in its results folder"}
+            return
         key = _key(cell.config, row)
         if row["strategy"] == "ddp":
             self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
@@ -86,7 +90,12 @@ class ParityCheck:
 
     def _judge(self, cell: Cell, row: Row) -> None:
         _, config, steps = self._references[_key(cell.config, row)]
-        _write(cell, row, parity.compare(cell.config, _steps(_folder(cell, row)), config, steps))
+        try:
+            own = _steps(_folder(cell, row))
+        except OSError:  # removed meanwhile
+            _write(cell, row, Verdict(UNCHECKED, "the run is not in its results folder"))
+        else:
+            _write(cell, row, parity.compare(cell.config, own, config, steps))
 
     def _find(self, cell: Cell, row: Row) -> bool:
         """Looks for a reference in the results folder, where the sweep has none yet."""
@@ -155,4 +164,5 @@ def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
     }
     if any(row[name] != value for name, value in changes.items()):
         row |= changes
-        amend_row(_folder(cell, row), changes)
+        with suppress(OSError):  # a folder that cannot be written to: the next sweep that reuses the run tries again
+            amend_row(_folder(cell, row), changes)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
+from . import rescue
+from .cell import find_reusable
+from .compose import RefusedError
 from .console import print_failures, print_results, print_searches
 from .live import Reporter
 from .parity import DIFFERS
@@ -16,7 +20,10 @@ from .sweep import Sweep
 
 
 def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed, 130 stopped by the user."""
+    """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed or could not be written where it
+    belongs, 130 stopped by the user. Raises RefusedError where nothing could be written.
+    """
+    check_folders(cells)
     ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a job's process heeds signals in its own way
     if ours:
         signal.signal(signal.SIGTERM, _stop)
@@ -36,10 +43,12 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     if found:
         print_searches(found)
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
-    rows = [*sweep.rows, *search.rows]
+    rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     if rows:
         for folder in sorted({cell.config["results_dir"] for cell in cells}):
             print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
+    for sentence in rescue.sentences(lost):
+        print(f"zerobench: {sentence}", file=sys.stderr)
     if sweep.failed_fast:
         left = sum(entry.state == "waiting" for entry in reporter.entries)
         print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
@@ -48,7 +57,19 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
     failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is an answer
-    return int(bool(failed)), rows
+    return int(bool(failed or lost)), rows
+
+
+def check_folders(cells: list[Cell]) -> None:
+    """Raises RefusedError where a results folder cannot be written to, unless all its cells are there already."""
+    problems = []
+    for where in dict.fromkeys(cell.config["results_dir"] for cell in cells):
+        why = rescue.why_unwritable(Path(where))
+        mine = [cell for cell in cells if cell.config["results_dir"] == where]
+        if why and any(find_reusable(cell) is None for cell in mine):
+            problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
+    if problems:
+        raise RefusedError(problems)
 
 
 def _stop(_signal: int, _frame: Any) -> NoReturn:

@@ -25,6 +25,7 @@ from . import optimizers, precision
 from .folders import write_search
 from .provenance import device_class
 from .records import RunRow, SearchRow
+from .rescue import Unwritten
 from .resolve import Cell
 from .summary import summarize
 from .sweep import Sweep
@@ -118,7 +119,11 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
         found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
     for search, row in zip(searches, found, strict=True):
-        write_search(Path(search.cell.config["results_dir"]), row)
+        results_dir = Path(search.cell.config["results_dir"])
+        try:
+            write_search(results_dir, row)
+        except OSError as error:
+            sweep.unwritten.append(Unwritten(results_dir, error.strerror or str(error), None))
     return found
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .cell import StoppedError, find_reusable, run_cell
+from .cell import StoppedError, find_or_run, find_reusable
 from .naming import name_cells
 from .parity_check import ParityCheck
+from .rescue import Unwritten
 from .resolve import Cell
 
 
@@ -38,6 +39,8 @@ class Sweep:
     rows: list[dict[str, Any]] = field(default_factory=list)
     stopped: bool = False
     failed_fast: bool = False
+    unwritten: list[Unwritten] = field(default_factory=list)
+    """Runs that are not in their results folder."""
     reused: bool = False
     """Whether the last row is of an earlier run."""
 
@@ -60,10 +63,12 @@ class Sweep:
     def run_one(self, launch: Launch) -> dict[str, Any] | None:
         """The row of one launch, reused or new; None where the user stopped it before it had one."""
         self.reporter.start(launch)
-        found = None
+        self.reused = False
+        progress, wait = self.reporter.progress, self.reporter.wait
         try:
-            found = find_reusable(launch.cell, launch.repeat, self.answers)
-            row = found or asdict(run_cell(launch.cell, self.reporter.progress, launch.repeat))
+            row, self.reused = find_or_run(
+                launch.cell, progress, launch.repeat, self.answers, wait, self.unwritten.append
+            )
         except StoppedError as stop:
             self.stopped, row = True, asdict(stop.row)
         except KeyboardInterrupt:
@@ -72,7 +77,6 @@ class Sweep:
         self.rows.append(row)
         if self.check is not None:
             self.check.see(launch.cell, row)
-        self.reused = found is not None
         self.reporter.end(row, reused=self.reused)
         return row
 

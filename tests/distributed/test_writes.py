@@ -17,3 +17,8 @@ def test_what_is_written_is_trained(n: int, tmp_path: Path) -> None:
 
 def test_what_is_not_written_stays(tmp_path: Path) -> None:
     run_ranks(2, writes.untouched, str(tmp_path))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_weights_from_the_disk_become_masters_and_parameters(n: int, tmp_path: Path) -> None:
+    run_ranks(n, writes.weights_from_disk, str(tmp_path))

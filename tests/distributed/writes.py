@@ -7,11 +7,15 @@ must train alike, to the bit.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
@@ -161,3 +165,53 @@ def untouched(rank: int, n: int, folder: str) -> None:
         assert changed <= 2 * zoo.WIDTH, f"{stage} {options}: {changed} elements changed"
         whole = engine.full_state_dict()["embedding.weight"]
         assert bool((whole[0] == 0.25).all())
+
+
+def write_files(folder: Path, name: str) -> dict[str, Path]:
+    """Pretrained fp32 weights: one file, transformers' shards with an index, and a checkpoint of one rank's engine."""
+    state = other_state(name, torch.float32)
+    unique = {key: value.contiguous() for key, value in state.items() if key != "head.weight" or name != "tied"}
+    folder.mkdir(parents=True)
+    save_file(unique, folder / "model.safetensors")
+    shards = folder / "shards"
+    shards.mkdir()
+    files = {key: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, key in enumerate(unique)}
+    for file in set(files.values()):
+        save_file({key: value for key, value in unique.items() if files[key] == file}, shards / file)
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    return {"file": folder / "model.safetensors", "shards": shards, "checkpoint": folder / "checkpoint"}
+
+
+def weights_from_disk(rank: int, n: int, folder: str) -> None:
+    """Every master is the file's value, in fp32, and every parameter that value rounded; then it trains."""
+    paths = {name: Path(folder) / f"weights {name}" for name in ("tied", "unused")}
+    if rank == 0:
+        for name, path in paths.items():
+            write_files(path, name)
+    if n > 1:
+        dist.barrier()
+    for name, path in paths.items():
+        first = engine_of("zero3", zoo.build(name), {})
+        assert first.load_weights(path) == ([], [])
+        steps(first, rank, n, range(1))  # a checkpoint of other values than the files
+        first.load_weights(path / "shards")
+        first.save(path / "checkpoint", user_state={"epoch": 2})
+    for number, (stage, name, dtype, options) in enumerate(kinds(n, folder)):
+        state = other_state(name, torch.float32)
+        path = (paths[name] / "shards", paths[name] / "checkpoint", paths[name] / "model.safetensors")[number % 3]
+        engine = engine_of(stage, zoo.build(name).to(dtype), options)
+        steps(engine, rank, n, range(1))
+        if number % 3 == 1:
+            assert engine.load(path, weights_only=True) == {"epoch": 2}
+        else:
+            assert engine.load_weights(path) == ([], [])
+        case = f"{stage} {name} {dtype} {options} {path}"
+        with engine.places.in_memory(write_back=False):
+            for segment in engine.segments:
+                where = segment.segment
+                expected = state[engine.names[where.parameter]].reshape(-1)[where.start : where.stop]
+                assert torch.equal(segment.tensor.detach(), expected), case
+        found = engine.full_state_dict()
+        assert all(torch.equal(found[key], value.to(dtype)) for key, value in state.items()), case
+        steps(engine, rank, n, range(1))

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
 
 import zerobench
 from tests.cells import cell
-from zerobench.cell import run_cell
+from tests.unit.test_status_show_prune import make
+from zerobench import cli
+from zerobench.cell import _prefix, find_or_run, run_cell
+from zerobench.rescue import Unwritten, sentences
+from zerobench.resolve import Cell
+from zerobench.sweep import Sweep
 
 ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
 """A name that the system takes, with what means something to URLs, shells, globs, Hydra's grammar or people."""
@@ -18,3 +32,160 @@ def test_ranks_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
     assert (row.status, row.reason) == ("ok", "")
     assert [path.name for path in tmp_path.iterdir()] == [ODD], "nothing lands beside it"
     assert list(zerobench.load(home).runs.status) == ["ok"]
+
+
+NOWHERE = "/proc/zerobench/runs"
+"""A folder that nobody can make, the superuser included."""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's temporary folder, for this test."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def simulated(results_dir: Path | str, **more: Any) -> Cell:
+    """A cell that takes no time."""
+    return cell("zero2", 2, results_dir=str(results_dir), backend="simulated", **more)
+
+
+def lose(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def replace_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("no folder any more")
+
+
+@pytest.mark.parametrize(("change", "kept"), [(lose, "runs"), (replace_by_a_file, "runs-rescued")])
+def test_a_results_folder_that_goes_midway_loses_no_row(tmp_path: Path, change, kept: str) -> None:
+    home, changed = tmp_path / "runs", []
+
+    def at_first_step(news: dict) -> None:
+        if not changed:
+            changed.append(news)
+            change(home)
+
+    sweep = Sweep(MagicMock(progress=at_first_step))
+    sweep.run([simulated(home), simulated(home, seed=1)])
+    assert len(changed) == 1
+    assert len(sweep.rows) == 2
+    assert sweep.rows[1]["status"] == "ok"
+    assert set(zerobench.load(tmp_path / kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
+    assert {one.kept for one in sweep.unwritten} == ({tmp_path / kept} if kept != "runs" else set())
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_rank(temporary: Path, capsys) -> None:
+    for verb in ([], ["noise", "record"], ["budget", "record"]):
+        assert cli.run([*verb, "world_size=1", f"+results_dir={NOWHERE}", "model=gpt_tiny"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 3
+    assert all(NOWHERE in line or "/proc is no folder" in line for line in told)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypatch) -> None:
+    sweep = Sweep(MagicMock())
+    sweep.run([simulated(NOWHERE)])
+    kept = next(temporary.iterdir())
+    assert sweep.rows[0]["status"] == "ok"
+    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[0]["run_id"]]
+    monkeypatch.setattr(tempfile, "tempdir", NOWHERE)
+    sweep.run([simulated(NOWHERE, seed=1)])
+    assert sweep.rows[1]["status"] == "crash"
+    assert "no folder can be made for it" in sweep.rows[1]["reason"]
+    first, second = sentences(sweep.unwritten)
+    assert f"1 run could not be written to {NOWHERE} (No such file or directory); it is kept in {kept} instead" in first
+    assert "it is in the table above alone" in second
+    assert sentences([Unwritten(Path("a"), "full", None)] * 2) == [
+        "2 runs could not be written to a (full); they are in the table above alone"
+    ]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    where = tmp_path / "small"
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", where], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield where
+    subprocess.run(["umount", "-l", where], check=True)
+
+
+def test_a_full_disk_ends_no_sweep_and_loses_no_row(small_disk: Path, temporary: Path) -> None:
+    home, filled = small_disk / "runs", []
+
+    def fill(_news: dict) -> None:
+        if not filled:
+            filled.append(small_disk / "filled")
+            with pytest.raises(OSError, match="No space"):
+                filled[0].write_bytes(bytes(2**20))
+
+    sweep = Sweep(MagicMock(progress=fill))
+    sweep.run([simulated(home), simulated(home, seed=1)])
+    assert [row["status"] for row in sweep.rows] == ["ok", "ok"], [row["reason"] for row in sweep.rows]
+    (kept,) = {one.kept for one in sweep.unwritten}
+    assert kept is not None
+    assert kept.parent == temporary
+    assert set(zerobench.load(kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
+    assert "No space left on device" in sentences(sweep.unwritten)[0]
+    assert list(home.glob(".partial-*")) == [], "what was begun there goes"
+
+
+def test_a_read_only_folder_is_refused_unless_all_is_there(small_disk: Path, monkeypatch, capsys) -> None:
+    words = ["world_size=2", "backend=simulated", "model=gpt_tiny", "model.layers=1", "measure=quick", "device=cpu"]
+    monkeypatch.chdir(small_disk)
+    assert cli.run(words) == 0
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    assert cli.run(words) == 0, "reused"
+    capsys.readouterr()
+    assert cli.run([*words, "seed=1"]) == 2
+    assert "results_dir=results/runs: it cannot be written to (Read-only file system); name another folder" in (
+        capsys.readouterr().err
+    )
+    for verb in (["status"], ["export"], ["prune", "--yes"]):
+        assert cli.run(verb) == 0
+    run = next(Path("results/runs").glob("[!.]*")).name
+    for verb in (["export", "--out", "there.csv"], ["budget", "record", "--runs", "results/runs"]):
+        assert cli.run(verb) == 2
+        assert "Read-only file system" in capsys.readouterr().err
+    for verb in (["export", "--format", "parquet", "--out", "x"], ["compare", run, run, "--out", "there.md"]):
+        assert cli.run([word.replace(run, f"results/runs/{run}") for word in verb]) == 2
+        assert "Read-only file system" in capsys.readouterr().err
+    monkeypatch.chdir("/")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from zerobench.folders import turn
+with turn(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
+    """Another process has its turn: we wait, and take what it found. A launch of its own we do not wait for."""
+    one, runs = simulated(tmp_path), []
+    words = [sys.executable, "-c", HOLD, str(tmp_path), f"{_prefix(one)} 0"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        row, reused = find_or_run(one, lambda _: None, repeat=1, on_wait=lambda: runs.append("waited"))
+        assert (row["status"], reused, runs) == ("ok", False, [])
+
+        def finish() -> None:
+            runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{_prefix(one)}-9"))
+            other.communicate()
+
+        row, reused = find_or_run(one, lambda _: None, repeat=0, on_wait=finish)
+        assert reused
+        assert len(runs) == 1
+    assert find_or_run(one, lambda _: None)[1], "and no lock is left"

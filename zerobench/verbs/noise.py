@@ -15,6 +15,7 @@ from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
 from ..live import Reporter
 from ..resolve import Cell
+from ..runner import check_folders
 from ..summary import LEAST_LAUNCHES
 from ..sweep import Sweep
 from ..tables import latest
@@ -43,6 +44,7 @@ def noise(arguments: list[str]) -> int:
         if chosen.runs is not None:
             return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
         cell = _compose(overrides, chosen.launches)
+        check_folders([cell])
     except (RefusedError, FileNotFoundError, ValueError) as error:
         for problem in getattr(error, "problems", [error]):
             print(f"zerobench noise: {problem}", file=sys.stderr)

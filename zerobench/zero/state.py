@@ -73,14 +73,30 @@ class StateFace:
         with self.places.in_memory(write_back=False):
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
-    def load(self: Any, path: str | PathLike[str]) -> dict[str, Any]:
+    def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
         """Takes back what `save` wrote, under any stage and N, and returns its `user_state`; collective.
 
-        Raises ValueError, on all ranks and before anything is changed, for a checkpoint that is damaged or of
-        another model or optimizer.
+        `weights_only`: parameters and buffers alone, as `load_weights` has it. Raises ValueError, on all ranks and
+        before anything is changed, for a checkpoint that is damaged or of another model or optimizer.
         """
+        if weights_only:
+            return self._load_weights(path, strict=True)[1]
         with self.places.in_memory(write_back=True):
             return _checkpoints().load(self, path)
+
+    def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
+        """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
+
+        Collective; each rank reads what it keeps. Masters get the file's values in its dtype; optimizer states stay.
+        Of tied parameters one name is enough. Returns the names that the file lacks, `missing_keys`, and those that
+        the module lacks, `unexpected_keys`. Raises ValueError, on all ranks and before anything is changed, for files
+        that are damaged, for other shapes and, if `strict`, for such names. Nothing is unpickled.
+        """
+        return self._load_weights(path, strict)[0]
+
+    def _load_weights(self: Any, path: str | PathLike[str], strict: bool) -> Any:
+        with self.places.in_memory(write_back=True):
+            return _checkpoints().load_weights(self, path, strict)
 
     def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
         """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
@@ -169,9 +185,9 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     engine.after_load()
 
 
-def before_load(engine: Strategy) -> None:
-    """Masters are about to be written: no update is at them, and none is still going up."""
-    engine.update.restart(0)
+def before_load(engine: Strategy, steps: int = 0) -> None:
+    """Masters are about to be written: no update is at them, and none is still going up. `steps` were taken so far."""
+    engine.update.restart(steps)
     engine.places.wait()
 
 

@@ -70,7 +70,9 @@ class Writes:
         self._loaded.clear()
 
     def note(self) -> None:
-        """The engine itself has written."""
+        """The engine itself has written, over whatever others had."""
+        self._loaded.clear()
+        self._stored.clear()
         for unit in self._units:
             unit.versions.note()
 

@@ -6,6 +6,7 @@
     handle.wait()                                                     raises what went wrong
     user_state = engine.load("runs/step-1000")                        another engine, of any stage and N
     engine.export_safetensors("model.safetensors")                    the plain module's state, from rank 0
+    engine.load_weights("pretrained/")                                weights alone: safetensors, or a checkpoint
 
 All are collective, and the folder must be one that all ranks see. Read contents.py for what is saved, storage.py for
 how it lies on the disk and why an interrupted save harms nothing, index.py for the JSON, planner.py for resharding.
@@ -40,11 +41,12 @@ from .index import check_files, read_index
 from .planner import Flat, LoadPlanner, SavePlanner
 from .ranks import Ranks, SaveHandle, ranks_of
 from .storage import FolderReader, FolderWriter
+from .weights import load_weights
 
 if TYPE_CHECKING:
     from ..strategy import Strategy
 
-__all__ = ["SaveHandle", "export_safetensors", "load", "save"]
+__all__ = ["SaveHandle", "export_safetensors", "load", "load_weights", "save"]
 
 
 def save(

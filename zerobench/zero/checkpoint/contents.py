@@ -48,9 +48,9 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
     for segment, gradient in engine.update.pending_gradients():
         index = segment.segment.parameter
         _put(flats, f"pending.{engine.names[index]}", engine.trainable[index], segment.segment.start, gradient)
-    for name, parameter, start, chunk in _sharded_frozen(engine):
+    for name, parameter, start, chunk in sharded_frozen(engine):
         _put(flats, f"frozen.{name}", parameter, start, chunk)
-    for number, (name, parameter) in enumerate(_whole_frozen(engine).items()):
+    for number, (name, parameter) in enumerate(whole_frozen(engine).items()):
         if number % engine.comm.size == engine.comm.rank:
             _put(flats, f"frozen.{name}", parameter, 0, engine.orders[parameter].flatten(parameter))
     if engine.comm.rank == 0:
@@ -76,9 +76,9 @@ class Targets:
         self._late: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []  # what cannot be read into, its values
         for segment in engine.segments:
             self._add_segment(segment)
-        for name, parameter, start, chunk in _sharded_frozen(engine):
+        for name, parameter, start, chunk in sharded_frozen(engine):
             self._add("frozen.{}", name, parameter, start, chunk)
-        for name, parameter in _whole_frozen(engine).items():
+        for name, parameter in whole_frozen(engine).items():
             self._add("frozen.{}", name, parameter, 0, engine.orders[parameter].flatten(parameter))
         for name, buffer in buffers_of(engine.module).items():
             self._add_buffer(f"buffer.{name}", buffer)
@@ -148,7 +148,7 @@ def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chu
         flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach()
 
 
-def _sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
+def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
     """(name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
@@ -161,7 +161,7 @@ def _sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, 
                 yield names[parameter], parameter, first - piece.offset + piece.start, chunk
 
 
-def _whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
+def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
     """The frozen parameters that every rank holds whole."""
     held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
     frozen = set(engine.frozen) - held

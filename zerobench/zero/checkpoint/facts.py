@@ -228,7 +228,7 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
             yield f"{name}: the checkpoint has this {kind}, the model has not"
         elif one["shape"] != own[name]["shape"]:
             yield f"{name}: its shape is {one['shape']} in the checkpoint, {own[name]['shape']} here"
-        elif "order" in one and not _is_order(one["order"], len(one["shape"])):
+        elif "order" in one and not is_order(one["order"], len(one["shape"])):
             yield f"{name}: its order is {one['order']} in the checkpoint, which is none of its dimensions"
         elif one.get("trainable") != own[name].get("trainable"):
             words = ("frozen", "trainable")
@@ -237,7 +237,7 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
             yield f"{name}: its dtype is {one['dtype']} in the checkpoint, {own[name]['dtype']} here"
 
 
-def _is_order(dims: Any, many: int) -> bool:
+def is_order(dims: Any, many: int) -> bool:
     return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 

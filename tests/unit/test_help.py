@@ -1,0 +1,112 @@
+"""--help: complete, of groups, choices and keys."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+
+import pytest
+
+from zerobench import cli, help
+from zerobench.compose import checker
+from zerobench.config import SCHEMAS, Config
+from zerobench.keys import _keys_by_group
+from zerobench.meanings import GROUPS, KEYS
+from zerobench.registry import MODELS
+
+TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]
+
+
+def test_every_key_has_a_line_and_every_line_a_key() -> None:
+    assert set(KEYS) == {*TOP, *_keys_by_group()}
+    assert all(meaning and meaning[-1] != "." for _, meaning in KEYS.values())
+
+
+def numbers() -> set[str]:
+    """Keys of integers that are amounts, and of sizes and times."""
+    sections = [(group, schema) for group, choices in SCHEMAS.items() for schema in choices.values()]
+    sections += [(one.name, one.default_factory) for one in fields(Config) if is_dataclass(one.default_factory)]
+    hints = {f"{name}.{key}": kind for name, one in sections for key, kind in typing.get_type_hints(one).items()}
+    hints |= typing.get_type_hints(Config)
+    return {key for key, kind in hints.items() if int in (kind, *typing.get_args(kind)) and key in KEYS} - {"seed"}
+
+
+@pytest.mark.parametrize("key", sorted(numbers()))
+def test_every_amount_has_a_unit(key: str) -> None:
+    assert KEYS[key][0]
+
+
+def test_every_group_and_choice_has_a_line() -> None:
+    check = checker([])
+    assert set(check.choices) <= set(GROUPS)
+    for group, choices in check.choices.items():
+        for choice in choices:
+            assert len(help._line_of(group, choice, check)) > 10, f"{group}={choice}: a comment at the top of its yaml"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.run(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_top_level_help_has_each_group_and_key_with_its_default(capsys) -> None:
+    text = shown(capsys, "--help")
+    for group in (*SCHEMAS, "experiment"):
+        assert f"  {group:<11}{GROUPS[group]}" in text
+    for key in (*TOP, "optimizer.lr=0.0003", "measure.steps=10", "strategy.bucket_bytes=", "data.path=null"):
+        assert f"\n  {key}" in text
+    assert "hydra/launcher" not in text
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        ("strategy=zero3", ["strategy=zero3\n  Our ZeRO-3", "strategy.prefetch=1", "[units]", "gathered ahead"]),
+        ("model=gpt2_124m", ["124 439 808 parameters", "model.layers=12", "[blocks]"]),
+        ("strategy", ["strategy=zero3", "strategy=ddp", "torch DistributedDataParallel"]),
+        ("offload=none", ["It has no keys"]),
+        ("experiment=stages", ["The main job"]),
+        ("optimizer.lr", ["optimizer.lr=0.0003", "learning rate"]),
+        ("optimizer.momentum", ["optimizer.momentum", "torch's momentum"]),
+        ("launch", ["launch.timeout_s=1800", "[seconds]"]),
+        ("world_size", ["world_size=null", "[ranks]"]),
+    ],
+)
+def test_a_word_behind_help_is_explained(word: str, wanted: list[str], capsys) -> None:
+    text = shown(capsys, "--help", word)
+    assert "schema" not in text
+    for words in wanted:
+        assert words in text
+
+
+def test_a_verb_behind_help_explains_itself(capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(["--help", "show"])
+    assert stopped.value.code == 0
+    assert "usage: zerobench show" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("strategy=zero4", "strategy=zero4: no such strategy; did you mean zero3?"),
+        ("bath", "bath: neither a group, a key nor a verb; did you mean batch?"),
+        ("lr", "did you mean optimizer.lr?"),
+    ],
+)
+def test_what_there_is_no_help_for_is_a_sentence(word: str, words: str, capsys) -> None:
+    assert cli.run(["--help", word]) == 2
+    errors = capsys.readouterr().err
+    assert words in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_users_options_are_explained_by_the_builder(monkeypatch, capsys) -> None:
+    def build(width: int = 7) -> None:
+        """A model of mine. It has a width."""
+
+    monkeypatch.setitem(MODELS.builders, "mine", build)
+    text = shown(capsys, "--help", "model=mine")
+    assert "A model of mine. It has a width." in text
+    assert "model.width=7" in text
