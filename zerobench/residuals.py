@@ -14,6 +14,9 @@ from .theory.groups import Moved
 STATES_SHARE = 0.01
 """Of a prediction: a gradient may be made beside another for a moment, and order decides which two."""
 
+LINKS_SHARE = 0.05
+"""Of a simulated world one rank stands for all, whose shards hold more or less of padding."""
+
 OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
 """Kernels' scratch, of the peak and at least."""
 
@@ -76,7 +79,7 @@ def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[
 def _links(row: RunRow) -> Iterator[str]:
     for link in LINKS:
         measured, predicted = getattr(row, f"{link}_bytes"), getattr(row, f"predicted_{link}_bytes")
-        if measured is not None and predicted is not None and abs(measured - predicted) > STATES_SHARE * predicted:
+        if measured is not None and predicted is not None and abs(measured - predicted) > LINKS_SHARE * predicted:
             yield f"{link}: {_off(measured, predicted)} between tiers"
 
 
