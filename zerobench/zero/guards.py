@@ -16,12 +16,8 @@ STEP = (
 
 
 def guard(optimizer: optim.Optimizer) -> None:
-    """Has `optimizer` refuse a plain run's states, and a GradScaler call its `step`, whose hook answers with STEP.
-
-    `_step_supports_amp_scaling` is torch's own, tested: GradScaler.step leaves scaling to such an optimizer.
-    """
+    """Has `optimizer` refuse a plain run's states."""
     optimizer.register_load_state_dict_pre_hook(_check_states)
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
 def check_groups(optimizer: optim.Optimizer, updated_by: str) -> None:
