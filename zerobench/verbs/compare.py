@@ -77,7 +77,7 @@ def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[pd.DataFra
     if not chosen.interleave:
         return load_runs(chosen.a), load_runs(chosen.b)
     chosen.a, chosen.b = chosen.interleave
-    return measure_in_turns(*chosen.interleave, chosen.launches, overrides, chosen.runs)
+    return measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides, chosen.runs)
 
 
 def _parser() -> argparse.ArgumentParser:
