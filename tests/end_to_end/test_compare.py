@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import cell
 from tests.end_to_end.command import SMALL
 from zerobench import cli
+from zerobench.cell import run_cell
+from zerobench.config import Measure
+from zerobench.provenance import PACKAGE
 from zerobench.tables import load
-from zerobench.verbs import noise, noise_floor
+from zerobench.verbs import interleave, noise, noise_floor
 
 
 def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -40,12 +44,12 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
     assert "- differs: strategy.name is zero1 in A and zero2 in B" in moved
     assert f"| {difference:,} |" in next(line for line in moved.splitlines() if line.startswith("| max_gradients"))
     assert "at the peak" in moved
-    assert "- 3 pairs of launches, interleaved" in moved
+    assert "- 3 pairs of launches, interleaved: in 80 of 100 cases a change of " in moved
     assert "- noise floor: of zero1 gpt_tiny N=2 b=8, 3 launches of " in moved
 
     one, two = (next(iter(sorted(Path("results/runs").glob(f"{name}-*")))) for name in ("zero1", "zero2"))
     assert cli.run(["compare", str(one), str(two)]) == 0
-    assert "measured one after the other" in capsys.readouterr().out
+    assert "not interleaved" in capsys.readouterr().out
     assert cli.run(["noise", "record", "--runs", "results/runs"]) == 2
     assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
 
@@ -68,9 +72,46 @@ def test_noise_is_measured_by_running_one_cell_anew(tmp_path: Path, monkeypatch,
     assert "with such a spread every change would be noise" in capsys.readouterr().err
 
 
+def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Each in a worktree of its own, which is gone afterwards; what cannot be measured is one sentence."""
+    monkeypatch.chdir(tmp_path)
+    places: list[Path] = []
+
+    def launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
+        assert (place / "zerobench/cli.py").is_file()
+        assert overrides == ["strategy=ddp"]
+        places.append(place)
+        measure = Measure(steps=2, warmup=2, passes="timed")
+        assert run_cell(cell("ddp", 1, results_dir=str(folder), measure=measure), lambda _: None).status == "ok"
+
+    command = ["compare", "--interleave", "HEAD", ".", "--launches", "3", "--runs", "runs"]
+    refused = [*command[:4], "--runs", "no", "--", "strategy=zero9"]
+    assert cli.run(refused) == 2
+    assert "HEAD cannot measure it: strategy=zero9: no such strategy" in capsys.readouterr().err
+    monkeypatch.setattr(interleave, "_launch", launch)
+    assert cli.run([*command, "--", "strategy=ddp"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 pairs of launches, interleaved: in 80 of 100 cases a change of " in shown
+    a, b = places[0], places[1]
+    assert places == [a, b, b, a, a, b]
+    assert a != b == PACKAGE.parent
+    assert not a.exists()
+    assert cli.run([*command, "--", "strategy=ddp"]) == 2
+    assert "--runs runs: there is something in that folder already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["compare", "."], "compare: name two sides, A and B: runs or folders; or --interleave REV_A REV_B"),
+        (["compare", "a", "b", "--", "strategy=ddp"], "compare: --: what is measured is for --interleave"),
+        (["compare", "--interleave", "HEAD", "."], "compare: --interleave: say behind -- what is measured"),
+        (["compare", "--interleave", "HEAD", ".", "--", "measure.repeats=3"], "measure.repeats: --interleave sets it"),
+        (["compare", "--interleave", "nowhere", ".", "--", "seed=1"], "--interleave: nowhere: git says: "),
+        (
+            ["compare", "--interleave", "HEAD", ".", "--launches", "1", "--", "seed=1"],
+            "--launches 1: must be at least 2",
+        ),
         (["compare", "nowhere", "."], "compare: nowhere: there is no run, and no folder of runs, of that name"),
         (["compare", "no*", "."], "compare: no*: there is no run"),
         (["noise", "record", "--runs", "nowhere"], "noise: nowhere: there is no run"),

@@ -14,11 +14,13 @@ from tests.cells import cell
 from zerobench.cell import _blank_row
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.resolve import Cell
+from zerobench.summary import TIMES
 from zerobench.tables import frame_of
 from zerobench.verbs import noise_floor
 from zerobench.verbs.comparison import Compared, Comparison, compare_runs
+from zerobench.verbs.interleave import turns
 from zerobench.verbs.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.verbs.paired import effect_of, interleaved, pair_up
+from zerobench.verbs.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
 
 MIB = 2**20
 Row = dict[str, Any]
@@ -50,6 +52,19 @@ def launches(of: Cell, times: list[float], hour: int, every: int = 2) -> list[Ro
     """Launches that begin `every` minutes apart."""
     stamps = [f"2026-01-01T{hour:02}:{every * place:02}:00" for place in range(len(times))]
     return [run(of, place, t, stamp) for place, (t, stamp) in enumerate(zip(times, stamps, strict=True))]
+
+
+def in_turns(of: Cell, a: list[float], b: list[float]) -> tuple[list[Row], list[Row]]:
+    """A B, B A, ...: a launch a minute."""
+    minutes = [(4 * n + 2 * (n % 2), 4 * n + 2 * (1 - n % 2)) for n in range(len(a))]
+    sides = [
+        [
+            run(of, n, t, f"2026-01-01T{at[side] // 60:02}:{at[side] % 60:02}:00")
+            for n, (t, at) in enumerate(zip(times, minutes, strict=True))
+        ]
+        for side, times in enumerate((a, b))
+    ]
+    return sides[0], sides[1]
 
 
 def verdict(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) -> str:
@@ -178,14 +193,14 @@ def test_slower_has_the_ratio_and_interval_that_scipy_says() -> None:
     one = cell("zero1", 2)
     factors = [1.06, 1.10, 1.08, 1.07, 1.09]
     b = [time * factor for time, factor in zip(A, factors, strict=True)]
-    found = only(compare(launches(one, A, 1), launches(one, b, 2)))
+    found = only(compare(*in_turns(one, A, b)))
     step = found.effects[0]
     low, high = stats.ttest_1samp(np.log(factors), 0).confidence_interval(0.95)
     assert step.ratio == pytest.approx(stats.gmean(factors), rel=1e-12)
     assert (step.low, step.high) == pytest.approx((np.exp(low), np.exp(high)), rel=1e-12)
     assert step.verdict == "slower"
     assert found.worse
-    assert verdict(launches(one, b, 1), launches(one, A, 2)) == "faster"
+    assert verdict(*in_turns(one, b, A)) == "faster"
 
 
 def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> None:
@@ -195,7 +210,7 @@ def test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least() -> No
     assert wide.low < 1 < wide.ratio - 0.03
     assert wide.verdict == "noise"
     little = [time * factor for time, factor in zip(A, [1.019, 1.021, 1.02, 1.018, 1.022], strict=True)]
-    small = only(compare(launches(one, A, 1), launches(one, little, 2))).effects[0]
+    small = only(compare(*in_turns(one, A, little))).effects[0]
     assert small.low is not None
     assert small.low > 1.01, "certainly slower, and by less than anyone cares for"
     assert small.verdict == "noise"
@@ -210,9 +225,9 @@ def test_the_threshold_is_the_same_both_ways() -> None:
 
 def test_fewer_than_three_pairs_are_noise_or_undecided() -> None:
     one = cell("zero1", 2)
-    assert verdict([run(one)], [run(one, step_s=0.102)]) == "noise"
-    undecided = only(compare([run(one)], [run(one, step_s=0.2), run(one, 1, step_s=0.2)]))
-    assert len(undecided.pairs) == 1
+    assert verdict(*in_turns(one, [0.1, 0.1], [0.102, 0.102])) == "noise"
+    undecided = only(compare(*in_turns(one, [0.1, 0.1], [0.2, 0.2])))
+    assert len(undecided.pairs) == 2
     assert undecided.effects[0].verdict.startswith("undecided: measure.repeats=3 or more")
     assert undecided.effects[0].low is None
     assert not undecided.worse
@@ -234,6 +249,60 @@ def test_rounds_are_interleaved_and_blocks_are_not() -> None:
     assert not interleaved([(first[0], turns[0])])
 
 
+def false_alarms(drift: float, mirrored: bool) -> float:
+    """Of 200 comparisons of identical code, 6 launches a side with 1 % of noise, how many have a verdict of a change,
+    while the machine drifts by so much from first to last, either way, or is so much slower in one half.
+    """
+    random, row = np.random.default_rng(0), run(cell("zero1", 2))
+    alarms = 0
+    for _ in range(200):
+        slow = np.linspace(0, 1, 12) if random.random() < 0.5 else (np.arange(12) >= 6)
+        times = 0.1 * np.exp(random.normal(0, 0.01, 12)) * (1 + drift * slow * random.choice([-1, 1]))
+        made = [row | dict.fromkeys(TIMES, t) | {"started": f"{at:02}", "run_id": at} for at, t in enumerate(times)]
+        if mirrored:
+            sides: dict[str, list[Row]] = {"a": [], "b": []}
+            for (side, _), one in zip(turns(6), made, strict=True):
+                sides[side].append(one)
+            pairs = list(zip(sides["a"], sides["b"], strict=True))
+        else:
+            pairs = list(zip(made[:6], made[6:], strict=True))
+        alarms += effects(pairs, 0.03, [])[0].verdict in ("slower", "faster")
+    return alarms / 200
+
+
+def test_drift_is_no_change_of_the_code() -> None:
+    """Judged all the same, blocks of identical code would be called changed: 31 % at 3 % of drift, 72 % at 10 %."""
+    for drift in (0.03, 0.10):
+        assert false_alarms(drift, mirrored=False) == 0
+        assert false_alarms(drift, mirrored=True) <= 0.05
+    one = cell("zero1", 2)
+    blocks = only(compare(launches(one, A, 1), launches(one, [2 * time for time in A], 2)))
+    assert {effect.verdict for effect in blocks.effects} == {"no verdict"}
+    assert not blocks.worse
+    assert blocks.effects[0].ratio == pytest.approx(2)
+
+
+def test_the_power_that_is_stated_is_the_power_that_there_is() -> None:
+    """Of 2 000 experiments with the stated number of pairs and a 3 % change, 80 of 100 find an interval without 1."""
+    random, spread = np.random.default_rng(0), 0.03
+    row = run(cell("zero1", 2))
+    many = [(row, row | {"step_s": 0.1 * float(np.exp(random.normal(0, spread)))}) for _ in range(2000)]
+    needed = pairs_needed(many, 0.03)
+    assert needed is not None
+    ratios = np.exp(random.normal(np.log(1.03), spread, size=(2000, needed))).tolist()
+    found = [effect_of("step_s", [1.0] * needed, one, 0.0).verdict == "slower" for one in ratios]
+    assert 0.75 < np.mean(found) < 0.87
+    assert detectable(many[:2]) is pairs_needed(many[:2], 0.03) is None
+    least = detectable(many[:needed])
+    assert least is not None
+    assert 0.01 < least < 0.06
+
+
+def test_turns_are_mirrored() -> None:
+    assert [side for side, _ in turns(4)] == list("abbaabba")
+    assert [number for _, number in turns(2)] == [0, 0, 1, 1]
+
+
 def test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases() -> None:
     random = np.random.default_rng(0)
     times = np.exp(random.normal(0, 0.02, size=(4000, 8)))
@@ -250,15 +319,14 @@ def test_a_recorded_floor_raises_the_threshold_where_it_holds(tmp_path: Path) ->
     assert path.name == "cpu.yaml"
     assert noise_floor.read(tmp_path) == [floor]
     slower = [time * 1.08 for time in A]
-    a, b = launches(one, A, 1), launches(one, slower, 2)
+    a, b = in_turns(one, A, slower)
     assert verdict(a, b) == "slower"
     assert verdict(a, b, [floor]) == "noise"
     found = only(compare(a, b, [floor]))
     assert found.floors == (floor,)
-    assert found.effects[0].threshold == floor.floors["step_s"], "drift does not average out"
-    turns = [row | {"started": before["started"][:-2] + "30"} for row, before in zip(b, a, strict=True)]
-    averaged = only(compare(a, turns, [floor])).effects[0].threshold
-    assert np.log1p(averaged) == pytest.approx(np.log1p(floor.floors["step_s"]) / np.sqrt(5))
+    blocks = only(compare(launches(one, A, 1), launches(one, slower, 2), [floor]))
+    assert blocks.effects[0].threshold == floor.floors["step_s"], "drift does not average out"
+    assert np.log1p(found.effects[0].threshold) == pytest.approx(np.log1p(floor.floors["step_s"]) / np.sqrt(5))
     elsewhere = [row | {"cores": 99} for row in (*a, *b)]
     assert only(compare(elsewhere[:5], elsewhere[5:], [floor])).floors == ()
 

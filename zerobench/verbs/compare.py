@@ -6,7 +6,6 @@ A *section* is what is said of one pair of cells: sentences and tables, printed 
 from __future__ import annotations
 
 import argparse
-import glob
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +13,20 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from .. import tables
 from ..console import PLAIN_WIDTH, plain_table, stdout_console
-from ..records import RunRow
 from ..units import show_bytes
 from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs
-from .paired import Effect, interleaved
+from .interleave import add_interleave, check_sides, load_runs, measure_in_turns, split_overrides
+from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 
 NOISE_FOLDER = "results/noise"
 NOT_COMPARABLE = "not comparable"
+MINIMUM_EFFECT = 3.0
+"""Percent: what anyone cares for."""
 NO_FLOOR = "no noise floor is recorded for this machine; zerobench noise record measures it"
-DRIFT = "measured one after the other: what drifted in between counts as change"
+DRIFT = "not interleaved: what drifted in between would count as change, so there is no verdict on times"
+IN_TURNS = "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two revisions in turns"
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,19 @@ class Section:
 
 def compare(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
-    chosen = _parser().parse_args(arguments)
+    own, overrides = split_overrides(arguments)
+    chosen = _parser().parse_args(own)
     try:
+        check_sides(chosen.a, chosen.b, chosen.interleave, overrides)
         if not chosen.minimum_effect >= 0:
             raise ValueError(f"--minimum-effect {chosen.minimum_effect}: must be 0 or more")
         floors = noise_floor.read(chosen.noise)
-        a, b = load_runs(chosen.a), load_runs(chosen.b)
+        a, b = _sides(chosen, overrides or [])
     except (FileNotFoundError, ValueError) as error:
         print(f"zerobench compare: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     found = compare_runs(a, b, chosen.minimum_effect / 100, floors)
     try:
         _write(_sections(found), chosen.format, chosen.out)
@@ -67,18 +72,27 @@ def compare(arguments: list[str]) -> int:
     return int(chosen.fail_on_change and found.worse)
 
 
+def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The runs of A and B, read or, of two revisions, measured now."""
+    if not chosen.interleave:
+        return load_runs(chosen.a), load_runs(chosen.b)
+    chosen.a, chosen.b = chosen.interleave
+    return measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides, chosen.runs)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zerobench compare",
         description="What moved from A to B: bytes and volumes exactly, times by paired ratios of their launches.",
     )
     where = "a run, a results folder, a collection, or a quoted pattern of those: 'results/runs/zero1-*'"
-    parser.add_argument("a", metavar="A", help=where)
-    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument("a", metavar="A", nargs="?", help=where)
+    parser.add_argument("b", metavar="B", nargs="?", help="likewise")
+    add_interleave(parser)
     parser.add_argument(
         "--minimum-effect",
         type=float,
-        default=3.0,
+        default=MINIMUM_EFFECT,
         metavar="PERCENT",
         help="times that moved by less are noise (default: %(default)s)",
     )
@@ -98,19 +112,6 @@ def _parser() -> argparse.ArgumentParser:
         "only, or is other work; losses are told and do not count",
     )
     return parser
-
-
-def load_runs(where: str) -> pd.DataFrame:
-    """The runs in a folder, or in all folders that a pattern matches, in the order in which they began.
-
-    Raises FileNotFoundError where there are none.
-    """
-    folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    rows = [row for folder in folders for row in tables.load(folder).runs.to_dict("records")]
-    if not rows:
-        raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
-    frame = tables.frame_of(rows, RunRow)  # type: ignore[arg-type]
-    return frame.sort_values("started", kind="stable", ignore_index=True)
 
 
 def _sections(found: Comparison) -> list[Section]:
@@ -228,9 +229,19 @@ def _effect(effect: Effect) -> list[str]:
 def _launches(pair: Compared) -> str:
     count = len(pair.pairs)
     words = f"{count} pair{'s' * (count != 1)} of launches"
-    if all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pair.pairs):
+    pairs = list(pair.pairs)
+    if same_runs(pairs):
         return f"{words}: the same on both sides"
-    return f"{words}, interleaved" if interleaved(list(pair.pairs)) else f"{words}, {DRIFT}"
+    return f"{words}, interleaved{_power(pairs)}" if interleaved(pairs) else f"{words}, {DRIFT}; {IN_TURNS}"
+
+
+def _power(pairs: list[Pair]) -> str:
+    """What so many pairs find, and how many would find the least effect that anyone cares for."""
+    found, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
+    if found is None:
+        return ""
+    more = f"{MINIMUM_EFFECT:g} % needs {needed} pairs" if needed else f"{MINIMUM_EFFECT:g} % needs a quieter machine"
+    return f": in 80 of 100 cases a change of {_percent(found)} is found; {more}"
 
 
 def _write(sections: list[Section], style: str, out: Path | None) -> None:

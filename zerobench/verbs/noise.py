@@ -21,7 +21,8 @@ from ..sweep import Sweep
 from ..tables import latest
 from ..world import has_times
 from . import noise_floor
-from .compare import NOISE_FOLDER, load_runs
+from .compare import NOISE_FOLDER
+from .interleave import load_runs
 from .noise_floor import NoiseFloor, floor_from
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")

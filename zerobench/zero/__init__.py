@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from . import materialise, megatron
+from .guards import check_groups
 from .host import Offload
 from .infinity import NvmeOffload
 from .megatron import Megatron
@@ -32,6 +33,7 @@ from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
 from .streamed import StreamedStage1
+from .words import spelled_out
 from .zeropp import Zeropp, connect_zeropp
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
@@ -62,7 +64,7 @@ def initialize(
     engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
-    `options`: the fields of `Options` (options.py).
+    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (words.py).
 
     The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
     construction with rank 0's seed, unit by unit, on `device` (materialise.py).
@@ -71,6 +73,7 @@ def initialize(
     """
     if strategy not in STAGES:
         raise ValueError(f"strategy: {strategy!r} is unknown{_nearest(str(strategy), list(STAGES))}")
+    options = spelled_out(options)
     device = next((p.device for p in model.parameters() if not p.is_meta), options.get("device") or torch.device("cpu"))
     _check_current(device)
     offload = options.get("offload")
@@ -78,6 +81,7 @@ def initialize(
     tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     _check(model, optimizer, chosen)
+    check_groups(optimizer, updated_by)
     if strategy == "zero3":
         _check_units(model)
     elif chosen.zeropp is not None:
@@ -85,6 +89,7 @@ def initialize(
     comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
+    engine.name = strategy
     setattr(model, _ADOPTED, id(model))
     return engine
 

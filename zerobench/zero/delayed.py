@@ -96,6 +96,7 @@ class DelayedUpdate(Update):
         pending = self.pending
         if pending is not None and pending.thread is None:
             pending.thread = labels.EngineThread(target=pending.run, args=(self._begin,), name="delayed update")
+            self._running = True
             pending.thread.start()
 
     def finish(self) -> bool:
@@ -107,6 +108,7 @@ class DelayedUpdate(Update):
             pending.run(self._begin)
         else:
             pending.thread.join()
+            self._running = False
         if pending.error is not None:
             raise pending.error
         facts.follow(self.optimizer, pending.before, facts.read(pending.optimizer))
@@ -180,6 +182,7 @@ class DelayedUpdate(Update):
         pending, self.pending = self.pending, None
         if pending is not None and pending.thread is not None:
             pending.thread.join()
+            self._running = False
         self._steps = steps
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:

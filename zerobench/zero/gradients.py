@@ -59,7 +59,7 @@ class GradientFlow:
             for unit, _ in self.places[i]:
                 unit.expected.add(i)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Autograd's backward; every gradient arrives and, outside no_sync, is reduced."""
         self.stand_ins.heed()
         self.stand_ins.take_away()
@@ -68,7 +68,7 @@ class GradientFlow:
             hook.go_last()
         self.in_backward = True
         try:
-            loss.backward()
+            loss.backward(retain_graph=retain_graph)
         finally:
             self.in_backward = False
         if self.synchronising:

@@ -235,9 +235,9 @@ class Stage3(Stage2):
                 if unit.trainable and self.gradients.synchronising:
                     self.reduce(unit)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         try:
-            super().backward(loss)
+            super().backward(loss, retain_graph)
         except BaseException as error:
             self._end_backward()
             if FREED in str(error):

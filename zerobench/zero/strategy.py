@@ -26,6 +26,7 @@ from torch import nn, optim
 from . import materialise
 from .arena import Arena, Heap
 from .comm import Comm
+from .face import ModuleFace
 from .gradient_face import GradientFace
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
 from .loading import take_loads
@@ -39,7 +40,7 @@ from .unit import Unit
 from .writes import Writes
 
 
-class Strategy(GradientFace, StateFace):
+class Strategy(GradientFace, StateFace, ModuleFace):
     """A model and its optimizer under one ZeRO stage. Made by `zerobench.initialize`."""
 
     stage = 0
@@ -172,9 +173,12 @@ class Strategy(GradientFace, StateFace):
         with watching_parameters(self.make_readable, self.check_readable):
             return self.module(*inputs, **named_inputs)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are."""
-        self.gradients.backward(self.update.scaling.scaler.scaled(loss))
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
+        """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are.
+
+        `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
+        """
+        self.gradients.backward(self.update.scaling.scaler.scaled(loss), retain_graph)
         self.after_backward()
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -247,15 +251,6 @@ class Strategy(GradientFace, StateFace):
             yield
         finally:
             self.gradients.synchronising = before
-
-    def train(self, mode: bool = True) -> Strategy:
-        """The module's `train`."""
-        self.module.train(mode)
-        return self
-
-    def eval(self) -> Strategy:
-        """The module's `eval`."""
-        return self.train(False)
 
     # -- shared by the stages -------------------------------------------------------------------------
 

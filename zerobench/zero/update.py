@@ -24,6 +24,7 @@ from torch import nn, optim
 
 from . import labels
 from .comm import Comm
+from .guards import STEP, guard
 from .layout import Segment
 from .places import Run
 from .precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of
@@ -68,6 +69,7 @@ class Update:
             places.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
+        guard(optimizer)
         self._held = self._held_now()
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
@@ -212,7 +214,7 @@ class Update:
 
     def _check_step(self, *_: Any) -> None:
         if not self._running:
-            raise RuntimeError("call engine.step(), not optimizer.step(): the parameters must be exchanged")
+            raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
         """torch's `add_param_group` for parameters of the model that no group holds yet."""

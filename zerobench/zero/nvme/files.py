@@ -12,7 +12,6 @@ Requests to one block keep their order, so that a read sees the write before it;
 from __future__ import annotations
 
 import uuid
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from .. import labels
 from .channel import Channel, DiskError, aligned
 from .checksum import checksum, memory_of
 from .requests import Carriers, Handle
+from .scratch import at_end
 
 BLOCK_BYTES = 4 * 2**20
 DEPTH = 8
@@ -114,7 +114,7 @@ class FileStore:
         self.carriers = Carriers(depth + (CHECKERS if checksums else 0), name)
         self._under_way: list[Handle] = []
         self._regions: list[Region] = []
-        self._end = weakref.finalize(self, _shut, self.carriers, self.channel)
+        self._end = at_end(self, _shut, self.carriers, self.channel)
 
     @property
     def bytes(self) -> int:

@@ -14,7 +14,9 @@ import shutil
 import tempfile
 import uuid
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .channel import ALIGN_BYTES, DiskError, free_bytes
 
@@ -23,7 +25,7 @@ LOCK = "lock"
 
 
 class Scratch:
-    """A new folder in `parent`, removed with all that is in it when it is closed or the interpreter ends.
+    """A new folder in `parent`, removed with all that is in it when it is closed or its process's interpreter ends.
 
     What processes that are gone have left in `parent` goes first. Raises DiskError where no folder can be made there.
     """
@@ -42,7 +44,7 @@ class Scratch:
         except OSError as error:
             words = f"no folder can be made in {home}: {os.strerror(error.errno or 0)}"
             raise DiskError(words, error.errno) from error
-        self._end = weakref.finalize(self, _remove, self.path, lock)
+        self._end = at_end(self, _remove, self.path, lock)
 
     def close(self) -> None:
         """Removes the folder."""
@@ -95,6 +97,16 @@ def _is_held(folder: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
+    """weakref.finalize for what is this process's alone: a forked child ends with copies of its parent's objects."""
+    return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
+
+
+def _act_in(process: int, act: Callable[..., None], *arguments: Any) -> None:
+    if os.getpid() == process:
+        act(*arguments)
 
 
 def _remove(folder: Path, lock: int) -> None:

@@ -1,0 +1,97 @@
+"""What an engine has in common with the module and the optimizer in it, and what it says where it has not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+
+class ModuleFace:
+    """The part of `Strategy`'s face that it shares with modules. `name`: the strategy's, as `initialize` has it."""
+
+    module: nn.Module
+    name = ""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters. Under zero3 their shapes are whole and their values are where a unit is gathered."""
+        return self.module.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same with their names."""
+        return self.module.named_parameters()
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The module's buffers, whole on every rank."""
+        return self.module.buffers()
+
+    @property
+    def training(self) -> bool:
+        """The module's mode."""
+        return self.module.training
+
+    def train(self: Any, mode: bool = True) -> Any:
+        """The module's `train`."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Any:
+        """The module's `eval`."""
+        return self.train(False)
+
+    def __repr__(self: Any) -> str:
+        sizes = sizes_of(self)
+        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        psi = sum(p.numel() for p in self.trainable)
+        return (
+            f"{self.name} of {type(self.module).__name__}: ψ = {psi:,}, N = {self.comm.size}, rank {self.comm.rank}"
+            f" holds {sum(sizes.values()):,} bytes now ({parts})"
+        )
+
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "deepcopy: an engine has a part on every rank and cannot be copied; copy engine.module inside `with"
+            " engine.full_parameters()`, which gives a plain module, or keep engine.state_dict()"
+        )
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "an engine cannot be pickled or copied: it has a part on every rank; use engine.save(path),"
+            " engine.state_dict() or engine.full_state_dict()"
+        )
+
+    @property
+    def param_groups(self) -> NoReturn:
+        """An engine is no optimizer; torch's GradScaler takes it for one."""
+        raise AttributeError(
+            "param_groups: they are engine.optimizer's; where a GradScaler asks for them: the engine scales losses"
+            " itself, with loss_scaling=zerobench.zero.LossScaling()"
+        )
+
+
+def sizes_of(engine: Any) -> dict[str, int]:
+    """Bytes of the model states that this rank has in memory, of any tier, by category; a storage counts once."""
+    runs = [run for unit in engine.units for run in unit.runs]
+    units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
+    states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
+    parts: dict[str, list[Any]] = {
+        "parameters": [
+            *(t for u in units for t in (u.full_parameters, u.parameter_shard)),
+            *engine.module.parameters(),
+        ],
+        "gradients": [t for u in engine.units for t in (u.gradient_shard, u.full_gradients)],
+        "masters": [run.master for run in runs],
+        "optimizer states": states,
+    }
+    seen: set[int] = set()
+    sizes: Counter[str] = Counter()
+    for name, tensors in parts.items():
+        for tensor in tensors:
+            storage = tensor.detach().untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage.nbytes() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                sizes[name] += storage.nbytes()
+    return {name: sizes[name] for name in parts}
