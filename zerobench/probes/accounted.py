@@ -24,10 +24,10 @@ from ..zero.modules import tensors_that_require_grad
 from . import cuda, witness
 from .allocator import IN_MEMORY, PhasePeaks
 from .elsewhere import backends_watched, threads_relayed
-from .extremes import ASIDE, extremes_rows
+from .extremes import extremes_rows
 from .heap import HeapGrowth
 from .memory import Ledger
-from .traffic import SUMMED, Operation, TrafficMeter
+from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 from .witness import ProfiledPeak
 from .wrapped import parts_of
 
@@ -135,7 +135,7 @@ class AccountedPass:
             self.ledger.end("step")
             self.allocator.end("step")
             self._take_kept()
-            counts = Counter(one for one in self.meter.operations if one.phase != ASIDE)
+            counts = Counter(one for one in self.meter.operations if is_of_step(one))
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
             self._measured += 1
         self.meter.operations.clear()

@@ -37,6 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
+from .extremes import ASIDE
 from .operators import KINDS, NAMESPACES, RULES, SILENT, Rule, tensors_in
 from .wrapped import holds_others
 
@@ -71,6 +72,11 @@ class Operation(NamedTuple):
     volume_elements: float
     control: bool
     known: bool
+
+
+def is_of_step(operation: Operation) -> bool:
+    """Whether it is the step's own. Looking at gradients aside writes nothing: that is a thread of the step's files."""
+    return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 
 class TrafficMeter(TorchDispatchMode):
