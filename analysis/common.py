@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 
 from analysis.style import look, save
 from zerobench.naming import name_cells
+from zerobench.selection import add_options, chosen
 from zerobench.summary import SETTING, summarize
 from zerobench.tables import Results, latest, load
 
@@ -64,12 +65,15 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
     parser.add_argument(
         "--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)"
     )
+    add_options(parser)
     for add in more:
         add(parser)
     options = vars(parser.parse_args(arguments))
     runs, out = options.pop("runs"), options.pop("out")
     try:
-        results = load_all(runs)
+        results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
+        if left_out:
+            print(f"{name}.py: {left_out}", file=sys.stderr)
         if results.runs.empty:
             raise ValueError(f"no runs in {', '.join(map(str, runs))}")
         figure = draw(results, **options)

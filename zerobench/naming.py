@@ -7,7 +7,7 @@ from typing import Any
 
 from . import precision, systems
 from .environment import SIMULATED
-from .resolve import LOCAL, VOLATILE
+from .flat import LOCAL, flatten
 
 DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
 """Keys that say nothing that the base name, or another key, does not say."""
@@ -34,7 +34,7 @@ def base_name(config: dict[str, Any]) -> str:
 def name_cells(configs: list[dict[str, Any]]) -> list[str]:
     """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
     names = [base_name(config) for config in configs]
-    flat = [_flatten(config) for config in configs]
+    flat = [flatten(config) for config in configs]
     names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
     return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
 
@@ -56,22 +56,9 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Keys of resolved configs with different values, less what is volatile: key -> (one's, the other's)."""
-    mine, theirs = _flatten(one), _flatten(other)
+    mine, theirs = flatten(one), flatten(other)
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if name in VOLATILE:
-            continue
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{name}.")
-        else:
-            flat[name] = value
-    return flat
 
 
 def show_value(value: Any) -> str:

@@ -12,18 +12,12 @@ from typing import Any
 from . import composition, optimizers, peers, policies, precision, ranges, systems, world
 from .config import Config
 from .data import TEXT_VOCABULARY, text_hash
+from .flat import LOCAL, VOLATILE
 from .models import huggingface
 from .registry import DATA, MODELS
 from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
 from .zero.options import MODES, REDUCTIONS, Options
-
-VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search")
-"""Keys of a resolved config that do not change what is measured."""
-
-LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
-"""Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
-
 
 CHECKS = ("auto", "true", "false")
 """What `measure.check_training` may be."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import table_cache
+from .flat import swept
 from .records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .row_checks import columns_of, problem_of_run, problem_of_table, problem_of_values, problem_of_version
 
@@ -62,6 +63,16 @@ class Results:
         kept = set(run_ids)
         own = {name: (frame := getattr(self, name))[frame["run_id"].isin(kept)] for name in ("runs", *TABLES)}
         return Results(**own, searches=self.searches)
+
+    def sweep(self) -> pd.DataFrame:
+        """`runs`, and before its columns one for each key that was swept over and has none of its own, named as on the
+        command line: "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
+        """
+        columns = swept(list(self.runs["config"]), beside=self.runs.columns)
+        values = {
+            key: pd.Series(one, index=self.runs.index, dtype="object").infer_objects() for key, one in columns.items()
+        }
+        return pd.concat([pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
 
 
 def load(path: str | Path) -> Results:

@@ -42,7 +42,7 @@ def issue_everything(rank: int, n: int) -> dict[str, tuple]:
         for name, call in calls.items():
             call()
             seen[name] = [
-                (o.operator, o.payload_bytes, o.wire_bytes, o.volume_elements, o.control) for o in meter.operations
+                (o.operator, o.payload_bytes, o.wire_bytes, o.volume_elements, o.control) for o, _ in meter.operations
             ]
             meter.operations.clear()
     return seen

@@ -135,8 +135,10 @@ class AccountedPass:
             self.ledger.end("step")
             self.allocator.end("step")
             self._take_kept()
-            counts = Counter(one for one in self.meter.operations if is_of_step(one))
-            self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items()]
+            counts: Counter[Operation] = Counter()
+            for operation, times in self.meter.operations:
+                counts[operation] += times * is_of_step(operation)
+            self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
             self._measured += 1
         self.meter.operations.clear()
         if measured:

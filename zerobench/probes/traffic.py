@@ -28,6 +28,7 @@ without a row here is listed as unknown, never dropped.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -80,8 +81,8 @@ def is_of_step(operation: Operation) -> bool:
 
 
 class TrafficMeter(TorchDispatchMode):
-    """Writes down operations in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of a tensor,
-    as the ledger knows it. `node_size`: ranks a node; None: all are one.
+    """Writes down (operation, how often) in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of
+    a tensor, as the ledger knows it. `node_size`: ranks a node; None: all are one.
     """
 
     node_size: int | None = None
@@ -93,7 +94,7 @@ class TrafficMeter(TorchDispatchMode):
         super().__init__()
         self._tier_of, self._name_of = tier_of, name_of
         self.phase = "init"
-        self.operations: list[Operation] = []
+        self.operations: list[tuple[Operation, int]] = []
         self._home = threading.get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,12 +134,11 @@ class TrafficMeter(TorchDispatchMode):
         self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int, aside: bool = False
     ) -> None:
         named = str(dtype).removeprefix("torch.")
-        self.operations.append(
-            Operation(
-                self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
-                control=self.phase == "init" or aside, known=True,
-            )
+        operation = Operation(
+            self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
+            control=self.phase == "init" or aside, known=True,
         )  # fmt: skip
+        self.operations.append((operation, 1))
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
         """A collective that was given to a backend itself, of which no operator tells (elsewhere.py)."""
@@ -148,36 +148,37 @@ class TrafficMeter(TorchDispatchMode):
         if name in SILENT:
             return
         rule, group = RULES.get(name), self._group(func, args)
-        between = self._share_between(group, args[2] if name == "send" else None)
-        self._count(name, rule, tensors_in(args, rule), group.size(), between)
+        for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
+            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times)
 
-    def _count(self, name: str, rule: Rule | None, tensors: list[torch.Tensor], n: int, outside: float) -> None:
-        """`outside`: the share of its wire bytes that leaves a node."""
+    def _count(
+        self, name: str, rule: Rule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1
+    ) -> None:
+        """`outside`: the share of its wire bytes that leaves a node. `times`: how many such operations there are."""
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = self._named()
         control = self.phase == "init" or elements == 1 or self._is_control(collective, unit, tensors, payload)
         wire = payload * rule.wire(n) if rule else 0.0
         between = wire * outside
-        self.operations.append(
-            Operation(
-                phase=self.phase,
-                operator=name,
-                collective=collective,
-                kind=collective if collective in COLLECTIVES else KINDS.get(name.removeprefix("raw_"), "other"),
-                unit=unit,
-                dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-                group_size=n,
-                elements=elements,
-                payload_bytes=payload,
-                wire_bytes=wire,
-                within_bytes=wire - between,
-                between_bytes=between,
-                volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
-                control=control,
-                known=rule is not None,
-            )
+        operation = Operation(
+            phase=self.phase,
+            operator=name,
+            collective=collective,
+            kind=collective if collective in COLLECTIVES else KINDS.get(name.removeprefix("raw_"), "other"),
+            unit=unit,
+            dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            group_size=n,
+            elements=elements,
+            payload_bytes=payload,
+            wire_bytes=wire,
+            within_bytes=wire - between,
+            between_bytes=between,
+            volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
+            control=control,
+            known=rule is not None,
         )
+        self.operations.append((operation, times))
 
     def _named(self) -> tuple[str, str]:
         """The collective and unit that labels give; what another thread launches is none of the engine's."""
@@ -192,14 +193,18 @@ class TrafficMeter(TorchDispatchMode):
         said = collective == "control"
         return (said and unit == labels.BUFFERS) or ((said or flags) and payload <= CONTROL_MOST_BYTES)
 
-    def _share_between(self, group: dist.ProcessGroup, peer: int | None) -> float:
-        """The share of an operation's wire bytes that leaves a node. `peer`: in the group, of a send."""
+    def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
+        """Share of an operation's wire bytes that leaves a node -> how many operations have it. `peer`: in the group,
+        of a send, which may stand for sends to others.
+        """
+        peers = [] if peer is None else labels.current_peers() or [peer]
         if self.node_size is None:
-            return 0.0
+            return {0.0: len(peers) or 1}
         nodes = [rank // self.node_size for rank in dist.get_process_group_ranks(group)]
-        if peer is not None:
-            return float(nodes[peer] != nodes[group.rank()])
-        return sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True)) / len(nodes)
+        if peers:
+            return dict(Counter(float(nodes[one] != nodes[group.rank()]) for one in peers))
+        leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
+        return {leaving / len(nodes): 1}
 
     @staticmethod
     def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:

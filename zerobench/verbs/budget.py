@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from .. import tables
+from .. import selection, tables
 from ..compose import RefusedError, compose_cells
 from ..naming import name_cells
 from ..provenance import device_class
@@ -22,6 +22,7 @@ from ..records import RunRow
 from ..resolve import Cell, work_id
 from ..runner import run_cells
 from ..summary import LEAST_LAUNCHES, summarize
+from ..units import show_count
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
 from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, recorded, show_value
@@ -85,6 +86,7 @@ def _record(arguments: list[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
     parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
+    selection.add_options(parser)
     parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
     parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
     chosen = parser.parse_intermixed_args(arguments)
@@ -101,7 +103,7 @@ def _record(arguments: list[str]) -> int:
     if file.command and kept and kept != file.command:
         first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
         raise ValueError(f"{first}; name another --file for other cells, or remove it")
-    rows = _rows_of(chosen.runs) if chosen.runs else _run(cells)
+    rows = _finished(chosen, selection.standing) if chosen.runs else _run(cells)
     file.command = kept or file.command
     names = {row["name"] for row in rows}
     for row in rows:
@@ -174,6 +176,7 @@ def _check(arguments: list[str]) -> int:
         help=f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs",
     )
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
+    selection.add_options(parser)
     parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
@@ -185,11 +188,12 @@ def _check(arguments: list[str]) -> int:
             raise UnjudgedError(f"{path}: there is no such budget file")
     if not paths:
         raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
+    finished = _finished(chosen, selection.standing_or_failed) if chosen.runs else None
     findings: list[Finding] = []
     judged: list[tuple[str, str]] = []
     for path in paths:
         try:
-            mine, held = _check_file(read_budget(path), chosen.runs, more)
+            mine, held = _check_file(read_budget(path), finished, more, chosen.all)
         except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
             mine, held = [Finding("unjudged", str(path), "", str(error))], []
         findings += mine
@@ -210,9 +214,13 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
     return 2 if "unjudged" in kinds else 0
 
 
-def _check_file(file: BudgetFile, runs: Path | None, more: list[str]) -> tuple[list[Finding], list[tuple[str, str]]]:
-    """Findings, and the (cell, metric) pairs that were held against a limit."""
-    if runs is None:
+def _check_file(
+    file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
+) -> tuple[list[Finding], list[tuple[str, str]]]:
+    """Findings, and the (cell, metric) pairs that were held against a limit. Of `finished` runs the failed attempts at
+    cells without a budget count with `everything` alone.
+    """
+    if finished is None:
         if not file.command:
             raise UnjudgedError(f"{file.path} was recorded from runs and names no command; give --runs")
         # one failure is not to hide the other cells
@@ -221,7 +229,7 @@ def _check_file(file: BudgetFile, runs: Path | None, more: list[str]) -> tuple[l
             _require(file, environment)
         rows = _run(cells)
     else:
-        rows = _rows_of(runs)
+        rows = finished
         _tell_of_older_code(rows)
     findings: list[Finding] = []
     judged: list[tuple[str, str]] = []
@@ -234,7 +242,8 @@ def _check_file(file: BudgetFile, runs: Path | None, more: list[str]) -> tuple[l
             matched += [id(row)]
             findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "")
             judged += [(name, metric) for metric in budgeted.limits]
-        findings += _unbudgeted([row for row in mine if id(row) not in matched])
+        other = [row for row in mine if id(row) not in matched]
+        findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])
     return findings, judged
 
 
@@ -282,11 +291,19 @@ def _run(cells: list[Cell]) -> list[dict[str, Any]]:
     return _summaries(tables.frame_of(rows, RunRow), tensors)
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    results = tables.load(path)
+def _finished(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:
+    """The rows of --runs that --where asks for and, without --all, `keep` keeps."""
+    results = tables.load(chosen.runs)
     if results.runs.empty:
-        raise UnjudgedError(f"{path} holds no runs")
-    return _summaries(results.runs, results.tensors)
+        raise UnjudgedError(f"{chosen.runs} holds no runs")
+    runs = selection.matching(results.runs, chosen.where)
+    kept = runs if chosen.all else keep(runs)
+    if kept.empty:
+        raise UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
+    if len(kept) < len(runs):
+        number = show_count(len(runs) - len(kept), "failed or superseded run")
+        print(f"{chosen.runs}: {number} left out; --all takes them")
+    return _summaries(kept, results.tensors)
 
 
 def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pandas as pd
 from rich.console import Console
 
 from ..console import PLAIN_WIDTH, plain_table, stdout_console
+from ..selection import add_options, matching
 from ..units import show_bytes
 from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs
@@ -75,7 +76,7 @@ def compare(arguments: list[str]) -> int:
 def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The runs of A and B, read or, of two revisions, measured now."""
     if not chosen.interleave:
-        return load_runs(chosen.a), load_runs(chosen.b)
+        return matching(load_runs(chosen.a), chosen.where), matching(load_runs(chosen.b), chosen.where)
     chosen.a, chosen.b = chosen.interleave
     return measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides, chosen.runs)
 
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="what `zerobench noise record` wrote (default: %(default)s)",
     )
+    add_options(parser, attempts=False)
     parser.add_argument("--format", choices=("text", "markdown"), default="text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="instead of standard output")
     parser.add_argument(

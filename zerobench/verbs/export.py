@@ -1,4 +1,6 @@
-"""`zerobench export`: tables of finished runs as CSV or Markdown, or all of them as a collection of parquet files."""
+"""`zerobench export`: tables of finished runs as CSV or Markdown, swept keys among the columns, or all of them as a
+collection of parquet files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ import pandas as pd
 from .. import tables
 from ..console import CODED, ONE_MEMORY, shares_memory
 from ..naming import name_cells
+from ..selection import add_options
+from ..selection import chosen as chosen_runs
 
 SHORT = (
     "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
@@ -34,12 +38,13 @@ def export(arguments: list[str]) -> int:
         parser.error("--format parquet needs --out FOLDER")
     try:
         if chosen.format == "parquet":
-            results = tables.load(chosen.runs)
+            results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
             kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
             tables.collect(results.of(kept), chosen.out)
             return 0
+        results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
         short = chosen.format == "markdown"
-        frame, columns = select(chosen.runs, chosen.table, chosen.columns, chosen.latest, short)
+        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
     except (FileNotFoundError, ValueError) as error:
         print(f"zerobench export: {error}", file=sys.stderr)
         return 2
@@ -70,14 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
     parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    add_options(parser, attempts=False)
     parser.add_argument("--out", type=Path, help="a file (default: standard output); for parquet a folder")
     return parser
 
 
-def select(path: str, table: str, columns: str | None, latest: bool, short: bool) -> tuple[pd.DataFrame, list[str]]:
+def select(
+    results: tables.Results, table: str, columns: str | None, latest: bool, short: bool
+) -> tuple[pd.DataFrame, list[str]]:
     """The table as a frame, and which columns are asked for. Raises ValueError for one that it does not have."""
-    results = tables.load(path)
-    frame: pd.DataFrame = getattr(results, table)
+    frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
     if latest and "run_id" in frame:
         kept = tables.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 from ..console import plain_table, sorted_cells, stdout_console
 from ..folders import PARTIAL
 from ..provenance import source_of
+from ..records import RunRow
 from ..registry import DATA, MODELS
+from ..selection import Where, add_options, matching
+from ..tables import frame_of
 from ..units import show_bytes, show_count, show_ms
 from .holdings import Holdings, look, size_of
 
@@ -28,14 +32,22 @@ def status(arguments: list[str]) -> int:
         description="What a results folder or a collection holds: a line a cell with its newest launches.",
     )
     parser.add_argument("results", nargs="?", type=Path, default=DEFAULT, help="default: %(default)s")
+    add_options(parser, attempts=False)
     chosen = parser.parse_args(arguments)
     try:
-        held = look(chosen.results)
+        held = _only(look(chosen.results), chosen.where)
     except (OSError, ValueError) as error:
         print(f"zerobench status: {error}", file=sys.stderr)
         return 2
     print_status(held)
     return 0
+
+
+def _only(held: Holdings, where: list[Where]) -> Holdings:
+    """The same with the runs alone that are asked for."""
+    runs = frame_of([run.row for run in held.runs], RunRow)
+    kept = set(matching(runs, where)["run_id"])
+    return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
 
 
 def print_status(held: Holdings) -> None:

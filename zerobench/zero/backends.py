@@ -178,15 +178,11 @@ class NcclComm(StagedComm):
 
 
 class GlooComm(GroupComm):
-    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]
+    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]"""
 
-    `wires`: what pieces are sent and received through, by default the group.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, wires: Any = None) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self._wires = wires or group
-        self._reducer = Reducer(self.rank, self.size, self._wires)
+        self._reducer = Reducer(self.rank, self.size, group)
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -201,11 +197,11 @@ class GlooComm(GroupComm):
         if stamp and self.is_last:
             stamp.write(full)
         with labels.collective("all_gather", unit):
-            works = gather_slices(full, self.rank, self.size, self._wires)
+            works = gather_slices(full, self.rank, self.size, self.group)
         return Handle(works, self._gathered_to_check(full, stamp))
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor) -> list[Waitable]:
-        return exchange_slices(to, here, self.rank, self.size, self._wires)
+        return exchange_slices(to, here, self.rank, self.size, self.group)
 
 
 def _backend_for(device: str, group: dist.ProcessGroup) -> str:

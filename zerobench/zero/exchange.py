@@ -55,7 +55,7 @@ def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) 
 
 def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
     """Launches the all-gather of `full`, (N · shard_numel,), in place: no buffer beside it. Returns the works."""
-    slices = [_pieces(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
+    slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
     others = [(rank + distance) % size for distance in range(1, size)]
     to_come = [(peer, piece) for peer in others for piece in slices[peer]]
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
@@ -65,7 +65,7 @@ def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessG
 
 def exchange_slices(to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
     """Launches the all-to-all of `to` into `here`, (N · m,) each, the own slices apart. Returns the works."""
-    going, coming = ([_pieces(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
+    going, coming = ([pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
     others = [(rank + distance) % size for distance in range(1, size)]
     receives = [receive(piece, peer, group, EXCHANGE_TAG) for peer in others for piece in coming[peer]]
     places = range(len(going[rank]))
@@ -84,14 +84,14 @@ class Reducer:
         self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None = None
     ) -> Reduction:
         """Sends the others their slices of `full`, (N · shard_numel,), and has the own one summed, `into` a place."""
-        slices = [_pieces(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
+        slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
         to_go = [(peer, slices[peer][place]) for place in range(len(own)) for peer in others]
         slots = full.new_empty(min(SLOTS, len(to_go)), own[0].numel())
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         sends = [send(piece, peer, self.group, REDUCE_TAG) for peer, piece in to_go]
-        sums = own if into is None else _pieces(into, REDUCE_PIECE_BYTES)
+        sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
         reduction = Reduction(self, own, sums, slots, sends, check)
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
@@ -196,7 +196,8 @@ class Reduction:
         self._arriving.append(_Arrival(peer, work, place, slot))
 
 
-def _pieces(part: torch.Tensor, most_bytes: int) -> Pieces:
+def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
+    """A slice as it is sent: in parts of at most so many bytes."""
     return part.split(max(1, most_bytes // part.element_size()))
 
 

@@ -7,7 +7,7 @@ Without a listener every call costs one truth test.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Listener(Protocol):
 _listeners: list[Listener] = []
 _collectives: list[tuple[str, str]] = []
 _tiers: list[str] = []
+_peers: list[Sequence[int]] = []
 
 
 def listen(listener: Listener) -> None:
@@ -110,6 +111,21 @@ def collective(name: str, unit: str = "") -> Iterator[None]:
         yield
     finally:
         _collectives.pop()
+
+
+@contextmanager
+def standing_for(peers: Sequence[int]) -> Iterator[None]:
+    """Says that a send inside stands for one to each of `peers`, ranks of its group: of a simulated world."""
+    _peers.append(peers)
+    try:
+        yield
+    finally:
+        _peers.pop()
+
+
+def current_peers() -> Sequence[int] | None:
+    """Those of the innermost `standing_for`, or None outside any."""
+    return _peers[-1] if _peers else None
 
 
 def current_collective() -> tuple[str, str]:

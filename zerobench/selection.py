@@ -1,0 +1,116 @@
+"""Which runs a verb or a figure takes: those of given keys (--where), less attempts that came to nothing (--all)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from .flat import by_key
+from .keys import meant
+from .naming import show_value
+from .tables import Results, latest
+from .units import show_count
+
+ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
+"""Statuses of runs that came to nothing. Others are answers: that a cell does not fit (oom), say."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """One condition on runs: the key has one of these values, or none of them."""
+
+    key: str
+    values: tuple[str, ...]
+    is_not: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        """From "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip("!") or not values:
+            raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
+        return cls(key.removesuffix("!"), tuple(values.split(",")), key.endswith("!"))
+
+    def __str__(self) -> str:
+        return f"{self.key}{'!' * self.is_not}={','.join(self.values)}"
+
+
+def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
+    """--where and, where failed and superseded runs are left out unless asked for, --all."""
+    words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
+    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
+    if attempts:
+        parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
+
+
+def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
+    """The tables of the runs that are asked for, and a sentence on attempts that were left out, or nothing.
+
+    Raises ValueError, a sentence, for a key that no run has, and for conditions that none meets.
+    """
+    runs = matching(results.runs, where)
+    kept = runs if everything else standing(runs)
+    if len(kept) == len(results.runs):
+        return results, ""
+    failed = int(runs["status"].isin(ATTEMPTS).sum())
+    left = {"failed attempt": failed, "superseded run": len(runs) - len(kept) - failed}
+    words = " and ".join(show_count(number, name) for name, number in left.items() if number)
+    return results.of(kept["run_id"]), f"{words} left out; --all takes them" if words and not everything else ""
+
+
+def standing(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs less failed attempts and those that a newer one of the same cell supersedes."""
+    ended = runs[~runs["status"].isin(ATTEMPTS)]
+    return runs.loc[sorted(latest(ended).index)] if len(ended) else ended
+
+
+def standing_or_failed(runs: pd.DataFrame) -> pd.DataFrame:
+    """The same, and the attempts at cells that nothing else tells of."""
+    good = standing(runs)
+    return runs.loc[sorted([*good.index, *runs.index[~runs["cell_id"].isin(good["cell_id"])]])]
+
+
+def matching(runs: pd.DataFrame, where: Sequence[Where]) -> pd.DataFrame:
+    """The runs that meet every condition."""
+    if not where or runs.empty:
+        return runs
+    configs = [by_key(json.loads(text)) for text in runs["config"]]
+    kept = pd.Series(True, index=runs.index)
+    for one in where:
+        kept &= pd.Series(_meets(one, runs, configs), index=runs.index)
+    if not kept.any():
+        found = sorted({show_value(value) for value in _values(where[0].key, runs, configs)})
+        raise ValueError(f"--where {' '.join(map(str, where))}: no such run; {where[0].key} is {' or '.join(found)}")
+    return runs[kept]
+
+
+def _meets(one: Where, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list[bool]:
+    return [
+        any(_equal(value, wanted) for wanted in one.values) != one.is_not for value in _values(one.key, runs, configs)
+    ]
+
+
+def _values(key: str, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list[Any]:
+    """Of each run: by its config or, for what is no key, its row."""
+    key = "threads" if key == "launch.threads" else key
+    if any(key in config for config in configs):
+        return [config.get(key) for config in configs]
+    if key in runs:
+        return [None if pd.isna(value) else value for value in runs[key]]
+    known = dict.fromkeys([*(key for config in configs for key in config), *runs.columns])
+    raise ValueError(f"--where {key}: no run has such a key or column{meant(key, list(known))}")
+
+
+def _equal(value: Any, wanted: str) -> bool:
+    """As text or, of numbers, as numbers: 1e-3 is 0.001."""
+    if show_value(value) == wanted:
+        return True
+    try:
+        return not isinstance(value, bool | str) and value is not None and float(value) == float(wanted)
+    except (TypeError, ValueError):
+        return False
