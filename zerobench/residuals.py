@@ -27,6 +27,12 @@ HEAP_BYTES = {"fp32": 4 * 2**20}
 HEAP_BYTES_ELSE = 16 * 2**20
 """What Python and libraries take as they come to it; oneDNN keeps the kernels that it makes for half precision."""
 
+HEAP_SHARE = 0.05
+"""Of the peak: what Python keeps of a larger model's modules, units and graph."""
+
+OWN_DATA = ("text", "synthetic")
+"""Data that keep nothing outside of torch; a user's may."""
+
 
 def unexplained(
     row: RunRow, memory: Iterable[MemoryRow], traffic: Iterable[TrafficRow], steps: int, parts: Mapping[str, Moved],
@@ -94,8 +100,8 @@ def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
-    most = HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE)
-    if row.heap_bytes is not None and row.heap_bytes > most:
+    most = HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE) + HEAP_SHARE * (peak or 0)
+    if ours and row.data in OWN_DATA and row.heap_bytes is not None and row.heap_bytes > most:
         yield f"not torch's: {row.heap_bytes:,} B of the heap, numpy's or a library's"
 
 
