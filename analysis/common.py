@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.style import look, save
+from zerobench.conditions import add_options
 from zerobench.naming import name_cells
-from zerobench.selection import add_options, chosen
+from zerobench.selection import chosen
 from zerobench.summary import SETTING, summarize
 from zerobench.tables import Results, latest, load
 

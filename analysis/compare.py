@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, load_all, sheet, title
 from analysis.style import look, rule, save
+from zerobench import selection
 from zerobench.tables import Results, latest
 from zerobench.verbs.paired import effect_of, interleaved, pair_up
 
@@ -227,10 +228,13 @@ def main(arguments: list[str] | None = None) -> int:
         "runs", nargs="*", default=[ROOT], type=Path, help="results folders or collections (%(default)s)"
     )
     parser.add_argument("--out", type=Path, help="folder for tables and figure (default: the first of RUNS)")
+    selection.add_options(parser)
     chosen = parser.parse_args(arguments)
     out = chosen.out or chosen.runs[0]
     try:
-        results = load_all(chosen.runs)
+        results, left_out = selection.chosen(load_all(chosen.runs), chosen.where, chosen.all)
+        if left_out:
+            print(f"compare.py: {left_out}", file=sys.stderr)
         ratios = ratios_of(results)
         if not any(one.pairs for one in ratios):
             raise ValueError(f"nothing to compare in {', '.join(map(str, chosen.runs))}; `make compare` makes it")

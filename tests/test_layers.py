@@ -9,7 +9,18 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = [
-    {"records", "theory", "zero", "units", "calibration", "disk_calibration", "plain", "board", "fork_server"},
+    {
+        "records",
+        "theory",
+        "zero",
+        "units",
+        "calibration",
+        "disk_calibration",
+        "plain",
+        "board",
+        "fork_server",
+        "conditions",
+    },
     {
         "baselines",
         "gradient_norm",

@@ -1,15 +1,14 @@
-"""Which runs a verb or a figure takes: those of given keys (--where), less attempts that came to nothing (--all)."""
+"""The runs that a verb or a figure takes: those of given keys (--where), less attempts that came to nothing (--all)."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from .conditions import Where
 from .flat import by_key
 from .keys import meant
 from .naming import show_value
@@ -18,34 +17,6 @@ from .units import show_count
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
 """Statuses of runs that came to nothing. Others are answers: that a cell does not fit (oom), say."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """One condition on runs: the key has one of these values, or none of them."""
-
-    key: str
-    values: tuple[str, ...]
-    is_not: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Where:
-        """From "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
-        key, equals, values = text.partition("=")
-        if not equals or not key.strip("!") or not values:
-            raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
-        return cls(key.removesuffix("!"), tuple(values.split(",")), key.endswith("!"))
-
-    def __str__(self) -> str:
-        return f"{self.key}{'!' * self.is_not}={','.join(self.values)}"
-
-
-def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
-    """--where and, where failed and superseded runs are left out unless asked for, --all."""
-    words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
-    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
-    if attempts:
-        parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
 
 
 def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import job
 from .environment import SIMULATED, nccl_version
+from .units import show_count
 from .zero import STAGES
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -59,10 +60,8 @@ def _too_crowded(ranks: int) -> list[str]:
     cores = os.cpu_count() or 1
     if ranks <= max(ALWAYS_FEW, RANKS_PER_CORE * cores):
         return []
-    simulated = f"backend={SIMULATED} measures bytes and volumes of one of them alone, in seconds"
-    return [
-        f"world_size={ranks}: so many processes on {cores} cores take turns; {simulated}, backend=gloo runs them all"
-    ]
+    few = f"use backend={SIMULATED} for the bytes and volumes of one rank, in seconds, or backend=gloo to run them all"
+    return [f"world_size={ranks}: {ranks} processes would take turns on {show_count(cores, 'core')}; {few}"]
 
 
 def _nccl_shares() -> bool:

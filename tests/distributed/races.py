@@ -25,7 +25,6 @@ import torch
 
 from zerobench.zero import exchange
 from zerobench.zero.comm import Handle
-from zerobench.zero.exchange import REDUCE_TAG
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3
@@ -56,12 +55,13 @@ class Transfer:
 
 
 class LateNetwork:
-    """`send` and `receive` of exchange.py, late. `forgotten`: (name, tag) of transfers nobody waits for."""
+    """`send` and `receive` of exchange.py, late. `forgotten`: (name, kind) of transfers nobody waits for."""
 
-    def __init__(self, rank: int, forgotten: tuple[str, int] | None) -> None:
+    def __init__(self, rank: int, forgotten: tuple[str, str] | None) -> None:
         self._rank, self._random = rank, random.Random(rank)
         self._forgotten = forgotten
         self._real = {"send": exchange.send, "receive": exchange.receive}
+        self._tag_of, self._kinds = exchange.tag_of, {}
         self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
         self._transfers: list[tuple[Transfer, torch.Tensor]] = []  # with what they move: it must outlive a mistake
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -79,8 +79,13 @@ class LateNetwork:
             transfer.work = send()
             transfer.started.set()
 
+    def tag_of(self, kind: str, unit: str, size_bytes: int) -> int:
+        tag = self._tag_of(kind, unit, size_bytes)
+        self._kinds[tag] = kind
+        return tag
+
     def launch(self, name: str, tensor: torch.Tensor, *where: Any) -> Transfer:
-        transfer = Transfer(self._delay, (name, where[-1]) == self._forgotten)
+        transfer = Transfer(self._delay, (name, self._kinds[where[-1]]) == self._forgotten)
         self._transfers.append((transfer, tensor))
         if name == "send":
             self._unsent.put((transfer, lambda: self._real[name](tensor, *where)))
@@ -96,11 +101,12 @@ class LateNetwork:
 
 
 @contextmanager
-def late(rank: int, forgotten: tuple[str, int] | None = None) -> Iterator[None]:
+def late(rank: int, forgotten: tuple[str, str] | None = None) -> Iterator[None]:
     network = LateNetwork(rank, forgotten)
     with (
         mock.patch.object(exchange, "send", partial(network.launch, "send")),
         mock.patch.object(exchange, "receive", partial(network.launch, "receive")),
+        mock.patch.object(exchange, "tag_of", network.tag_of),
     ):
         yield
         network.drain()
@@ -167,4 +173,4 @@ def unawaited_gathers(engine: Any) -> Iterator[None]:
             handle.wait()
 
 
-UNSENT, UNRECEIVED = ("send", REDUCE_TAG), ("receive", REDUCE_TAG)
+UNSENT, UNRECEIVED = ("send", "reduction"), ("receive", "reduction")

@@ -163,9 +163,7 @@ def stops_at_a_mismatch(rank: int, n: int) -> None:
 
 
 def test_a_mismatch_ends_the_run_with_its_sentence() -> None:
-    with pytest.raises(
-        AssertionError, match="rank 1 raised RuntimeError: rank 0 is at unit 0 of step 1, this rank at 1"
-    ):
+    with pytest.raises(AssertionError, match="rank 1 raised OutOfStep: rank 0 is at unit 0 of step 1, this rank at 1"):
         run_ranks(2, stops_at_a_mismatch)
 
 

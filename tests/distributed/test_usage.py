@@ -236,5 +236,6 @@ def diverge(rank: int, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_rank_that_goes_another_way_is_told_so(n: int) -> None:
-    with pytest.raises(AssertionError, match=r"is at unit blocks\.\d of step 3, this rank at blocks\.\d of step 3"):
+    where = r"is waiting in \w+\(\) at test_usage.py:\d+ for gather \d of blocks\.\d \(.*\) in step 3"
+    with pytest.raises(AssertionError, match=f"out of step: rank 0 {where}, ranks? 1.* {where[3:]}; every rank"):
         run_ranks(n, diverge)

@@ -166,7 +166,7 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         (["launch.threads=0"], "launch.threads=0: must be at least 1"),
         (["backend=mpi"], "backend=mpi: use one of auto, gloo, nccl"),
         (["world_size=0"], "world_size=0: must be at least 1"),
-        (["world_size=512"], "backend=simulated measures bytes and volumes of one of them alone"),
+        (["world_size=512"], "use backend=simulated for the bytes and volumes of one rank"),
         (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
     ],
 )

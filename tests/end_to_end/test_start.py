@@ -35,7 +35,7 @@ def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Pa
     assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
 
 
-@pytest.mark.parametrize("arguments", [["--version"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["status", "--help"]])
 def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tmp_path: Path) -> None:
     before = os.times()
     subprocess.run([sys.executable, "-m", "zerobench", *arguments], cwd=tmp_path, check=True, capture_output=True)

@@ -13,8 +13,8 @@ from tests.cells import cell
 from tests.made_up import results_of, run
 from zerobench import cli, selection
 from zerobench.cell import _blank_row
+from zerobench.conditions import Where
 from zerobench.records import RunRow
-from zerobench.selection import Where
 from zerobench.systems import CpuOffload
 from zerobench.tables import Results, collect
 from zerobench.training import AdamW, Sgd

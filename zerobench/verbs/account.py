@@ -20,7 +20,7 @@ from ..environment import SIMULATED
 from ..records import ALLOCATOR, CATEGORIES
 from ..tables import Results
 from ..units import show_bytes, show_count
-from .status import code_of
+from .status_table import code_of
 from .tiers import tables_of
 from .witnesses import process_lines, unexplained_lines, wire_lines
 

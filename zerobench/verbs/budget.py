@@ -16,6 +16,7 @@ import pandas as pd
 
 from .. import selection, tables
 from ..compose import RefusedError, compose_cells
+from ..conditions import add_options
 from ..naming import name_cells
 from ..provenance import device_class
 from ..records import RunRow
@@ -26,7 +27,7 @@ from ..units import show_count
 from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
 from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, recorded, show_value
-from .status import code_of
+from .status_table import code_of
 
 DEFAULT_FOLDER = Path("results/budgets")
 
@@ -86,7 +87,7 @@ def _record(arguments: list[str]) -> int:
     parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: several values a key")
     parser.add_argument("--file", type=Path, default=DEFAULT_FOLDER / "default.yaml", help="default: %(default)s")
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
-    selection.add_options(parser)
+    add_options(parser)
     parser.add_argument("--metrics", help=f"comma-separated; default, where of use: {', '.join(RECORDED)}")
     parser.add_argument("--time", action="store_true", help="also step_s ± 25 %%; needs measure.repeats=3 or more")
     chosen = parser.parse_intermixed_args(arguments)
@@ -176,7 +177,7 @@ def _check(arguments: list[str]) -> int:
         help=f"default: all of {DEFAULT_FOLDER}/; a KEY=VALUE, as rerun=true, is for the runs",
     )
     parser.add_argument("--runs", type=Path, help="take finished runs instead of running")
-    selection.add_options(parser)
+    add_options(parser)
     parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="a Markdown summary")

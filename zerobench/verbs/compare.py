@@ -13,8 +13,9 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from ..conditions import add_options
 from ..console import PLAIN_WIDTH, plain_table, stdout_console
-from ..selection import add_options, matching
+from ..selection import matching
 from ..units import show_bytes
 from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs

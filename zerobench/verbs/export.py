@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from .. import tables
+from ..conditions import add_options
 from ..console import CODED, ONE_MEMORY, shares_memory
 from ..naming import name_cells
-from ..selection import add_options
 from ..selection import chosen as chosen_runs
 
 SHORT = (

@@ -27,6 +27,7 @@ from .infinity import NvmeOffload
 from .megatron import Megatron
 from .options import MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
+from .sealed import sealed
 from .segments import ELEMENTWISE, check_optimizer
 from .stage1 import Stage1
 from .stage2 import Stage2
@@ -86,10 +87,11 @@ def initialize(
         _check_units(model)
     elif chosen.zeropp is not None:
         raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
-    comm = connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp)
+    comm = sealed(connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp))
     kinds = STAGES | (STREAMED if chosen.offload is not None and chosen.offload.gradients else {})
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
+    comm.serves(engine)
     setattr(model, _ADOPTED, id(model))
     return engine
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import labels
 from .comm import Comm, Handle
-from .exchange import Reducer, exchange_slices, gather_slices
+from .exchange import Reducer, exchange_slices, gather_slices, meet
 from .lanes import Collective, Lane, Threads, Waitable
 from .stamp import STAMP_NUMEL, CheckEnd, LateStamps, Stamp, sums_are_exact
 
@@ -55,10 +55,10 @@ class GroupComm(Comm):
             for part in to.view(self.size, -1):
                 stamp.write(part)
         with labels.collective(name, unit):
-            works = self._exchange(to, here)
+            works = self._exchange(to, here, unit)
         return Handle(works, self._exchanged_to_check(here, stamp))
 
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor) -> list[Waitable]:
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
 
     def _exchanged_to_check(self, here: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
@@ -197,11 +197,20 @@ class GlooComm(GroupComm):
         if stamp and self.is_last:
             stamp.write(full)
         with labels.collective("all_gather", unit):
-            works = gather_slices(full, self.rank, self.size, self.group)
+            works = gather_slices(full, self.rank, self.size, self.group, unit)
         return Handle(works, self._gathered_to_check(full, stamp))
 
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor) -> list[Waitable]:
-        return exchange_slices(to, here, self.rank, self.size, self.group)
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """gloo's own, which pairs all-reduces by their order alone: a meeting before it makes sure of what they are."""
+        self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
+        return super().all_reduce(full, unit, stamp)
+
+    def meet(self, what: str) -> None:
+        with labels.collective("control"):
+            meet(what, self.rank, self.size, self.group)
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        return exchange_slices(to, here, self.rank, self.size, self.group, unit)
 
 
 def _backend_for(device: str, group: dist.ProcessGroup) -> str:

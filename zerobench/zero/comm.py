@@ -15,6 +15,7 @@ The backends: backends.py. Groups of ranks: groups.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,8 @@ import torch.distributed as dist
 from .lanes import Waitable
 from .sources import Primary, Source
 from .stamp import Stamp
+
+T = TypeVar("T")
 
 
 class Handle:
@@ -99,8 +102,32 @@ class Comm:
         """Where a unit of stage 3 has its parameters from."""
         return Primary(self)
 
+    def serves(self, engine: Any) -> None:
+        """Whose collectives these are: for words, where something goes wrong."""
+
     def check_stamps(self) -> None:
         """Checks what has been found since the last call; for the end of a step, and holds up no device."""
+
+    def seal(self, flags: torch.Tensor, what: str) -> None:
+        """Puts into `flags`, (n,) int32 of 0 and 1 whose maximum is about to be taken, what this rank has launched."""
+
+    def unseal(self, flags: list[int], what: str) -> list[int]:
+        """The maximum less what `seal` put there. Raises RuntimeError where ranks had launched other collectives."""
+        return flags
+
+    def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
+        """The error for ranks that `unseal` has found at different places: this one at `what`, after `asked`."""
+        return RuntimeError(f"{what}: the ranks have come here by different ways; this one's had {asked}")
+
+    def meet(self, what: str) -> None:
+        """Returns when all ranks are here. Before a small collective that another one may be mistaken for."""
+
+    def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+        """What `run` returns, a collective of all ranks that is waited for where it is launched.
+
+        `channel`: a name for it. `group`: what it goes through, by default this one's.
+        """
+        return run()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Copies rank 0's `tensor` to every rank; outside the volume (start-up, buffers)."""
@@ -110,3 +137,53 @@ class Comm:
 
     def sum(self, values: torch.Tensor) -> None:
         """Elementwise sum over the ranks, in place; outside the volume. For norms: a few float64 values."""
+
+
+class Over(Comm):
+    """A Comm that stands on another, whose collectives it may change: by itself it changes none."""
+
+    def __init__(self, below: Comm) -> None:
+        self._below = below
+        self.rank, self.size = below.rank, below.size
+        self.ranks, self.replica = below.ranks, below.replica
+        self.group, self.flags_device, self.in_lanes = below.group, below.flags_device, below.in_lanes
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        return self._below.reduce_scatter(full, unit, stamp, into)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return self._below.all_gather(full, unit, stamp)
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return self._below.all_reduce(full, unit, stamp)
+
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        return self._below.all_to_all(to, here, name, unit, stamp)
+
+    def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
+        return self._below.disagreement(what, asked)
+
+    def meet(self, what: str) -> None:
+        self._below.meet(what)
+
+    def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+        return self._below.call(channel, run, group)
+
+    def serves(self, engine: Any) -> None:
+        self._below.serves(engine)
+
+    def check_stamps(self) -> None:
+        self._below.check_stamps()
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self._below.broadcast(tensor)
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        self._below.maximum(flags)
+
+    def sum(self, values: torch.Tensor) -> None:
+        self._below.sum(values)

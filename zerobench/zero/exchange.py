@@ -1,8 +1,9 @@
 """Slices travel pairwise: how reduce-scatter and all-gather work on gloo.
 
 A full buffer has N slices of `shard_numel` elements, slice j is rank j's. Slices are sent and received in pieces, all
-asynchronously, so that both directions are busy. Each kind has a tag, and all ranks launch a kind's transfers in one
-order: gloo pairs a send with the receive of the same tag that was launched in the same place.
+asynchronously, so that both directions are busy. gloo pairs a send with the receive of the same tag that was launched
+in the same place, so a tag stands for one kind of collective, of one unit, of one size: transfers that do not belong
+together never meet (where their sizes differed gloo would end the process), and watch.py finds who waits for them.
 
 [Note: true reduce-scatter on gloo]
 gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice what is needed and leaves the order
@@ -21,8 +22,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -35,12 +38,19 @@ GATHER_PIECE_BYTES = 2**20
 REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
 
-GATHER_TAG, REDUCE_TAG, EXCHANGE_TAG = 7001, 7002, 7003
+MOST_TAGS = 2**16
+"""Tags that are remembered: more than the units of most models."""
 
 Pieces = tuple[torch.Tensor, ...]
 
 CheckRow = Callable[[int, torch.Tensor], None]
 """Called with a peer's rank and the end of what it sent: raises where that is not what this rank is at."""
+
+
+@lru_cache(MOST_TAGS)
+def tag_of(kind: str, unit: str, size_bytes: int) -> int:
+    """Of a collective's transfers: 31 bits, equal on all ranks."""
+    return zlib.crc32(f"{kind} {unit} {size_bytes}".encode()) & 0x7FFFFFFF
 
 
 def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
@@ -53,23 +63,37 @@ def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) 
     return group.recv([place], peer, tag)
 
 
-def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
+def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = "") -> list[Any]:
     """Launches the all-gather of `full`, (N · shard_numel,), in place: no buffer beside it. Returns the works."""
     slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
     others = [(rank + distance) % size for distance in range(1, size)]
     to_come = [(peer, piece) for peer in others for piece in slices[peer]]
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
-    receives = [receive(piece, peer, group, GATHER_TAG) for peer, piece in to_come]
-    return receives + [send(piece, peer, group, GATHER_TAG) for peer, piece in to_go]
+    tag = tag_of("gather", unit, full.nbytes)
+    receives = [receive(piece, peer, group, tag) for peer, piece in to_come]
+    return receives + [send(piece, peer, group, tag) for peer, piece in to_go]
 
 
-def exchange_slices(to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup) -> list[Any]:
+def exchange_slices(
+    to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = ""
+) -> list[Any]:
     """Launches the all-to-all of `to` into `here`, (N · m,) each, the own slices apart. Returns the works."""
     going, coming = ([pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
     others = [(rank + distance) % size for distance in range(1, size)]
-    receives = [receive(piece, peer, group, EXCHANGE_TAG) for peer in others for piece in coming[peer]]
+    tag = tag_of("exchange", unit, to.nbytes)
+    receives = [receive(piece, peer, group, tag) for peer in others for piece in coming[peer]]
     places = range(len(going[rank]))
-    return receives + [send(going[peer][place], peer, group, EXCHANGE_TAG) for place in places for peer in others]
+    return receives + [send(going[peer][place], peer, group, tag) for place in places for peer in others]
+
+
+def meet(what: str, rank: int, size: int, group: dist.ProcessGroup) -> None:
+    """Returns when all ranks are here, for the same thing: an empty message from each to each."""
+    tag, nothing = tag_of("meeting", what, size), torch.empty(0)
+    others = [peer for peer in range(size) if peer != rank]
+    works = [receive(nothing, peer, group, tag) for peer in others]
+    works += [send(nothing, peer, group, tag) for peer in others]
+    for work in works:
+        work.wait()
 
 
 class Reducer:
@@ -90,9 +114,10 @@ class Reducer:
         to_go = [(peer, slices[peer][place]) for place in range(len(own)) for peer in others]
         slots = full.new_empty(min(SLOTS, len(to_go)), own[0].numel())
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-        sends = [send(piece, peer, self.group, REDUCE_TAG) for peer, piece in to_go]
+        tag = tag_of("reduction", unit, full.nbytes)
+        sends = [send(piece, peer, self.group, tag) for peer, piece in to_go]
         sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
-        reduction = Reduction(self, own, sums, slots, sends, check)
+        reduction = Reduction(self, own, sums, slots, sends, check, tag)
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
@@ -114,9 +139,10 @@ class Reduction:
     """One reduce-scatter in flight: `run` receives and sums, in the thread; `wait` blocks until that is done."""
 
     def __init__(
-        self, reducer: Reducer, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any], check: CheckRow | None
-    ) -> None:
-        self._group = reducer.group
+        self, reducer: Reducer, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any],
+        check: CheckRow | None, tag: int,
+    ) -> None:  # fmt: skip
+        self._group, self._tag = reducer.group, tag
         self._lower, self._higher = range(reducer.rank), range(reducer.rank + 1, reducer.size)
         self._own, self._sums = own, sums
         self._sends = sends
@@ -192,7 +218,7 @@ class Reduction:
     def _receive(self, peer: int, like: torch.Tensor) -> None:
         slot = self._free.popleft()
         place = slot[: like.numel()]
-        work = receive(place, peer, self._group, REDUCE_TAG)
+        work = receive(place, peer, self._group, self._tag)
         self._arriving.append(_Arrival(peer, work, place, slot))
 
 

@@ -1,11 +1,11 @@
 """Gathers of updated parameters that may still travel while the next forward runs (stages 1 and 2).
 
-    launched   `unit.full_parameters` is being filled; with overlap its parameters are NaN, so that misuse is loud
+    launched   `unit.full_parameters` is being filled; with overlap its parameters are hidden (hidden.py)
     waited     they are the new ones
 
 Without overlap all are waited for at the end of `step`. With it a module waits for the units of its own
-parameters when it is about to run (what it reads of other modules' is found out in the first forwards);
-everything else that the engine does with parameters waits for all.
+parameters when it is about to run, and whoever else reads one, in a forward or between steps, waits for that one;
+what the engine itself does with parameters waits for all.
 An evaluation waits for all: there torch's own layers have shorter ways, which read their children's weights.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from .comm import Handle
-from .module_unit import placeholder
+from .hidden import Hiding, placeholder
 from .modules import Hook
 from .unit import Unit
 
@@ -44,7 +44,7 @@ class LateGathers:
         self._units = {
             p: [unit for unit, _ in places] for p, places in zip(engine.trainable, engine.gradients.places, strict=True)
         }
-        self._early: dict[Unit, None] = {}
+        self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
         self._overlap = engine.options.overlap_gather
         if self._overlap:
@@ -59,8 +59,9 @@ class LateGathers:
         self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name)
         if self._overlap and self._engine.comm.size > 1:
             for parameter in self._engine.parameters_of(unit):
-                self._hidden.setdefault(parameter, parameter.data)
-                parameter.data = placeholder(parameter)
+                if parameter not in self._hidden:
+                    self._hidden[parameter] = parameter.data
+                    self._hiding.hide(parameter, placeholder(parameter))
 
     def wait(self, unit: Unit) -> None:
         """The unit's parameters are the new ones afterwards."""
@@ -70,20 +71,18 @@ class LateGathers:
         handle.wait()
         for parameter in self._engine.parameters_of(unit) if self._hidden else []:
             if not any(other in self._handles for other in self._units[parameter]):
-                parameter.data = self._hidden.pop(parameter)
+                self._hiding.show(parameter, self._hidden.pop(parameter))
 
     def wait_all(self) -> None:
         """All parameters are."""
         for unit in list(self._handles):
             self.wait(unit)
 
-    def _before_module(self, units: list[Unit], *_: Any) -> None:
-        for unit in (*self._early, *units):
+    def bring(self, parameter: nn.Parameter) -> None:
+        """`parameter`, hidden, is about to be read, by others than the module that it is of, or between steps."""
+        for unit in self._units[parameter]:
             self.wait(unit)
 
-    def wait_early(self, parameter: nn.Parameter) -> None:
-        """`parameter` is read by another module than its own: from now on its units are waited for before a forward."""
-        late = [unit for unit in self._units.get(parameter, []) if unit in self._handles]
-        self._early |= dict.fromkeys(late)
-        for unit in late:
+    def _before_module(self, units: list[Unit], *_: Any) -> None:
+        for unit in units:
             self.wait(unit)

@@ -34,8 +34,9 @@ import torch
 import torch.distributed as dist
 
 from .backends import NcclComm, connect
-from .comm import Comm, Handle
+from .comm import Comm, Handle, Over
 from .stamp import Stamp
+from .watched import watched
 
 Hop = Callable[[], Handle]
 
@@ -90,39 +91,6 @@ class _Chain:
         while self.to_come:
             self.handle.wait()
             self.handle = self.to_come.popleft()()
-
-
-class Over(Comm):
-    """A Comm that stands on another, whose collectives it may change: by itself it changes none."""
-
-    def __init__(self, below: Comm) -> None:
-        self._below = below
-        self.rank, self.size = below.rank, below.size
-        self.ranks, self.replica = below.ranks, below.replica
-        self.group, self.flags_device, self.in_lanes = below.group, below.flags_device, below.in_lanes
-
-    def reduce_scatter(
-        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
-    ) -> Handle:
-        return self._below.reduce_scatter(full, unit, stamp, into)
-
-    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._below.all_gather(full, unit, stamp)
-
-    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        return self._below.all_reduce(full, unit, stamp)
-
-    def check_stamps(self) -> None:
-        self._below.check_stamps()
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self._below.broadcast(tensor)
-
-    def maximum(self, flags: torch.Tensor) -> None:
-        self._below.maximum(flags)
-
-    def sum(self, values: torch.Tensor) -> None:
-        self._below.sum(values)
 
 
 class Hierarchical(Over):
@@ -205,7 +173,7 @@ def connect_groups(
 
     Collective. Raises ValueError where the ranks cannot be divided so.
     """
-    everybody = connect(group, device)
+    everybody = watched(connect(group, device))
     check_groups(everybody.size, node_size, shard_group)
     if all(size in (None, everybody.size) for size in (node_size, shard_group)):
         return everybody
@@ -238,7 +206,7 @@ def nodes_of(everybody: Comm, device: torch.device, node_size: int) -> Nodes:
     within, between = (connect(_mine(everybody.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
     if isinstance(within, NcclComm) and isinstance(between, NcclComm):
         within.share_lanes(between)
-    return Nodes(within, between)
+    return Nodes(watched(within, everybody.group), watched(between, everybody.group))
 
 
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .module_unit import is_placeholder, placeholder
+from .hidden import is_placeholder, placeholder
 from .modules import Hook
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A unit of stage 3: whole parameters of one module group, and its two states.
 
-    sharded      this rank's `parameter_shard`; the parameters are views of a NaN, so that misuse is loud
+    sharded      this rank's `parameter_shard`; the parameters are hidden (hidden.py): to read one is refused
     gathering    `full_parameters` has its memory back and is being filled by an all-gather
     unsharded    the parameters are views of `full_parameters`
 
@@ -22,6 +22,7 @@ from torch import nn
 
 from . import labels
 from .comm import Comm, Handle
+from .hidden import Hiding, placeholder
 from .layout import Layout
 from .places import Places
 from .precision import Dtypes
@@ -32,13 +33,16 @@ from .unit import Unit
 FREED = "storage of size 0"
 """What torch says of a view that reads a unit's storage while that is empty."""
 
+IN_PARTS = (
+    "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
+    " persistence_numel keep it whole; elsewhere, read it inside `with engine.full_parameters()`"
+)
+
 UNHEARD = (
     "came to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
     " returned, or left in an attribute, in the engine's forward; return the tensor that the loss is made of, or name"
     " the module that made it in units="
 )
-
-_nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class ModuleUnit(Unit):
@@ -52,12 +56,13 @@ class ModuleUnit(Unit):
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places,
         orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
-        stamp: Callable[[Unit], Stamp | None],
+        stamp: Callable[[Unit], Stamp | None], hiding: Hiding,
     ) -> None:  # fmt: skip
         super().__init__(name, layout, comm, dtypes, places)
         self.comm = comm
         self.source = comm.new_source()
         self._stamp = stamp
+        self._hiding = hiding
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
         self.trainable = parameters[0].requires_grad
@@ -131,7 +136,7 @@ class ModuleUnit(Unit):
         self.gather.wait()
         self.gather, self.is_whole = None, True
         for parameter, place in zip(self.parameters, self._places, strict=True):
-            parameter.data = place
+            self._hiding.show(parameter, place)
 
     def reshard(self) -> None:
         """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
@@ -141,7 +146,7 @@ class ModuleUnit(Unit):
         if self.versions.written():  # in the forward, say: in place, and by every rank alike
             self.keep_parameters(())
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
-            parameter.data = hole
+            self._hiding.hide(parameter, hole)
         if self.is_from_source:
             self.source.released(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)
@@ -167,17 +172,3 @@ class ModuleUnit(Unit):
         self.source.stale()
         if self.stays:
             self.comm.exact.all_gather(self.full_parameters, self.name).wait()
-
-
-def placeholder(parameter: nn.Parameter) -> torch.Tensor:
-    """A NaN of the parameter's shape, without memory: whatever reads it shows that it did."""
-    key = (parameter.dtype, parameter.device)
-    if key not in _nan:
-        _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
-    return _nan[key].expand(parameter.shape)
-
-
-def is_placeholder(parameter: nn.Parameter) -> bool:
-    """Whether it reads as such a NaN now."""
-    nan = _nan.get((parameter.dtype, parameter.device))
-    return nan is not None and parameter.data_ptr() == nan.data_ptr()

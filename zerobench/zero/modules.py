@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .tiling import Tile
@@ -122,28 +121,6 @@ def warn_of_modules_not_called(names: list[str]) -> None:
             " calling their module are NaN: name other modules in units=",
             stacklevel=4,
         )
-
-
-class watching_parameters(TorchFunctionMode):
-    """Inside, `prepare` is called with every parameter whose values an operation will read, and `check` when it has."""
-
-    def __init__(self, prepare: Callable[[nn.Parameter], None], check: Callable[[nn.Parameter], None]) -> None:
-        super().__init__()
-        self._prepare = prepare
-        self._check = check
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__", "detach") or name.startswith("new_") or name.endswith("_like"):
-            return func(*args, **(kwargs or {}))  # no values are read
-        parameters = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
-        for parameter in parameters:
-            self._prepare(parameter)
-        output = func(*args, **(kwargs or {}))
-        if isinstance(output, torch.Tensor):
-            for parameter in parameters:
-                self._check(parameter)
-        return output
 
 
 def inside_backward() -> bool:

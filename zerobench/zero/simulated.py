@@ -22,18 +22,12 @@ import torch.distributed as dist
 from . import labels
 from .backends import GlooComm, GroupComm, NcclComm
 from .comm import Comm, Handle
-from .exchange import (
-    EXCHANGE_TAG,
-    GATHER_PIECE_BYTES,
-    GATHER_TAG,
-    REDUCE_PIECE_BYTES,
-    REDUCE_TAG,
-    SLOTS,
-    Pieces,
-    pieces_of,
-)
+from .exchange import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, Pieces, pieces_of
 from .lanes import Waitable
 from .stamp import Stamp
+
+TAG = 7000
+"""Nothing is paired by it."""
 
 
 class Unstamped(Comm):
@@ -69,7 +63,7 @@ class SimulatedGloo(Unstamped, GlooComm):
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces[0].numel())
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         with labels.collective("reduce_scatter", unit):
-            self._send_to_all(pieces, REDUCE_TAG)
+            self._send_to_all(pieces)
         if into is not None:
             with torch.no_grad():
                 into.copy_(own)
@@ -77,22 +71,25 @@ class SimulatedGloo(Unstamped, GlooComm):
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         with labels.collective("all_gather", unit):
-            self._send_to_all(pieces_of(self._part(full), GATHER_PIECE_BYTES), GATHER_TAG)
+            self._send_to_all(pieces_of(self._part(full), GATHER_PIECE_BYTES))
         self._zero_others(full)
         return Handle([])
 
-    def _exchange(self, to: torch.Tensor, here: torch.Tensor) -> list[Waitable]:
+    def meet(self, what: str) -> None:
+        """There is nobody to wait for."""
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         self._zero_others(here)
         peer = (self.rank + 1) % self.size
-        self.group.recv([here.view(self.size, -1)[peer]], peer, EXCHANGE_TAG)
-        self._send_to_all(pieces_of(self._part(to), REDUCE_PIECE_BYTES), EXCHANGE_TAG)
+        self.group.recv([here.view(self.size, -1)[peer]], peer, TAG)
+        self._send_to_all(pieces_of(self._part(to), REDUCE_PIECE_BYTES))
         return []
 
-    def _send_to_all(self, pieces: Pieces, tag: int) -> None:
+    def _send_to_all(self, pieces: Pieces) -> None:
         others = range(self.rank + 1, self.rank + self.size)
         with labels.standing_for([peer % self.size for peer in others]):
             for piece in pieces:
-                self.group.send([piece], (self.rank + 1) % self.size, tag)
+                self.group.send([piece], (self.rank + 1) % self.size, TAG)
 
     def _part(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's slice."""

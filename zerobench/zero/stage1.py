@@ -141,6 +141,3 @@ class Stage1(Strategy):
 
     def settle(self) -> None:
         self.gathers.wait_all()
-
-    def make_readable(self, parameter: nn.Parameter) -> None:
-        self.gathers.wait_early(parameter)

@@ -25,8 +25,9 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from . import labels
+from .hidden import Hiding, let_look
 from .layout import one_unit
-from .module_unit import FREED, UNHEARD, ModuleUnit
+from .module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
 from .modules import (
     ROOT,
     Hook,
@@ -62,6 +63,7 @@ class Stage3(Stage2):
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
+        self._hiding = Hiding(self.refuse_read, lets_detach=True)
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
@@ -77,6 +79,7 @@ class Stage3(Stage2):
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._numbers = {unit.name: number for number, unit in enumerate(self._all_units)}
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
+        let_look(self.module, self._hiding)
 
     def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[ModuleUnit]:
         kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
@@ -93,7 +96,9 @@ class Stage3(Stage2):
         layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
         dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
         mine = {p: self.orders[p] for p in parameters}
-        unit = ModuleUnit(name, layout, self.comm, dtypes, self.places, mine, stays, self.share, self.stamp)
+        unit = ModuleUnit(
+            name, layout, self.comm, dtypes, self.places, mine, stays, self.share, self.stamp, self._hiding
+        )
         if unit.trainable:
             self.place_gradients(unit)
             labels.label(unit.gradient_shard, labels.GRADIENTS, name)
@@ -289,11 +294,7 @@ class Stage3(Stage2):
             if not unit.trainable:
                 unit.refresh()
 
-    def check_readable(self, parameter: nn.Parameter) -> None:
-        unit = self._unit_of.get(parameter)
-        if unit is not None and not unit.is_whole:
-            name = next(name for name, p in self.module.named_parameters() if p is parameter)
-            raise RuntimeError(
-                f"{name}: it is read outside of the forward of {unit.name}, where zero3 holds a part of it only; name"
-                " a module that contains every use in units=, or let persistence_numel keep it whole"
-            )
+    def refuse_read(self, parameter: nn.Parameter) -> None:
+        """Raises RuntimeError: `parameter` is about to be read, and a part of it is here."""
+        name = next(name for name, p in self.module.named_parameters() if p is parameter)
+        raise RuntimeError(f"{name}: it is read outside of the forward of {self._unit_of[parameter].name}, {IN_PARTS}")

@@ -31,6 +31,10 @@ _BASE, _DIGITS = 16, STAMP_NUMEL // 2
 _MODULUS = _BASE**_DIGITS
 
 
+class OutOfStep(RuntimeError):
+    """Another rank is at another unit, or in another step."""
+
+
 @dataclass(frozen=True)
 class Stamp:
     """Unit number `unit` (below 65536) in step `step`: equal on all ranks. `describe` names a unit by its number."""
@@ -49,15 +53,15 @@ class Stamp:
         return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
 
     def check(self, rank: int, end: torch.Tensor) -> None:
-        """Raises RuntimeError where `end`, the end of what `rank` sent, bears another stamp."""
+        """Raises OutOfStep where `end`, the end of what `rank` sent, bears another stamp."""
         found = end[-STAMP_NUMEL:].tolist()
         if found != self.digits():
-            raise RuntimeError(f"{self._read(rank, found)}, {self._here()}")
+            raise OutOfStep(f"{self._read(rank, found)}, {self._here()}")
 
     def check_sum(self, ranks: int, end: torch.Tensor) -> None:
-        """Raises RuntimeError where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
+        """Raises OutOfStep where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
         if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
-            raise RuntimeError(f"another rank is elsewhere, {self._here()}")
+            raise OutOfStep(f"another rank is elsewhere, {self._here()}")
 
     def _here(self) -> str:
         here = f"this rank at {self.describe(self.unit)} of step {self.step}"

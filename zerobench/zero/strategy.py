@@ -29,8 +29,8 @@ from .comm import Comm
 from .face import ModuleFace
 from .gradient_face import GradientFace
 from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
+from .hidden import as_they_are
 from .loading import take_loads
-from .modules import watching_parameters
 from .options import Options
 from .precision import LossScaler
 from .segments import OptimizerSegment
@@ -60,7 +60,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
-        self._watching = 2  # training forwards in which misuse is looked for: the second follows an update
         hollow = materialise.on_meta(module)
         if hollow:
             materialise.hollow(module, options.device or torch.device("cpu"))
@@ -135,12 +134,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     def settle(self) -> None:
         """Completes what is still on its way, so that all that a rank holds can be read."""
 
-    def make_readable(self, parameter: nn.Parameter) -> None:
-        """An operation outside of any module of the parameter's is about to read it, perhaps."""
-
-    def check_readable(self, parameter: nn.Parameter) -> None:
-        """Raises RuntimeError, with a sentence, where the parameter's values are not there to be read."""
-
     def forget(self) -> None:
         """Gradients are dropped: so is what a stage knows of them beside the units."""
 
@@ -157,7 +150,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced."""
-        self.writes.check()
+        with as_they_are():
+            self.writes.check()
         if self.options.broadcast_buffers and self._buffers_due:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -167,11 +161,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronising
-        if self._watching == 0:
-            return self.module(*inputs, **named_inputs)
-        self._watching -= torch.is_grad_enabled()
-        with watching_parameters(self.make_readable, self.check_readable):
-            return self.module(*inputs, **named_inputs)
+        return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are.
@@ -207,7 +197,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
             torch.autograd.graph.increment_version(parameter)
-        self.writes.note()
+        with as_they_are():
+            self.writes.note()
         # 4 consume
         self.zero_grad()
         self.steps += 1

@@ -81,8 +81,11 @@ class Update:
 
     # -- the phases ---------------------------------------------------------------------------------------
 
-    def agree(self) -> None:
-        """Parameters with a gradient on any rank; on all ranks unused ones keep grad None, as under DDP."""
+    def agree(self, what: str = "step") -> None:
+        """Parameters with a gradient on any rank; on all ranks unused ones keep grad None, as under DDP.
+
+        `what` this rank is about to do: every rank must do the same.
+        """
         if self._agreed:
             return
         self._agreed = True
@@ -92,9 +95,11 @@ class Update:
         if self.comm.size > 1:
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
+            self.comm.seal(mine, what)
             self._used_flags.copy_(mine)
             self.comm.maximum(self._used_flags)
-            self.used = {i for i, flag in enumerate(self._used_flags.tolist()) if flag}
+            flags = self.comm.unseal(self._used_flags.tolist(), what)
+            self.used = {i for i, flag in enumerate(flags) if flag}
         for segment in self.segments:
             segment.used = segment.segment.parameter in self.used
 
@@ -110,7 +115,7 @@ class Update:
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
-        self.agree()
+        self.agree("clip_grad_norm_")
         return self.scaling.clip(max_norm, norm_type)
 
     def run(self) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .module_unit import is_placeholder
+from .hidden import is_placeholder
 from .versions import Versions
 
 if TYPE_CHECKING:

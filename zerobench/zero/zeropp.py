@@ -34,8 +34,8 @@ import torch.distributed as dist
 
 from . import labels
 from .codec import DTYPES, Codec
-from .comm import Comm, Handle
-from .groups import Hierarchical, Hops, Nodes, Over, connect_groups, nodes_of
+from .comm import Comm, Handle, Over
+from .groups import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .sources import Primary, Source
 from .stamp import Stamp
 

@@ -213,7 +213,7 @@ def _is_like(saved: Any, own: Any) -> bool:
     if own is None or saved is None:
         return True
     if isinstance(own, list | tuple):
-        return type(saved) is type(own) and all(map(_is_like, saved, own))
+        return isinstance(saved, list | tuple) and all(map(_is_like, saved, own))  # JSON has lists alone
     if isinstance(own, bool) or isinstance(saved, bool):
         return isinstance(own, bool) and isinstance(saved, bool)
     return isinstance(saved, int | float if isinstance(own, float) else type(own))

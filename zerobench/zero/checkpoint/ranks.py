@@ -64,6 +64,7 @@ class Ranks:
 
     def __init__(self, engine: Strategy) -> None:
         self.in_flight: SaveHandle | None = None
+        self._comm = engine.comm
         self.group = _group_beside(engine.comm)
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
 
@@ -90,7 +91,7 @@ class Ranks:
             return [mine]
         everyones: list[Exception | None] = [None] * self.size
         with labels.collective("control"):
-            dist.all_gather_object(everyones, mine, group=self.group)
+            self._comm.call("checkpoint", lambda: dist.all_gather_object(everyones, mine, group=self.group), self.group)
         return everyones
 
     def _land(self) -> None:
@@ -121,6 +122,7 @@ def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
     if comm.group not in _groups:
         members = dist.get_process_group_ranks(comm.group)
         known = dist.distributed_c10d._world.pg_names
+        comm.meet("first checkpoint")
         most = torch.tensor([len(known)], dtype=torch.int32, device=_device(comm.group))
         comm.maximum(most)
         while len(known) < most.item():

@@ -1,0 +1,296 @@
+"""One rank does what the others do not: all hear of it in one sentence, soon; what DDP allows trains."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.ranks import run_ranks
+from zerobench import initialize
+from zerobench.zero import Zeropp, watch
+from zerobench.zero.positions import Position, circle, out_of_step
+
+SOON_S = 8.0
+"""For all that a case does, on a machine that is busy; the group's timeout is 100 s."""
+
+
+class Odd(nn.Module):
+    """Blocks of unequal size, a tied pair, and a way to do without the last block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 12)
+        self.blocks = nn.ModuleList([nn.Linear(12, 20), nn.Linear(20, 12), nn.Linear(12, 12)])
+        self.tied = nn.Linear(12, 12)
+        self.head = nn.Linear(12, 12)
+        self.head.weight = self.tied.weight
+        self.again = self.without = self.reads_tied = self.raises = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.first(x))
+        if self.reads_tied:
+            h = h @ self.tied.weight
+        if self.again:
+            h = checkpoint(self.blocks[2], h, use_reentrant=True)
+        for block in list(self.blocks)[: 2 if self.without else 3]:
+            h = checkpoint(block, h, use_reentrant=True)
+            if self.raises:
+                raise ArithmeticError("a batch that cannot be")
+        return self.head(self.tied(h)).square().mean()
+
+
+def data(rank: int) -> torch.Tensor:
+    return torch.arange(8.0).view(2, 4).div(8) + rank
+
+
+def train(engine: Any, rank: int, steps: int = 1) -> None:
+    for _ in range(steps):
+        engine.backward(engine(data(rank)))
+        engine.step()
+
+
+def late_gradient(engine: Any, rank: int) -> None:
+    engine.module.again = rank == 0
+    train(engine, rank)
+
+
+def tied_weight_read_elsewhere(engine: Any, rank: int) -> None:
+    engine.module.reads_tied = rank == 0
+    train(engine, rank)
+
+
+def evaluates_alone(engine: Any, rank: int) -> None:
+    if rank == 0:
+        with torch.no_grad():
+            engine.eval()(data(0))
+        engine.train()
+    train(engine, rank)
+
+
+def micro_batch_more(engine: Any, rank: int) -> None:
+    for _ in range(1 if rank == 0 else 0):
+        with engine.no_sync():
+            engine.backward(engine(data(rank)))
+    train(engine, rank)
+
+
+def backward_more(engine: Any, rank: int) -> None:
+    if rank == 0:
+        engine.backward(engine(data(rank)))
+    train(engine, rank)
+
+
+def steps_alone(engine: Any, rank: int) -> None:
+    engine.backward(engine(data(rank)))
+    if rank == 0:
+        engine.step()
+    train(engine, rank)
+
+
+def clips_alone(engine: Any, rank: int) -> None:
+    engine.backward(engine(data(rank)))
+    if rank == 0:
+        engine.clip_grad_norm_(1.0)
+    engine.step()
+
+
+def reads_parameters_alone(engine: Any, rank: int) -> None:
+    if rank == 0:
+        with engine.full_parameters():
+            pass
+    train(engine, rank)
+
+
+def keeps_its_state_alone(engine: Any, rank: int) -> None:
+    if rank == 0:
+        engine.state_dict()
+    train(engine, rank)
+
+
+def keeps_full_state_alone(engine: Any, rank: int) -> None:
+    if rank == 0:
+        engine.full_state_dict()
+    train(engine, rank)
+
+
+def does_not_reach_a_unit(engine: Any, rank: int) -> None:
+    engine.module.without = rank == 0
+    train(engine, rank)
+
+
+def skips_a_batch_that_raises(engine: Any, rank: int) -> None:
+    engine.module.raises = rank == 0
+    try:
+        engine(data(rank))
+    except ArithmeticError:
+        engine.module.raises = False
+    train(engine, rank)
+
+
+def saves_alone(engine: Any, rank: int) -> None:
+    if rank == 0:
+        engine.save("never written")
+    train(engine, rank)
+
+
+def leaves(engine: Any, rank: int) -> None:
+    """Closes its connections, as the end of a process does."""
+    if rank == 1:
+        watch.break_connections(engine.comm.group)
+        raise RuntimeError("left")
+    train(engine, rank)
+
+
+def is_slow(engine: Any, rank: int) -> None:
+    if rank == 0:
+        time.sleep(3 * watch.PATIENCE_S)
+    loss = engine(data(rank))
+    if rank == 1:
+        time.sleep(3 * watch.PATIENCE_S)
+    engine.backward(loss)
+    engine.step()
+
+
+Act = Callable[[Any, int], None]
+Heard = tuple[str, float]
+Case = tuple[Act, str, dict[str, Any]]
+
+
+def hear(rank: int, act: Act, strategy: str, options: dict[str, Any]) -> Heard:
+    """A step that goes well, then `act`, and a step that should go well; what this rank heard, and how soon."""
+    torch.manual_seed(0)
+    model = Odd()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = initialize(model, sgd, strategy, **{"bucket_bytes": 1024, **options})
+    train(engine, rank)
+    start = time.monotonic()
+    try:
+        act(engine, rank)
+        train(engine, rank)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    return "", time.monotonic() - start
+
+
+def hear_all(rank: int, n: int, folder: str, cases: list[Case]) -> list[Heard]:
+    """Each case in a process group of its own, for a fault breaks it."""
+    watch.PATIENCE_S, watch.LOOK_S, watch.ANSWER_S = 0.25, 0.05, 1.0
+    heard = []
+    for number, (act, strategy, options) in enumerate(cases):
+        dist.destroy_process_group()
+        store = dist.FileStore(f"{folder}/{number}", n)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
+        heard.append(hear(rank, act, strategy, options))
+    return heard
+
+
+def heard_by_all(n: int, folder: Path, cases: list[Case]) -> list[str]:
+    """Of each case the sentence, which must be equal on all ranks and have come soon."""
+    sentences = []
+    for case, heard in zip(cases, zip(*run_ranks(n, hear_all, str(folder), cases), strict=True), strict=True):
+        words = {sentence for sentence, _ in heard}
+        assert len(words) == 1, (case, heard)
+        assert max(seconds for _, seconds in heard) < SOON_S, (case, heard)
+        sentences += words
+    return sentences
+
+
+FAULTS: list[tuple[Act, str, tuple[str, str]]] = [
+    (late_gradient, "zero1", ("in backward() at ", "for the agreement")),
+    (
+        late_gradient,
+        "zero2",
+        ("for reduction 2 of bucket 0 (head.bias, tied.bias, ...) in step 1", "for the agreement"),
+    ),
+    (late_gradient, "megatron", ("for reduction 2 of bucket 0", "for the agreement")),
+    (late_gradient, "zero3", ("for gather 1 of blocks.2", "for gather 1 of blocks.1")),
+    (backward_more, "zero1", ("for reduction 2 of bucket 0", "for the agreement")),
+    (backward_more, "zero3", ("in forward()", "in step()")),
+    (steps_alone, "zero2", ("in step()", "in backward()")),
+    (steps_alone, "zero3", ("in step()", "for gather 2 of (root)")),
+    (saves_alone, "zero2", ("in save()", "in backward()")),
+    (clips_alone, "zero1", ("calling clip_grad_norm_() in step 1", "calling step() in step 1")),
+    (clips_alone, "zero3", ("calling clip_grad_norm_() in step 1", "calling step() in step 1")),
+    (evaluates_alone, "zero3", ("in forward()", "in backward()")),
+    (micro_batch_more, "zero3", ("for gather", "for reduction 1 of blocks.2 (blocks.2.weight, blocks.2.bias)")),
+    (reads_parameters_alone, "zero3", ("in forward()", "in backward()")),
+    (keeps_full_state_alone, "zero3", ("in forward()", "in backward()")),
+    (does_not_reach_a_unit, "zero3", ("for gather 2 of blocks.1", "for gather 2 of blocks.2")),
+    (skips_a_batch_that_raises, "zero3", ("for gather", "for gather")),
+]
+"""What rank 0 does alone, and what the sentence has of it and of rank 1."""
+
+
+def test_a_rank_that_goes_another_way_is_named_on_all_ranks(tmp_path: Path) -> None:
+    cases: list[Case] = [(act, strategy, {}) for act, strategy, _ in FAULTS]
+    for (act, strategy, (first, second)), sentence in zip(FAULTS, heard_by_all(2, tmp_path, cases), strict=True):
+        place = re.fullmatch(r"the ranks are out of step: rank 0 is (.*), rank 1 is (.*); every rank must .*", sentence)
+        assert place is not None, (act, strategy, sentence)
+        assert first in place[1], (act, strategy, sentence)
+        assert second in place[2], (act, strategy, sentence)
+
+
+LEGAL: list[Case] = [
+    *((act, "zero2", {}) for act in (
+        tied_weight_read_elsewhere, evaluates_alone, micro_batch_more, does_not_reach_a_unit, skips_a_batch_that_raises,
+        keeps_full_state_alone, is_slow)),
+    *((act, "megatron", {}) for act in (evaluates_alone, reads_parameters_alone, is_slow)),
+    *((act, "zero3", {}) for act in (tied_weight_read_elsewhere, keeps_its_state_alone, is_slow)),
+]  # fmt: skip
+
+
+def test_what_ddp_allows_and_slow_ranks_train(tmp_path: Path) -> None:
+    assert not any(heard_by_all(2, tmp_path, LEGAL))
+
+
+def test_groups_of_ranks_and_collectives_of_others_are_watched_too(tmp_path: Path) -> None:
+    every = Zeropp(quantize_weights=True, secondary_shards=True, quantize_gradients=True)
+    cases: list[Case] = [
+        (late_gradient, "zero2", {"node_size": 2}),
+        (late_gradient, "zero2", {"shard_group": 2}),
+        (late_gradient, "zero2", {"mode": "vendor"}),
+        (micro_batch_more, "zero3", {"node_size": 2}),
+        (micro_batch_more, "zero3", {"shard_group": 2}),
+        (reads_parameters_alone, "zero3", {"node_size": 2, "zeropp": every}),
+    ]
+    for case, sentence in zip(cases, heard_by_all(4, tmp_path, cases), strict=True):
+        assert sentence.startswith("the ranks are out of step: rank 0 is waiting in "), (case, sentence)
+    slow: list[Case] = [(is_slow, strategy, options) for _, strategy, options in cases[1::2]]
+    (tmp_path / "slow").mkdir()
+    assert not any(heard_by_all(4, tmp_path / "slow", slow))
+
+
+def test_a_rank_that_has_left_is_named(tmp_path: Path) -> None:
+    heard, left = run_ranks(2, hear_all, str(tmp_path), [(leaves, "zero2", {})])
+    assert left[0][0] == "left"
+    assert heard[0][0].startswith("rank 1 ended, or did not answer, while rank 0 is waiting in backward() at "), heard
+    assert "reduction 1 of bucket 0 (head.bias, tied.bias, ...) in step 1: " in heard[0][0], heard
+
+
+def waits(rank: int, channel: str, **launched: int) -> Position:
+    return Position(rank, channel, launched[channel], f"at {channel}", launched, [0, 1, 2])
+
+
+def test_ranks_that_wait_in_a_circle_are_told_from_slow_ones() -> None:
+    a, b = waits(0, "a", a=2, b=1), waits(1, "b", a=1, b=2)
+    assert circle([a, b]) == [a, b]
+    assert circle([a]) == [], "rank 1 computes"
+    assert circle([a, waits(1, "b", a=2, b=2)]) == [], "rank 0's wait is about to end"
+    assert circle([a, Position(1, None, launched={"a": 1})]) == [], "rank 1 does not wait"
+    c = waits(2, "a", a=2, b=2)
+    assert circle([a, b, c]) == [a, b, c], "rank 2 waits for rank 1, which will never come"
+    apart = Position(2, "c", 1, "", {"a": 2, "b": 2, "c": 1}, [2])
+    assert circle([a, b, apart]) == [a, b], "nobody else is to launch it"
+    assert Position.from_json(a.to_json()) == a
+    assert out_of_step([b, a, c]).startswith("the ranks are out of step: ranks 0 and 2 are at a, rank 1 is at b; every")
+    one, other = Position(0, None, 0, "here", {"a": 1}), Position(1, None, 0, "here", {"a": 1, "b": 3})
+    assert "ranks 0 and 1 are here, of b rank 0 had 0, rank 1 had 3; every rank" in out_of_step([one, other])
