@@ -48,6 +48,7 @@ LAYERS = [
     },
     {
         "worker",
+        "own_activations",
         "microbenchmarks",
         "disk_benchmark",
         "disk_update",

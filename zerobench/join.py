@@ -68,7 +68,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         _join_trace(row, traced)
 
     if predicts(config["strategy"]):
-        join_theory(row, config, schedule, memory, (accounted or timed)[0].buffer_bytes)
+        join_theory(row, config, schedule, memory, (accounted or timed)[0])
     if accounted:
         join_unexplained(row, config, schedule, accounted)
     return {

@@ -18,7 +18,7 @@ from .worker import RankRecord
 
 
 def join_theory(
-    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], buffer_bytes: int
+    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> None:
     """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
     shapes, groups = training_shapes(config), grouping.shape_of(config)
@@ -35,8 +35,9 @@ def join_theory(
                 round(moved.within),
                 round(moved.between),
             )
+    row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
-        config["strategy"], schedule, row.world_size, norms_of(config), buffer_bytes
+        config["strategy"], schedule, row.world_size, norms_of(config), record.buffer_bytes
     )
     if tiers.place is not None:
         for link, size in asdict(links_of(config, schedule)).items():
@@ -44,6 +45,8 @@ def join_theory(
     for m in memory:
         if m.phase == "step" and m.tier in ("device", "host"):
             m.predicted_bytes = prediction.of_category(m.category, m.tier)
+        if (m.phase, m.tier, m.category) == ("step", "device", "activations"):
+            m.predicted_bytes = record.own_activation_bytes
 
 
 def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:

@@ -43,7 +43,8 @@ def unexplained(
     """
     mine = [one for one in traffic if not one.control]
     sentences = [
-        *_states(row, list(memory)), *_traffic(row, mine, steps, parts), *_links(row), *_witnesses(row, kept),
+        *_states(row, list(memory)), *_activations(row), *_traffic(row, mine, steps, parts), *_links(row),
+        *_witnesses(row, kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
@@ -57,6 +58,12 @@ def _states(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
             continue
         where_of = " in host memory" * (tier == "host")
         yield f"{_category(memory, tier)}: {_off(measured, predicted)} in the states{where_of}"
+
+
+def _activations(row: RunRow) -> Iterator[str]:
+    measured, predicted = row.max_activations_bytes, row.predicted_activations_bytes
+    if measured is not None and predicted is not None and abs(measured - predicted) > STATES_SHARE * predicted:
+        yield f"activations: {_off(measured, predicted)}, which the model needs by itself"
 
 
 def _category(memory: list[MemoryRow], tier: str) -> str:

@@ -24,6 +24,7 @@ from . import (
     models,
     offloading,
     optimizers,
+    own_activations,
     policies,
     precision,
 )
@@ -81,6 +82,8 @@ class RankRecord:
     gpu_states: list[GpuState] = field(default_factory=list)
     buffer_bytes: int = 0
     """Of the module's buffers."""
+    own_activation_bytes: int | None = None
+    """What the model needs of activations without an engine (own_activations.py), where that can be foretold."""
     kept: str = ""
     """The largest storage of kept_bytes, in words."""
     witness: str = ""
@@ -133,7 +136,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
 
     # 3 bring home
     buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
-    return replace(_record(job, probe, results, shapes, holders), buffer_bytes=buffer_bytes)
+    record = _record(job, probe, results, shapes, holders)
+    own = own_activations.of(config, batches, build_model) if job.mode == "accounted" and job.rank == 0 else None
+    return replace(record, buffer_bytes=buffer_bytes, own_activation_bytes=own)
 
 
 def _accumulate(

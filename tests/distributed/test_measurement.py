@@ -55,6 +55,8 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
         assert by.loc[list(STATES), "at_states_peak_bytes"].sum() == by.loc["states", "max_bytes"]
         assert (by["max_bytes"] >= by["at_peak_bytes"]).all()
     assert sum(asdict(row)[f"peak_{category}_bytes"] for category in CATEGORIES) == row.peak_bytes
+    # what the engine adds to the model's own activations: nothing
+    assert row.max_activations_bytes == row.predicted_activations_bytes
     # the allocator has seen what the ledger has, and scratch of kernels: recomputed, a peak is inside of attention's
     if row.allocator_witness == "hook":
         scratch = 16 * 1024 if row.checkpointing else 64

@@ -159,7 +159,7 @@ class Ledger(TorchDispatchMode):
                 self._meet_all(one)
 
     def _meet(self, storage: torch.UntypedStorage) -> Stored:
-        key, size = storage._cdata, 0 if storage.device.type == "meta" else storage.nbytes()
+        key, size = storage._cdata, self._bytes_of(storage)
         stored = self._live.get(key)
         if stored is None:
             stored = Stored(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
@@ -169,6 +169,9 @@ class Ledger(TorchDispatchMode):
             self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
             stored.bytes = size
         return stored
+
+    def _bytes_of(self, storage: torch.UntypedStorage) -> int:
+        return 0 if storage.device.type == "meta" else storage.nbytes()
 
     def _bury(self, key: int) -> None:
         stored = self._live.pop(key, None)

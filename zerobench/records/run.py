@@ -84,6 +84,8 @@ class RunRow:
     max_activations_bytes: int | None = None
     max_inputs_bytes: int | None = None
     max_temporary_bytes: int | None = None
+    predicted_activations_bytes: int | None = None
+    """Of max_activations_bytes: what the model needs without an engine; None where that cannot be foretold."""
     states_bytes: int | None = None
     """Maximum over time of the sum of the states (see STATES), on the rank where it is largest."""
     predicted_states_bytes: int | None = None
