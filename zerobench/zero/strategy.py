@@ -49,11 +49,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.module = module
         self.optimizer = optimizer
         self.comm = comm
-        self.options = options
         named = {p: name for name, p in module.named_parameters()}
         self.names = [name for p, name in named.items() if p.requires_grad]
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
+        self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
         self.orders = materialise.orders_of(module)
