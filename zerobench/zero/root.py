@@ -28,7 +28,6 @@ from .module_unit import ModuleUnit
 from .modules import Hook, inside_backward, tensors_that_require_grad
 from .unit import Unit
 
-
 LISTENED = 2
 """Forwards for training in which reads are listened to; the second follows an update."""
 
@@ -91,7 +90,8 @@ class Root:
                 self._hearing.listen(parameter)
 
     def _heard(self, parameter: nn.Parameter) -> None:
-        if not self._reading[parameter] and not inside_backward():
+        """Of a tied one a module reads an alias."""
+        if parameter in self._parameters and not self._reading[parameter] and not inside_backward():
             self._read_at.append(self._uses())
 
     def end_forward(self) -> None:
