@@ -46,14 +46,15 @@ class ConvNet(nn.Module):
 
 
 def convnet(width: int = 32, depth: int = 4, classes: int = 10) -> nn.Module:
-    """The model's options become keys: model.width, model.depth, model.classes."""
+    """A residual network of `depth` convolutions of `width` channels. Its options are keys: model.width and so on."""
     return ConvNet(width, depth, classes)
 
 
 def images(
     classes: int = 10, noise: float = 0.5, *, rank: int, world_size: int, micro_batch: int, accumulation: int, seed: int
 ) -> Callable[[int, int], Batch]:
-    """The data's options become keys, data.classes and data.noise; what stands after the * is filled in by the run.
+    """Noisy patterns, one for each of `classes`. Its options are keys, data.classes and data.noise; the run fills in
+    what stands after the *.
 
     Every rank draws the whole step's samples, from the seed and the step alone, and takes its part: so N ranks
     together train on what one rank would.

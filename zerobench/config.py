@@ -35,12 +35,13 @@ class Ddp(Strategy):
 class Zero1(Strategy):
     """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
 
+    `bucket_bytes`: a number, or auto: an eighth of psi/N, from 1 to 25 MiB.
     `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
     which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
     """
 
     name: str = "zero1"
-    bucket_bytes: int = 25 * MIB
+    bucket_bytes: int | str | None = None
     broadcast_buffers: bool = True
     accumulate: str = "last"
     mode: str = "own"
@@ -74,7 +75,7 @@ class Zero3(Strategy):
 
     `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
     `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
-    (`keep_root`), or every unit (`reshard_after_forward=false`).
+    (`keep_root`; auto: and is given back while backward is at others), or every unit (`reshard_after_forward=false`).
     """
 
     name: str = "zero3"
@@ -83,7 +84,7 @@ class Zero3(Strategy):
     accumulate: str = "every"
     mode: str = "own"
     persistence_numel: int | None = None
-    keep_root: bool | None = None
+    keep_root: bool | str | None = None
     reshard_after_forward: bool | None = None
     construct: str = "plain"
 

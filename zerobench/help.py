@@ -82,7 +82,7 @@ def _table(leaves: list[tuple[str, Any]]) -> str:
     """A line each: key=default, the meaning, the unit."""
     lines = []
     for key, default in leaves:
-        unit, meaning = KEYS.get(key, ("", "an option of the builder that registered it"))
+        unit, meaning = KEYS.get(key, ("", "an option of its builder"))
         shown = f"  {key}={_show(default)}" if default is not None else f"  {key}=null"
         lines.append(_entry(shown, meaning + f" [{unit}]" * bool(unit)))
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from .estimate import links_of, norms_of, training_shapes
 from .probes.operators import gloo_factor
 from .records import LINKS, MemoryRow, RunRow
 from .residuals import unexplained
+from .theory.choices import settle
 from .theory.control import predict_control
 from .theory.memory import predict_states, predicts
 from .theory.shapes import Schedule
@@ -23,6 +24,7 @@ def join_theory(
     """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
     shapes, groups = training_shapes(config), grouping.shape_of(config)
     tiers = offloading.shape_of(config)
+    row.bucket_bytes = settle(config["strategy"], schedule.shapes, groups.sharers).get("bucket_bytes")
     prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
     row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes

@@ -121,5 +121,9 @@ def _keys_by_group() -> list[str]:
 def type_name(node: Any) -> str:
     """The type that a config's node wants, in words."""
     kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
-    name = {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    names: dict[Any, str] = {
+        int: "an integer", float: "a number", bool: "true or false", str: "text",
+        int | str: "an integer or auto", bool | str: "true, false or auto",
+    }  # fmt: skip
+    name = names.get(kind, str(kind))
     return name + (" or null" if node._is_optional() else "")

@@ -50,7 +50,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "results_dir": ("", "the folder in which each run becomes a folder"),
     "rerun": ("", "measure again what an earlier run of the same cell and code has measured"),
     "fail_fast": ("", "stop at the first cell that fails"),
-    "strategy.bucket_bytes": ("bytes", "most that one bucket of gradients holds, in the parameters' dtype"),
+    "strategy.bucket_bytes": (
+        "bytes",
+        "most that one bucket of gradients holds; auto: an eighth of psi/N, 1 to 25 MiB",
+    ),
     "strategy.gradient_as_bucket_view": ("", "gradients are views of DDP's buckets, not copies"),
     "strategy.find_unused_parameters": ("", "DDP looks for parameters that a forward did not use"),
     "strategy.broadcast_buffers": ("", "rank 0's buffers are copied to all ranks before a forward"),
@@ -61,7 +64,10 @@ KEYS: dict[str, tuple[str, str]] = {
     "strategy.construct": ("", "plain, or meta: no rank ever holds the whole model"),
     "strategy.prefetch": ("units", "how many are gathered ahead of their use"),
     "strategy.persistence_numel": ("elements", "parameters of up to so many stay whole on every rank"),
-    "strategy.keep_root": ("", "the root unit (embedding, head) stays whole from forward to backward"),
+    "strategy.keep_root": (
+        "",
+        "the root unit (embedding, head) stays from forward to backward; auto: goes in its middle",
+    ),
     "strategy.reshard_after_forward": ("", "units are given back after forward and gathered again for backward"),
     "strategy.tuned": ("", "null options have the values that serve this harness's models, not the peer's defaults"),
     "strategy.async_gather": ("", "FSDP2's gathers do not block without CUDA streams"),

@@ -62,6 +62,10 @@ LIMITS: dict[str, tuple[float, float]] = {
 }
 """Key of a resolved config -> least and greatest value that makes sense."""
 
+AUTO = "auto"
+MAY_BE_AUTO = ("strategy.bucket_bytes",)
+"""Keys whose number may be left to follow the model."""
+
 USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
 
 
@@ -102,7 +106,12 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
         node: Any = plain
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
-        if node is None or least <= node <= most:
+        if node is None or (key in MAY_BE_AUTO and node == AUTO):
+            continue
+        if isinstance(node, str):
+            problems.append(f"{key}={node}: use {AUTO} or a whole number of at least {least:g}")
+            continue
+        if least <= node <= most:
             continue
         why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
         bound = f"at most {most:g}" if node > most else f"at least {least:g}"

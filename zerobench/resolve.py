@@ -17,7 +17,7 @@ from .models import huggingface
 from .registry import DATA, MODELS
 from .training import ACCUMULATE, NORMS
 from .units import parse_bytes
-from .zero.options import MODES, REDUCTIONS, Options
+from .zero.options import AUTO, MODES, REDUCTIONS, Options
 
 CHECKS = ("auto", "true", "false")
 """What `measure.check_training` may be."""
@@ -213,6 +213,8 @@ def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str])
         problems.append(f"strategy.mode={mode}: use one of {', '.join(MODES)}")
     chosen = {one.name: one.default for one in fields(Options)} | MODES.get(mode, {})
     strategy |= {key: chosen[key] for key, value in strategy.items() if value is None}
+    if strategy.get("keep_root") not in (None, True, False, AUTO):
+        problems.append(f"strategy.keep_root={strategy['keep_root']}: use true, false or {AUTO}")
     if strategy.get("reduce_with") not in (None, *REDUCTIONS):
         problems.append(f"strategy.reduce_with={strategy['reduce_with']}: use {' or '.join(REDUCTIONS)}")
 

@@ -39,6 +39,7 @@ from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
 from .zero import materialise, residual
 from .zero.modules import default_units, unit_of_parameters
+from .zero.root import is_read_anywhere, is_read_in_backward, owners
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -247,8 +248,13 @@ def shapes_of(model: nn.Module) -> list[ParameterShape]:
         weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
         if weight is not None and bias is not None:
             beside |= {weight: numbers[bias], bias: numbers[weight]}
+    of_root: dict[nn.Parameter, dict[str, Any]] = {p: {"reads": (), "pinned": False} for p in numbers}
+    for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
+        of_root[p]["reads"] += (is_read_in_backward(owner),)
+        of_root[p]["pinned"] |= is_read_anywhere(model, owner)
     return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p)) for p in numbers
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **of_root[p])
+        for p in numbers
     ]
 
 

@@ -110,12 +110,14 @@ def frozen_midway(engine: Any, rank: int = 0) -> Any:
 
 
 def hooked(engine: Any, rank: int = 0) -> Any:
-    """Of each kind, for a while; one comes between forward and backward."""
+    """Of each kind, for a while; one comes between forward and backward; one on a parameter that is not tied."""
     weight = engine.module.first.weight
     seen: list[Any] = []
     losses = train(engine, range(1), rank)
     mine = weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    own = engine.module.middle.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     losses += train(engine, range(1, 2), rank)
+    own.remove()
     halves = weight.register_hook(lambda gradient: gradient / 2)
     losses += train(engine, range(2, 3), rank)
     mine.remove()

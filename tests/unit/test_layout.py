@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from zerobench.theory import partition
+from zerobench.theory.choices import settle
 from zerobench.theory.partition import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
 from zerobench.zero import exchange
 from zerobench.zero.layout import buckets, one_unit
+from zerobench.zero.options import Options
 
 NUMELS = [(0, 1), (1, 703), (2, 0), (3, 16), (4, 5000), (5, 17), (6, 64)]
 
@@ -73,6 +76,19 @@ def test_theory_lays_out_as_the_engine_does(world_size: int, bucket_bytes: int |
         for most in (None, 128):
             segments = [(s.parameter, s.numel) for layout in engine for s in layout.segments(rank, most)]
             assert [one for buffer in theory for one in buffer.segments(rank, most)] == segments
+
+
+@pytest.mark.parametrize("numel", [3, 2**20, 10**7, 10**9])
+@pytest.mark.parametrize("ranks", [1, 2, 5, 64])
+def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> None:
+    """And a number, or a strategy without buckets, is left alone."""
+    parameter, frozen = torch.empty(numel, device="meta"), ParameterShape(999, 4, False, "")
+    engine = Options().settled([torch.nn.Parameter(parameter)], ranks)
+    shapes = [ParameterShape(numel, 4, True, ""), frozen]
+    assert settle({"bucket_bytes": "auto"}, shapes, ranks) == {"bucket_bytes": engine.bucket_bytes}
+    assert 2**20 <= engine.bucket_bytes <= 25 * 2**20
+    for left in ({"bucket_bytes": 7000}, {"prefetch": 1}):
+        assert settle(left, shapes, ranks) == left
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:

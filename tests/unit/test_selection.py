@@ -144,3 +144,24 @@ def test_verbs_take_where(tmp_path: Path, capsys) -> None:
     for verb in (["export"], ["status"], ["budget", "check", "--runs"]):
         assert cli.run([*verb, str(tmp_path / "runs"), "--where", "strategy=zero9"]) == 2
         assert "no such run; strategy is zero1 or" in capsys.readouterr().err
+
+
+def test_budgets_from_runs_take_no_attempts_unless_asked(tmp_path: Path, capsys) -> None:
+    """But a cell with a budget, all of whose attempts failed, is told of."""
+    collect(attempts(), tmp_path / "runs")
+    limits = "{limits: {peak_bytes: <= 1 GiB}}"
+    cells = {name: f"{name} tiny N=2 b=4" for name in ("zero1", "zero2", "zero3")}
+
+    def check(names: list[str], *flags: str) -> tuple[int, str]:
+        budgeted = ", ".join(f"{cells[name]}: {limits}" for name in names)
+        (tmp_path / "a.yaml").write_text(f"environments: {{any: {{cells: {{{budgeted}}}}}}}\n")
+        code = cli.run(["budget", "check", str(tmp_path / "a.yaml"), "--runs", str(tmp_path / "runs"), *flags])
+        return code, capsys.readouterr().out
+
+    code, shown = check(["zero1"], "--where", "strategy=zero1,zero2")
+    assert code == 0, "the ok run counts, although an attempt after it crashed"
+    assert "failed or superseded runs left out; --all takes them" in shown
+    assert check(["zero1"], "--where", "strategy=zero1,zero2", "--all")[0] == 2, "the newest attempt crashed"
+    code, shown = check(["zero2"], "--where", "strategy=zero2")
+    assert code == 2
+    assert "invalid" in shown

@@ -125,12 +125,16 @@ def strategy_of(section: schemas.Strategy) -> tuple[dict[str, Any], list[str]]:
 
 def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
     own, _ = strategy_of(schemas.Zero3())
-    assert (own["keep_root"], own["reshard_after_forward"], own["persistence_numel"]) == (True, True, 0)
+    assert (own["keep_root"], own["reshard_after_forward"], own["persistence_numel"]) == ("auto", True, 0)
     paper, _ = strategy_of(schemas.Zero3(mode="paper"))
     assert (paper["keep_root"], paper["reshard_after_forward"], paper["persistence_numel"]) == (False, True, 0)
     vendor, _ = strategy_of(schemas.Zero3(mode="vendor", persistence_numel=7))
     assert (vendor["reshard_after_forward"], vendor["persistence_numel"]) == (False, 7)
+    assert strategy_of(schemas.Zero3(mode="vendor"))[0]["keep_root"] is True
+    assert strategy_of(schemas.Zero3(keep_root="yes"))[1] == ["strategy.keep_root=yes: use true, false or auto"]
     assert strategy_of(schemas.Zero1())[0]["reduce_with"] == "reduce_scatter"
+    assert strategy_of(schemas.Zero2())[0]["bucket_bytes"] == "auto"
+    assert {strategy_of(schemas.Zero2(mode=one))[0]["bucket_bytes"] for one in ("paper", "vendor")} == {25 * 2**20}
     assert strategy_of(schemas.Zero2(mode="vendor"))[0]["reduce_with"] == "all_reduce"
     assert strategy_of(schemas.Zero2(mode="vendor", reduce_with="reduce_scatter"))[0]["reduce_with"] == "reduce_scatter"
 

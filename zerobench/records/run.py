@@ -64,6 +64,8 @@ class RunRow:
     """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
     psi: int | None = None
     """Unique trainable parameters."""
+    bucket_bytes: int | None = None
+    """What a bucket holds at most, as a number also where the config says auto; None where there are no buckets."""
     peak_bytes: int | None = None
     """Largest sum of live bytes at any instant of the measured steps, on the rank where it is largest."""
     peak_parameters_bytes: int | None = None

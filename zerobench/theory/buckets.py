@@ -1,7 +1,8 @@
 """Stages 1 and 2, and Megatron's distributed optimizer, event by event.
 
-Parameters lie in buckets that are whole on every rank. Stage 1 and Megatron keep whole gradients too; in stage 2 a
-bucket's live while it fills and while it is sent. Buckets are sent in one order, one at a time, as they fill.
+Parameters lie in buckets that are whole on every rank. Megatron keeps whole gradients too, stage 1 from a bucket's
+first one to the update; in stage 2 a bucket's live while it fills and while it is sent. Buckets are sent in one order,
+one at a time, as they fill.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ def replay_buckets(
     """A step of zero1, zero2 and megatron, in buckets. `strategy`: a resolved section; bytes of the fullest rank."""
     n = groups.sharers
     shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2" and not tiers.gradients
+    for_good = strategy["name"] == "megatron" or (n == 1 and not keeps_whole and not tiers.gradients)
     kinds = by_kind(shapes, trainable(shapes)[::-1])
     buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
     whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
-    replay.hold("gradients", "kept", whole if keeps_whole or (n == 1 and not tiers.gradients) else 0)
+    replay.hold("gradients", "kept", whole if for_good else 0)
     shards = Shards(buffers, n, optimizer, precision, tiers)
     shards.hold(replay, schedule)
-    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"), tiers)
+    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"), tiers, for_good)
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
     for last in micro_batches(schedule):
         reductions.synchronising = is_synchronising(strategy, last)

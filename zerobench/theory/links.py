@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .choices import settle
 from .groups import GroupShape
 from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from .replay import gradient_bytes, trainable, wire_bytes
@@ -36,6 +37,7 @@ def predict_links(
     precision: PrecisionShape, tiers: TierShape, norms: int = 0,
 ) -> Links:  # fmt: skip
     """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow)."""
+    strategy = settle(strategy, schedule.shapes, groups.sharers)
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if tiers.place is not None and strategy["name"] == "zero3":
         flow.of_units()

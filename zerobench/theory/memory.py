@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .buckets import replay_buckets
+from .choices import settle
 from .ddp import replay_ddp
 from .groups import GroupShape
 from .replay import InSlots, Replay, bytes_of, gradient_bytes, is_half, master_bytes
@@ -60,6 +61,7 @@ def predict_states(
 ) -> Prediction:  # fmt: skip
     """What the states of one step need on the rank that needs most. `strategy`: a resolved section."""
     groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
+    strategy = settle(strategy, schedule.shapes, groups.sharers)
     replay = InSlots(host=host) if schedule.arena else Replay(host=host)
     more = {"tiers": tiers} if tiers.place else {}
     for _ in range(2 if schedule.arena else 1):  # its slots are all there once a step has been

@@ -54,6 +54,11 @@ class FlatBuffer:
         return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
 
     @property
+    def numel(self) -> int:
+        """Elements of parameters."""
+        return sum(span.stop - span.start for span in self.spans)
+
+    @property
     def padded_numel(self) -> int:
         """Elements of all units, padding included."""
         return sum(numel for _, numel in self.units)

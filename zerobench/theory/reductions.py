@@ -1,6 +1,6 @@
 """Gradients of units between autograd and the shards, event by event: what zero/gradients.py moves, by size::
 
-filling    the unit's full gradients: for good in stage 1, from the first write on in stages 2 and 3
+filling    the unit's full gradients: from the first write on, in stage 1 to the update, under Megatron for good
 sent       what travels, in the wire's dtype, and what is received; one unit at a time
 landed     nothing but the own slice, until the update
 
@@ -43,13 +43,16 @@ def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precisio
 
 
 class Reductions:
-    """The reductions of one step on a rank. `keeps_whole`: full gradients stay, as in stage 1."""
+    """The reductions of one step on a rank. `keeps_whole`: full gradients stay until the update, as in stage 1;
+    `for_good`: they are there from the beginning.
+    """
 
     def __init__(
-        self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str, tiers: TierShape = NOWHERE
-    ) -> None:
+        self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str, tiers: TierShape = NOWHERE,
+        for_good: bool = False,
+    ) -> None:  # fmt: skip
         self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.sharers, keeps_whole
-        self.tiers = tiers
+        self.tiers, self.for_good = tiers, for_good
         self.is_alone = self.n == 1 and not tiers.gradients
         self.receives = reduce_with == "reduce_scatter"
         self.synchronising = True
@@ -59,6 +62,8 @@ class Reductions:
 
     def write(self, unit: Travelling) -> None:
         """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
+        if self.keeps_whole and not self.for_good:
+            self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
         if self.is_alone or unit.name in self._opened:
             return
         self._opened[unit.name] = self.synchronising and not self.keeps_whole
@@ -84,6 +89,11 @@ class Reductions:
                 self._hold_shard(unit)
             self._hold_beside(unit, slice(1))
         self._sent = unit
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something was sent that has not landed."""
+        return self._sent is not None
 
     def land(self) -> None:
         """What was sent is there."""

@@ -15,6 +15,8 @@ class ParameterShape:
 
     `uses`: the number of places in the module where it stands; more than one means that it is tied. `beside`: the
     number of the parameter whose gradient autograd makes at once with this one's: a bias's weight, a weight's bias.
+    Of the root's: `reads`, of each place whether the backward there reads the parameter, true where it is not said;
+    `pinned`: it may be read outside of its own module, so that the root is kept.
     """
 
     numel: int
@@ -23,6 +25,8 @@ class ParameterShape:
     unit: str
     uses: int = 1
     beside: int | None = None
+    reads: tuple[bool, ...] = ()
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

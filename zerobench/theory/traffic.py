@@ -4,7 +4,8 @@ Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the l
 ddp        2rψ                   all-reduce
 buckets    (r + 1) · padded      zero1, zero2, megatron: reduce-scatters and one all-gather; all-reduces count twice
 units      zero3: r reduce-scatters of the padded size of what is trained, and all-gathers, a micro-batch:
-             of the root 1, or 2 if it is not kept from forward to backward
+             of the root 1, or 2 if it is not kept from forward to backward, and 1 more each time that it is given
+             back and a module of its own reads it in backward
              of a unit that forward uses u times u, and 1 more if backward comes back; 1 if it stays between these
              of what stays for good none, but 1 a step of what is trained
 
@@ -14,9 +15,11 @@ Secondary shards serve every gather of a unit but the first in a step; of what i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from .choices import reads, root_goes, settle
 from .groups import GroupShape, Moved
 from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from .replay import wire_bytes
@@ -53,6 +56,7 @@ def predict_parts(
         trained = [s for s in schedule.shapes if s.trainable]
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
+    strategy = settle(strategy, schedule.shapes, groups.sharers)
     flow = _Flow(strategy, schedule, groups, precision or PrecisionShape(), reductions)
     (flow.of_units if strategy["name"] == "zero3" else flow.of_buckets)()
     return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
@@ -120,9 +124,22 @@ class _Flow:
 def gathers_of(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
     """All-gathers of a unit in one micro-batch."""
     if name == ROOT:
-        return 1 if strategy["keep_root"] else 2
+        return 1 + (returns_of_root(schedule) if root_goes(strategy, schedule.shapes) else not strategy["keep_root"])
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [back for use, back in zip(schedule.uses, returns, strict=True) if use == name]
     if not strategy["reshard_after_forward"]:
         return min(1, len(uses))
     return len(uses) + any(uses)
+
+
+def returns_of_root(schedule: Schedule) -> int:
+    """How often the root, given back when backward comes to another unit, is gathered again."""
+    left, whole, gathers = Counter(schedule.arrivals), True, 0
+    for i in schedule.arrivals:
+        shape = schedule.shapes[i]
+        if shape.unit != ROOT:
+            whole = False
+        elif not whole and reads(shape, left[i]):
+            whole, gathers = True, gathers + 1
+        left[i] -= 1
+    return gathers

@@ -6,10 +6,12 @@ parameters, if asked, for good. Gradients go as in stage 2, and a unit is sent o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .choices import reads, root_goes
 from .groups import GroupShape
 from .partition import FlatBuffer, by_kind, by_unit, lay_out
 from .reductions import Reductions, Travelling, whole_bytes
@@ -104,7 +106,12 @@ class _Units:
         self.last = _last_inside([self._name(use) for use in self.uses])
         self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
         self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
+        self.entered: tuple[Part, ...] = ()
+        self.waiting: list[Part] = []
         self.first = int(bool(self.uses) and self.uses[0].is_root)
+        goes = root_goes(self.strategy, self.schedule.shapes) and self.comes_and_goes
+        parts = self.row[: self.starts[self.first]] if goes else []
+        self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
         for part in self.row if self.groups.sharers > 1 else ():
             if part.gradients is None:  # never stale: since the first step
                 self._keep_secondary(part)
@@ -123,11 +130,14 @@ class _Units:
     def backward(self) -> None:
         """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
         self._unshard(self.row[: self.starts[self.first]])
-        self._prefetch(len(self.row))
+        self._unshard(self._preceding(len(self.row)), ahead=True)
         to_come = [place for place in self.ends if not self.uses[place].is_root]
+        self.left, self.come = Counter(self.schedule.arrivals), Counter[Part]()
         names = [self._name(self.uses[place]) for place in to_come]
 
         def enter(i: int) -> None:
+            if i in self.of_root and reads(self.schedule.shapes[i], self.left[i]):
+                self._unshard(self.row[: self.starts[self.first]])
             while self.schedule.shapes[i].unit in names:
                 names.pop()
                 self._enter(to_come.pop())
@@ -136,6 +146,7 @@ class _Units:
             part = self.part_of[i]
             if part.gradients:
                 self.reductions.write(part.gradients)
+                self._count(part, i)
         while to_come:
             self._enter(to_come.pop())
         self._finish()
@@ -147,24 +158,43 @@ class _Units:
         """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
         if not self.uses[place].returns:
             return
+        self._gather_waiting()
         end = self.starts[self.last[place] + 1]
         for passed in dict.fromkeys(reversed(self.row[end:])):
             if passed not in self.row[:end] and passed not in self.done:
                 self.done.add(passed)
                 self._reshard([passed])
                 self._send(passed)
+        if self.of_root:
+            self._reshard(self.row[: self.starts[self.first]])
         self._unshard(self.uses[place].parts)
         if self.schedule.recomputes:  # with all that runs inside of it
             self._unshard(self.row[self.starts[place] : end])
-        self._prefetch(end - len(self.uses[place].parts))
+        self.entered, self.waiting = self.uses[place].parts, self._preceding(end - len(self.uses[place].parts))
+        if not (self.reductions.in_flight and any(part.gradients for part in self.entered)):
+            self._gather_waiting()
 
-    def _prefetch(self, end: int) -> None:
-        """What stands before that in the row, and backward comes to it, travels already."""
+    def _count(self, part: Part, i: int) -> None:
+        """A gradient has come. With half of a unit's, and what travels there, there is room for the next unit."""
+        self.left[i] -= 1
+        self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
+        if self.waiting and part in self.entered and 2 * self.come[part] >= part.buffer.numel:
+            self.reductions.land()
+            self._gather_waiting()
+
+    def _gather_waiting(self) -> None:
+        self._unshard(self.waiting, ahead=True)
+        self.waiting = []
+
+    def _preceding(self, end: int) -> list[Part]:
+        """What stands before that in the row, and backward comes to it."""
         returns = [use.returns for use in self.uses for _ in use.parts]
         window = range(max(0, end - self.strategy["prefetch"]), end)
-        self._unshard([self.row[at] for at in window if returns[at]], ahead=True)
+        parts = [self.row[at] for at in window if returns[at]]
+        return [part for part in parts if part.buffer.spans[0].parameter not in self.of_root]
 
     def _finish(self) -> None:
+        self.waiting = []
         self._reshard(self.row)
         for part in dict.fromkeys([*reversed(self.row), *self.small]):
             if part not in self.done:

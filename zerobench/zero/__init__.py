@@ -25,7 +25,7 @@ from .guards import check_groups
 from .host import Offload
 from .infinity import NvmeOffload
 from .megatron import Megatron
-from .options import MODES, TILE_BYTES, Options
+from .options import BUCKETED, MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
 from .sealed import sealed
 from .segments import ELEMENTWISE, check_optimizer
@@ -111,7 +111,7 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
     for name in options:
         if name not in known:
             raise ValueError(f"{name}: no such option{_nearest(name, known)}")
-    preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key == "reduce_with")}
+    preset = {key: value for key, value in MODES[mode].items() if (strategy == "zero3") != (key in BUCKETED)}
     chosen = Options(**{**usual, **preset, **DEFAULTS.get(strategy, {}), **options})
     chosen.check()
     if chosen.offload is not None:

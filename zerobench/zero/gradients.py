@@ -139,6 +139,11 @@ class GradientFlow:
         unit.reduction = engine.options.reduction(engine.comm, wire, unit.name, engine.stamp(unit), unit.mean)
         self._in_flight.append(unit)
 
+    @property
+    def reducing(self) -> bool:
+        """Whether a reduction is in flight."""
+        return bool(self._in_flight)
+
     def land_all(self) -> None:
         """No reduction is in flight afterwards."""
         while self._in_flight:

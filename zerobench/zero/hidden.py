@@ -53,6 +53,10 @@ class Hiding:
     def hide(self, parameter: nn.Parameter, hole: torch.Tensor) -> None:
         """`hole`: its placeholder."""
         parameter.data = hole
+        self.listen(parameter)
+
+    def listen(self, parameter: nn.Parameter) -> None:
+        """It has its values, and `asked` hears all the same."""
         kind = type(parameter)
         if kind not in self._classes:
             self._classes[kind] = _subclass(kind, self)

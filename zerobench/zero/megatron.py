@@ -22,8 +22,11 @@ import torch
 
 from . import labels
 from .stage1 import Stage1
+from .unit import Unit
 
-DEFAULTS: dict[str, Any] = {"gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None}
+DEFAULTS: dict[str, Any] = {
+    "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None
+}  # fmt: skip
 
 
 class Megatron(Stage1):
@@ -41,3 +44,9 @@ class Megatron(Stage1):
                 unit.full_gradients = flat.narrow(0, start, unit.layout.padded_numel)
                 unit.gradient_shard = unit.own_slice(unit.full_gradients)
                 start += unit.layout.padded_numel
+
+    def release_gradients(self, unit: Unit) -> None:
+        """The buffer stays."""
+
+    def restore_gradients(self, unit: Unit) -> None:
+        """It has stayed."""

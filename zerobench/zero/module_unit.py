@@ -147,6 +147,7 @@ class ModuleUnit(Unit):
             self.keep_parameters(())
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
             self._hiding.hide(parameter, hole)
+        torch.clear_autocast_cache()  # which would keep a copy of each parameter
         if self.is_from_source:
             self.source.released(self.full_parameters, self.name)
         self.full_parameters.untyped_storage().resize_(0)

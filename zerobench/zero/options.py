@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,17 @@ from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
+AUTO = "auto"
+"""The value of an option that follows the model."""
+
+BUCKETS_A_SHARD = 8
+BUCKET_LIMITS = 2**20, 25 * 2**20
+"""An automatic bucket is so much of a rank's shard of the parameters, within these bytes: small beside the shards, of
+which two are under way, and large enough for the wire."""
+
+BUCKETED = ("bucket_bytes", "reduce_with")
+"""Options of the strategies that have buckets; units of modules have none of them."""
+
 REDUCTIONS: dict[str, Reduction] = {
     "reduce_scatter": lambda comm, full, unit, stamp, into: comm.reduce_scatter(full, unit, stamp, into),
     "all_reduce": lambda comm, full, unit, stamp, _: comm.all_reduce(full, unit, stamp),
@@ -28,9 +39,12 @@ REDUCTIONS: dict[str, Reduction] = {
 
 MODES: dict[str, dict[str, Any]] = {
     "own": {},
-    "paper": {"keep_root": False},
-    "vendor": {"reduce_with": "all_reduce", "reshard_after_forward": False, "persistence_numel": 100_000},
-}
+    "paper": {"bucket_bytes": 25 * 2**20, "keep_root": False},
+    "vendor": {
+        "bucket_bytes": 25 * 2**20, "reduce_with": "all_reduce", "keep_root": True, "reshard_after_forward": False,
+        "persistence_numel": 100_000,
+    },
+}  # fmt: skip
 """Defaults that make others' choices reproducible, so that a difference can be attributed to one of them.
 
 own      what we found best
@@ -49,12 +63,14 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 class Options:
     """What a caller may choose. Bytes are of the parameters' own dtype.
 
-    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several)
+    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several); "auto": an
+                         eighth of a rank's shard of the parameters, from 1 to 25 MiB
     `prefetch`           units gathered ahead in stage 3
     `units`              stage 3: the modules that are units; default: the elements of every outermost
                          nn.ModuleList, the rest is the root unit
     `persistence_numel`  stage 3: parameters of up to so many elements stay whole on every rank
-    `keep_root`          stage 3: the root unit stays from forward to backward
+    `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is given back while backward
+                         is at others (root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
     `overlap_gather`     stages 1 and 2: updated parameters travel while the next forward runs
     `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
@@ -75,11 +91,11 @@ class Options:
     `zeropp`             stage 3: which parts of ZeRO++ (zeropp.py)
     """
 
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int | str = AUTO
     prefetch: int = 1
     units: tuple[nn.Module, ...] | None = field(default=None, compare=False)
     persistence_numel: int = 0
-    keep_root: bool = True
+    keep_root: bool | str = AUTO
     reshard_after_forward: bool = True
     overlap_gather: bool = False
     reduce_with: str = "reduce_scatter"
@@ -97,6 +113,14 @@ class Options:
     node_size: int | None = None
     shard_group: int | None = None
     zeropp: Zeropp | None = None
+
+    def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
+        """The options for a model of these parameters that `ranks` share: with numbers for what follows the model."""
+        if self.bucket_bytes != AUTO:
+            return self
+        least, most = BUCKET_LIMITS
+        psi_bytes = sum(p.numel() * p.element_size() for p in trainable)
+        return replace(self, bucket_bytes=min(max(psi_bytes // ranks // BUCKETS_A_SHARD, least), most))
 
     def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
         """Of a unit of such parameters. Where nobody else is there, nothing travels, and nothing is rounded for it."""
@@ -130,7 +154,7 @@ class Options:
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
         for name, least in sizes.items():
             value = getattr(self, name)
-            if value is None and name == "tile_bytes":
+            if (name, value) in (("tile_bytes", None), ("bucket_bytes", AUTO)):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name}: {value!r} cannot be; use a whole number of at least {least}")
@@ -138,6 +162,8 @@ class Options:
             raise ValueError(
                 "offload.delayed_after: loss scaling must judge an update before the next; use bf16 or fp32"
             )
+        if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
+            raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
         if self.reduce_with not in REDUCTIONS:
             raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
         if self.gradient_dtype not in (None, *HALVES):

@@ -6,7 +6,12 @@ reverse. Every rank must run its units in the same order; then all ranks gather 
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from .module_unit import ModuleUnit
+    from .unit import Unit
 
 U = TypeVar("U")
 
@@ -61,3 +66,39 @@ class UnitOrder(Generic[U]):
         """The number of the unit's use if it has just one."""
         places = [number for number, used in enumerate(self.uses) if used is unit]
         return places[0] if len(places) == 1 else None
+
+
+class GathersAhead:
+    """In backward: the gathers for the units that come next, which wait for room.
+
+    While backward is at a unit, its gradients fill a buffer of its size and those of the unit before are on their way
+    in another. Next to both a gathered unit would be the most that stage 3 ever holds: it is gathered when half of
+    this one's gradients have come, and the others have arrived. `make_room` waits for these.
+    """
+
+    def __init__(self, make_room: Callable[[], None]) -> None:
+        self._make_room = make_room
+        self._entered: Sequence[ModuleUnit] = ()
+        self._waiting: list[ModuleUnit] = []
+
+    def enter(self, units: Sequence[ModuleUnit], following: list[ModuleUnit], must_wait: bool) -> None:
+        """Backward is at `units`, `following` come next; without a need to wait they are gathered now."""
+        self._entered, self._waiting = units, following
+        if not (must_wait and any(unit.trainable for unit in units)):
+            self.launch()
+
+    def written(self, unit: Unit) -> None:
+        """A gradient of `unit` has come."""
+        if self._waiting and unit in self._entered and unit.is_half_full:
+            self._make_room()
+            self.launch()
+
+    def launch(self) -> None:
+        """Gathers what waits: at the latest when backward has come to it, in the same order on all ranks."""
+        waiting, self._waiting = self._waiting, []
+        for unit in waiting:
+            unit.launch_unshard()
+
+    def forget(self) -> None:
+        """The backward is over."""
+        self._entered, self._waiting = (), []

@@ -8,6 +8,7 @@ Parameters lie end to end in buckets, and so do their gradients; each rank owns 
 
 In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
 In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
+A bucket's gradients have memory from the first that comes to the update: while activations are most there are none.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Stage1(Strategy):
             self._adopt_frozen(parameter)
         for indices in self._indices_by_kind():
             like = self.trainable[indices[0]]
-            align, bucket_numel = (n // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
+            align, bucket_numel = (int(n) // like.element_size() for n in (ALIGN_BYTES, self.options.bucket_bytes))
             numels = [(i, self.trainable[i].numel()) for i in indices]
             for layouts in buckets(numels, bucket_numel, self.comm.size, align):
                 self._adopt_buffer(layouts, like)
@@ -84,7 +85,7 @@ class Stage1(Strategy):
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)
 
-    # -- gradients stay whole: the reduction lands in the own slice of the bucket ----------------------
+    # -- gradients are whole from the first one to the update: the reduction lands in the own slice ------
 
     def allocate_gradients(self) -> None:
         """Once the parameters have moved, so that adoption needs no more than a step does."""
@@ -93,11 +94,23 @@ class Stage1(Strategy):
             labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
 
     def place_gradients(self, unit: Unit) -> None:
-        """Makes the unit's gradient tensors."""
-        unit.full_gradients = torch.zeros_like(unit.full_parameters, dtype=unit.dtypes.gradients)
+        """Makes the unit's gradient tensors, for life; their memory comes and goes."""
+        unit.full_gradients = torch.empty_like(unit.full_parameters, dtype=unit.dtypes.gradients)
         unit.gradient_shard = unit.own_slice(unit.full_gradients)
+        self.release_gradients(unit)
+
+    def release_gradients(self, unit: Unit) -> None:
+        """The memory of the unit's gradients goes back: they are consumed or dropped."""
+        assert unit.full_gradients is not None
+        unit.heap.release(unit.full_gradients)
+
+    def restore_gradients(self, unit: Unit) -> None:
+        """The unit's gradients have memory; not filled."""
+        assert unit.full_gradients is not None
+        unit.heap.restore(unit.full_gradients)
 
     def open_gradients(self, unit: Unit) -> None:
+        self.restore_gradients(unit)
         if unit.reduced:  # a further micro-batch: the sum so far steps aside
             self._carried[unit] = labels.label(unit.gradient_shard.clone(), labels.GRADIENTS, unit.name)
 
@@ -130,6 +143,8 @@ class Stage1(Strategy):
     def forget(self) -> None:
         self._next = 0
         self._carried.clear()
+        for unit in self.units:
+            self.release_gradients(unit)
 
     # -- the updated parameters go to everyone ----------------------------------------------------------
 

@@ -62,9 +62,7 @@ class Stage2(Stage1):
             unit.allocate_gradient_shard()
             unit.gradient_shard.copy_(mean)
 
-    def forget(self) -> None:
-        super().forget()
-        for unit in self.units:
-            if not unit.is_alone:
-                unit.drop_full()
-                unit.free_gradient_shard()
+    def release_gradients(self, unit: Unit) -> None:
+        if not unit.is_alone:
+            unit.drop_full()
+            unit.free_gradient_shard()

@@ -9,7 +9,7 @@ keeps 1/N of every unit; the full parameters are there only while someone reads 
     backward passed    reshard, reduce as in stage 2                                  ψ on the wire
     update             the optimizer sees the shards; nothing to gather
 
-The root unit is in use at both ends of the forward and stays until the backward is over: 3ψ less its size.
+The root unit is in use at both ends of forward and backward, and stays from the one to the other: 3ψ less its size.
 16ψ/N for Adam, in fp32 and in half precision, and in flight two adjacent units, the root, a unit's gradients.
 """
 
@@ -24,9 +24,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from . import labels
+from .adoption import adopt_group
 from .hidden import Hiding, let_look
-from .layout import one_unit
 from .module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
 from .modules import (
     ROOT,
@@ -40,10 +39,12 @@ from .modules import (
     unit_of_parameters,
     warn_of_modules_not_called,
 )
-from .prefetch import UnitOrder
+from .options import AUTO
+from .prefetch import GathersAhead, UnitOrder
+from .root import Root
 from .stage2 import Stage2
-from .stamp import STAMP_NUMEL, Stamp
-from .unit import ALIGN_BYTES, Unit
+from .stamp import Stamp
+from .unit import Unit
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""
@@ -63,46 +64,25 @@ class Stage3(Stage2):
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
-        self._hiding = Hiding(self.refuse_read, lets_detach=True)
+        self.hiding = Hiding(self.refuse_read, lets_detach=True)
+        self._ahead = GathersAhead(self.make_room)
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
         kept = [p for p in unit_of if 0 < p.numel() <= self.options.persistence_numel]
-        self._adopt_group(KEPT, kept, stays=True)
+        self._all_units += adopt_group(self, KEPT, kept, stays=True)
         for name, module in [(ROOT, self.module), *modules]:
             mine = [p for p, unit in unit_of.items() if unit == name and p.numel() > self.options.persistence_numel]
-            units = self._adopt_group(name or "(root)", mine)
+            units = adopt_group(self, name or "(root)", mine)
+            self._all_units += units
             if module is self.module:
-                self._root_units = units
+                self._root = Root(module, units, bool(modules), self.options.keep_root == AUTO)
             if units or module is self.module:
                 self._hook(module, units)
         self.units = [unit for unit in self._all_units if unit.trainable]
         self._numbers = {unit.name: number for number, unit in enumerate(self._all_units)}
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
-        let_look(self.module, self._hiding)
-
-    def _adopt_group(self, name: str, parameters: list[nn.Parameter], stays: bool = False) -> list[ModuleUnit]:
-        kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
-        for p in parameters:
-            kinds.setdefault((p.requires_grad, p.dtype, p.device), []).append(p)
-        names = [name, *(f"{name} part {number}" for number in range(2, len(kinds) + 1))]
-        units = [self._adopt_unit(*one, stays) for one in zip(names, kinds.values(), strict=False)]
-        self._all_units += units
-        return units
-
-    def _adopt_unit(self, name: str, parameters: list[nn.Parameter], stays: bool) -> ModuleUnit:
-        index = {p: i for i, p in enumerate(self.trainable)}
-        numels = [(index.get(p, -1), p.numel()) for p in parameters]
-        layout = one_unit(numels, self.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
-        dtypes = self.options.dtypes_of(parameters[0].dtype, self.comm.ranks)
-        mine = {p: self.orders[p] for p in parameters}
-        unit = ModuleUnit(
-            name, layout, self.comm, dtypes, self.places, mine, stays, self.share, self.stamp, self._hiding
-        )
-        if unit.trainable:
-            self.place_gradients(unit)
-            labels.label(unit.gradient_shard, labels.GRADIENTS, name)
-        return unit
+        let_look(self.module, self.hiding)
 
     def _hook(self, module: nn.Module, units: list[ModuleUnit]) -> None:
         is_root = module is self.module
@@ -111,6 +91,8 @@ class Stage3(Stage2):
             if is_root:
                 self.before_root_forward()
             self.before_forward(units)
+            if is_root and self._recording and not inside_backward():
+                self._root.begin_forward(lambda: len(self._order.uses))
 
         inner = list(module.modules())
 
@@ -199,8 +181,9 @@ class Stage3(Stage2):
                 warn_of_modules_not_called(
                     [u.name for u in self._all_units if not u.stays and u not in self._order.uses]
                 )
+            self._root.end_forward()
             if not self.options.keep_root:
-                for unit in self._root_units:
+                for unit in self._root.units:
                     unit.reshard()
             tensors = list(tensors_that_require_grad(output))
             if tensors:
@@ -212,16 +195,18 @@ class Stage3(Stage2):
     def before_backward(self, units: list[ModuleUnit], use: int, backwards: int, gradient: torch.Tensor) -> None:
         """Backward has come to this use of these units: it is done with all that it has passed."""
         self._check_age(backwards, gradient)
+        self._ahead.launch()
         self._finish_passed(use)
+        self._root.give_back()
         for unit in units:
             unit.unshard()
-        for preceding in self._order.behind(use - len(units) + 1, self.options.prefetch):
-            preceding.launch_unshard()
+        preceding = self._order.behind(use - len(units) + 1, self.options.prefetch)
+        preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
+        self._ahead.enter(units, preceding, must_wait=self.gradients.reducing)
 
     def _before_root_backward(self, backwards: int, gradient: torch.Tensor) -> None:
         self._check_age(backwards, gradient)
-        for unit in self._root_units:
-            unit.unshard()
+        self._root.bring()
         for last in self._order.behind(len(self._order.uses), self.options.prefetch):
             last.launch_unshard()  # travels while the head's backward runs
 
@@ -251,11 +236,16 @@ class Stage3(Stage2):
 
     def check_gradient(self, unit: Unit) -> None:
         assert isinstance(unit, ModuleUnit)
-        if not unit.is_whole:
+        if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
+
+    def make_room(self) -> None:
+        """What is being sent has arrived, and its memory is free."""
+        self.gradients.land_all()
 
     def gradients_written(self, unit: Unit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
+        self._ahead.written(unit)
 
     def finish_reductions(self) -> None:
         self._reshard_all()  # backward is over: the last gradients need not lie beside parameters
@@ -275,6 +265,7 @@ class Stage3(Stage2):
     def _end_backward(self) -> None:
         """The uses so far are the past, and so are the graphs."""
         self._done.clear()
+        self._ahead.forget()
         self._order.end_backward()
         self._backwards += 1
 

@@ -49,11 +49,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.module = module
         self.optimizer = optimizer
         self.comm = comm
-        self.options = options
         named = {p: name for name, p in module.named_parameters()}
         self.names = [name for p, name in named.items() if p.requires_grad]
         self.trainable = [p for p in named if p.requires_grad]
         self.frozen = [p for p in named if not p.requires_grad]
+        self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
         self.orders = materialise.orders_of(module)
@@ -149,7 +149,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     # -- the face -------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced."""
+        """The module's forward. Buffers become rank 0's when DDP would do it: after a forward that is reduced.
+
+        Several forwards, and updates between them, may stand in one torch.autocast: it is made to cast anew in each.
+        """
+        torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
         with as_they_are():
             self.writes.check()
         if self.options.broadcast_buffers and self._buffers_due:

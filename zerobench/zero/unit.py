@@ -14,7 +14,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
 Which of them is a view of which, and which comes and goes, is what a stage is:
 
     stage   full_parameters        parameter_shard        full_gradients       gradient_shard
-    1       stays                  view of it             stays                view of it
+    1       stays                  view of it             until the update     view of it
     2       stays                  view of it             while in flight      from reduction to update
     3       while in use           own tensor             while in flight      from reduction to update
 
@@ -106,6 +106,12 @@ class Unit:
     def is_full(self) -> bool:
         """Every gradient that can come has come."""
         return self.arrived >= self.expected
+
+    @property
+    def is_half_full(self) -> bool:
+        """The present backward is done with parameters that make up half of the unit."""
+        come = sum(piece.numel for piece in self.layout.pieces if piece.parameter in self.arrived)
+        return 2 * come >= self.layout.numel
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
