@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.distributed import writes
 from tests.ranks import run_ranks
@@ -22,3 +23,16 @@ def test_what_is_not_written_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_weights_from_the_disk_become_masters_and_parameters(n: int, tmp_path: Path) -> None:
     run_ranks(n, writes.weights_from_disk, str(tmp_path))
+
+
+def test_writes_inside_the_forward_count_in_every_stage() -> None:
+    for found in run_ranks(2, writes.inside_forward):
+        for dtype in ("float32", "bfloat16"):
+            (losses, state), *others = [value for name, value in found.items() if name.endswith(dtype)]
+            for other, weights in others:
+                assert other == losses
+                assert all(torch.equal(value, weights[name]) for name, value in state.items())
+
+
+def test_parameters_in_parts_are_not_written_to_in_silence() -> None:
+    run_ranks(2, writes.sharded)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
-from zerobench.zero import NvmeOffload, Offload, initialize
+from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
 
 HALF = torch.bfloat16
 KINDS: list[tuple[str, str, torch.dtype, dict[str, Any]]] = [
@@ -215,3 +215,61 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
         found = engine.full_state_dict()
         assert all(torch.equal(found[key], value.to(dtype)) for key, value in state.items()), case
         steps(engine, rank, n, range(1))
+
+
+class Clamped(nn.Module):
+    """Writes to its weight in every forward, as clipping layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Linear(zoo.WIDTH, zoo.WIDTH) for _ in range(3))
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.clamp_(0.9, 1.0)
+        for block in self.blocks:
+            x = block(x)
+        return (x * self.scale).square().mean()
+
+
+def clamp(module: nn.Module, _inputs: Any) -> None:
+    with torch.no_grad():
+        module.weight.clamp_(-0.12, 0.12)
+
+
+def inside_forward(rank: int, n: int) -> dict[str, Any]:
+    """Losses by stage, fp32 and bf16, of a model that writes to its weights as it runs."""
+    found = {}
+    for stage in STAGES:
+        for dtype in (torch.float32, HALF):
+            model = Clamped().to(dtype)
+            for block in model.blocks:
+                block.register_forward_pre_hook(clamp)
+            engine = engine_of(stage, model, {"gradient_dtype": dtype} if stage == "megatron" else {})
+            losses = []
+            for _ in range(4):
+                loss = engine(torch.full((2, zoo.WIDTH), 1.0 + rank, dtype=dtype)).float()
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            found[f"{stage} {dtype}"] = losses, engine.full_state_dict()
+    return found
+
+
+def sharded(rank: int, n: int) -> None:
+    """Under zero3 a parameter that is in parts is not written to in silence."""
+    engine = engine_of("zero3", zoo.build("tied"), {})
+    steps(engine, rank, n, range(1))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
+        engine.module.embedding.weight.mul_(2.0)
+    for name in ("scale", "embedding.weight"):
+        with torch.no_grad():
+            engine.module.get_parameter(name).fill_(3.0)  # which torch lets through
+        with pytest.raises(RuntimeError, match=f"{name}: it was written to while this rank held a part of it only"):
+            steps(engine, rank, n, range(1))
+        assert bool(engine.module.embedding.weight.data.isnan().all())
+        steps(engine, rank, n, range(1))
+    with pytest.raises(ValueError, match=r"not what engine\.state_dict\(\) gave; a plain module's state goes into"):
+        engine.load_state_dict(zoo.build("tied").state_dict())

@@ -144,6 +144,12 @@ def placeholder(parameter: nn.Parameter) -> torch.Tensor:
     return _nan[key].expand(parameter.shape)
 
 
+def restore_placeholders() -> None:
+    """One of them was filled, which torch lets through: all are NaN again."""
+    for nan in _nan.values():
+        nan.fill_(float("nan"))
+
+
 def is_placeholder(parameter: nn.Parameter) -> bool:
     """Whether it reads as such a NaN now."""
     with as_they_are():

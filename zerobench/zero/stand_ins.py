@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .gradient_face import drop_gradients
+from .hidden import as_they_are
 
 if TYPE_CHECKING:
     from .strategy import Strategy
@@ -35,18 +36,18 @@ WORDS = {
 
 
 class StandIn(torch.Tensor):
-    """Of the gradient of `parameter_name`. `dropped`: somebody has set it to zero."""
+    """Of the gradient of `parameter_name`. `zeroed`: the names of those that somebody has set to zero."""
 
     parameter_name: str
-    dropped: bool
+    zeroed: set[str]
 
     @staticmethod
-    def of(tensor: torch.Tensor, name: str) -> StandIn:
+    def of(tensor: torch.Tensor, name: str, zeroed: set[str]) -> StandIn:
         """A new one for the gradient of `tensor`."""
         made: StandIn = torch.Tensor._make_wrapper_subclass(
             StandIn, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
-        made.parameter_name, made.dropped = name, False
+        made.parameter_name, made.zeroed = name, zeroed
         return made
 
     @classmethod
@@ -57,7 +58,7 @@ class StandIn(torch.Tensor):
         name = func.overloadpacket.__name__
         if name in ("zero_", "_foreach_zero_"):
             for one in found:
-                one.dropped = True
+                one.zeroed.add(one.parameter_name)
             return args[0] if name == "zero_" else None
         for others, words in WORDS.items():
             if name in others:
@@ -78,55 +79,76 @@ class StandIn(torch.Tensor):
 
 
 class StandIns:
-    """Those of one engine. `_put`: numbers of the parameters that have theirs now."""
+    """Those of one engine.
+
+    `_made`    by parameter number, for life
+    `_put`     numbers of the parameters that have theirs now; `_pairs`: those parameters with theirs
+    `_zeroed`  names of those that have been set to zero
+    """
 
     def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._made: dict[int, StandIn] = {}
-        self._put: set[int] = set()
+        self._put: frozenset[int] = frozenset()
+        self._pairs: list[tuple[torch.Tensor, StandIn]] = []
+        self._zeroed: set[str] = set()
+        self._of_optimizer: StandIn | None = None
 
     def put(self) -> None:
         """A backward is over: where a gradient came, something stands for it."""
         engine = self._engine
-        for i in engine.update.used:
-            parameter = engine.trainable[i]
-            if i not in self._made:
-                self._made[i] = StandIn.of(parameter, engine.names[i])
-            self._made[i].dropped = False
-            parameter.grad = self._made[i]
-        self._put = set(engine.update.used)
+        for i in engine.update.used - self._made.keys():
+            self._made[i] = StandIn.of(engine.trainable[i], engine.names[i], self._zeroed)
+        self._zeroed.clear()
+        self._put = frozenset(engine.update.used)
+        self._pairs = [(engine.trainable[i], self._made[i]) for i in self._put]
+        with as_they_are():
+            for parameter, stand_in in self._pairs:
+                parameter.grad = stand_in
         if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
             for segment in engine.segments[:1]:
-                segment.tensor.grad = StandIn.of(segment.tensor, "optimizer")
+                if self._of_optimizer is None:
+                    self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
+                segment.tensor.grad = self._of_optimizer
 
     def take_away(self) -> None:
         """A backward, or the optimizer, is to find nothing."""
-        for i in self._put:
-            self._engine.trainable[i].grad = None
-        self._put = set()
+        with as_they_are():
+            for parameter, _ in self._pairs:
+                parameter.grad = None
+        self._put, self._pairs = frozenset(), []
         for segment in self._engine.segments[:1]:
-            if isinstance(segment.tensor.grad, StandIn):
+            if segment.tensor.grad is self._of_optimizer:
                 segment.tensor.grad = None
 
     def heed(self) -> None:
         """Gradients whose stand-ins were dropped are. Raises RuntimeError for one that was replaced."""
+        parameters = self._engine.trainable
+        complete = len(self._pairs) == len(parameters) or not self._pairs
+        with as_they_are():
+            untouched = complete and not self._zeroed and all(p.grad is stand_in for p, stand_in in self._pairs)
+            untouched = untouched and (bool(self._pairs) or all(p.grad is None for p in parameters))
+        if not untouched:
+            self._heed_each()
+
+    def _heed_each(self) -> None:
         dropped: set[int] = set()
         for i, parameter in enumerate(self._engine.trainable):
-            grad = parameter.grad
-            if i in self._put:
-                if grad is None or self._made[i].dropped:
-                    dropped.add(i)
-                    parameter.grad = None
-                    continue
-                if grad is self._made[i]:
-                    continue
-            if grad is not None:
+            grad, name = parameter.grad, self._engine.names[i]
+            if i in self._put and (grad is None or name in self._zeroed):
+                dropped.add(i)
+                parameter.grad = None
+            elif grad is not (self._made[i] if i in self._put else None):
                 raise RuntimeError(
-                    f"{self._engine.names[i]}: something was assigned to its .grad, which the engine does not read; use"
+                    f"{name}: something was assigned to its .grad, which the engine does not read; use"
                     " engine.set_full_gradient(name, value) after backward (docs/gradients.md)"
                 )
-        if dropped and dropped == self._put:
+        if not dropped:
+            return
+        if dropped == self._put:
             self._engine.zero_grad()
-        elif dropped:
-            self._put -= dropped
-            drop_gradients(self._engine, dropped)
+            return
+        self._put -= dropped
+        self._pairs = [(self._engine.trainable[i], self._made[i]) for i in self._put]
+        self._zeroed.clear()
+        drop_gradients(self._engine, dropped)

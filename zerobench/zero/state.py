@@ -157,6 +157,11 @@ def state_dict(engine: Strategy) -> dict[str, Any]:
 def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
     engine.settle()
+    if "stage" not in saved:
+        raise ValueError(
+            "state_dict: it is not what engine.state_dict() gave; a plain module's state goes into"
+            " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
+        )
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
         if saved.get(key) != mine:
             raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")

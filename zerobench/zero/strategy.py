@@ -188,7 +188,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.check_reduced("step")
         self._check_frozen()
         self.settle()  # a unit that nobody here has used since the last update may still be on its way
-        self.writes.check()
+        self.writes.follow()
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed

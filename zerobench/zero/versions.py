@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from .hidden import as_they_are
+
 
 class Versions:
     """Those of `parameters`, as they were at the last look."""
@@ -19,11 +21,13 @@ class Versions:
 
     def note(self) -> None:
         """What was written so far is known."""
-        self._known = [parameter._version for parameter in self.parameters]
+        with as_they_are():
+            self._known = [parameter._version for parameter in self.parameters]
 
     def written(self) -> list[nn.Parameter]:
         """The parameters that have been written to since the last look."""
-        now = [parameter._version for parameter in self.parameters]
+        with as_they_are():
+            now = [parameter._version for parameter in self.parameters]
         if now == self._known:
             return []
         before, self._known = self._known, now

@@ -9,7 +9,7 @@
 
 A rank writes to its own part alone, without a collective: every rank must write the same, as under DDP.
 
-A check is some 0.2 µs of the host for each parameter, twice a step.
+A forward looks at places and versions, a step at versions: some 0.3 µs of the host for each parameter in all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .hidden import is_placeholder
+from .hidden import as_they_are, is_placeholder, restore_placeholders
 from .versions import Versions
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Writes:
         held = {p: home for unit in engine.holders() for p, home in unit.homes()}
         self.homes = held or {p: p.data for p in engine.trainable}
         self._look_at_module()
+        self._known_places: list[int] = []  # where all were at the last look, and rightly
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has copied to
         self._stored: dict[Unit, None] = {}  # units with parameters that it has copied to while they were in parts
@@ -61,6 +62,10 @@ class Writes:
     def check(self) -> None:
         """Masters follow what was written in place. Raises RuntimeError for what cannot be followed."""
         self.check_places()
+        self.follow()
+
+    def follow(self) -> None:
+        """The same, but for the places, at which the next forward will look."""
         for unit in self._stored:
             unit.follow(self._loaded)
         self._stored.clear()
@@ -93,8 +98,17 @@ class Writes:
         """Raises RuntimeError, one sentence, where a parameter is not where the engine put it."""
         if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
             self._look_at_module()
+        with as_they_are():
+            places = [parameter.data_ptr() for parameter in self.homes]
+        if places != self._known_places:
+            self._check_each_place()
+            self._known_places = places
+
+    def _check_each_place(self) -> None:
         for parameter, home in self.homes.items():
-            if parameter.data_ptr() != home.data_ptr() and not is_placeholder(parameter):
+            with as_they_are():
+                is_home = parameter.data_ptr() == home.data_ptr()
+            if not is_home and not is_placeholder(parameter):
                 raise RuntimeError(f"{self._names[parameter]}: {self._displaced(parameter, home)}")
 
     @staticmethod
@@ -130,6 +144,7 @@ class Writes:
     def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
         """`parameter` of `unit`, and maybe others, were written to in place."""
         if not unit.is_whole:
+            restore_placeholders()
             raise RuntimeError(
                 f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}"
             )
