@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import zerobench
@@ -20,6 +21,7 @@ from zerobench.console import print_failures
 from zerobench.folders import claim_folder, write_run
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.tables import collect, load
+from zerobench.verbs import account
 from zerobench.verbs.holdings import look
 
 clock = itertools.count()
@@ -140,6 +142,14 @@ def test_show_accounts_for_memory_traffic_time_and_loss(tmp_path: Path, capsys) 
     assert any("volume 2.000 ψ, predicted 2.000 ψ, residual 0 ψ" in line for line in lines)
     assert any("step 250.0 ms, too few steps for an interval; 1024 tokens/s" in line for line in lines)
     assert any("5.5000 at the first step, 2.2500 at the last; the losses of all passes agree" in line for line in lines)
+
+
+def test_a_witness_that_tells_of_the_whole_step_alone_leaves_the_phases_empty() -> None:
+    """The profiler, where there is no compiler."""
+    rows = [("forward", "total", 2048), ("forward", "states", 1024), ("step", "total", 4096), ("step", "states", 1024)]
+    memory = pd.DataFrame([*rows, ("step", "allocated", 8192)], columns=["phase", "category", "max_bytes"])
+    shown = account._phases(memory, ["allocated"])
+    assert shown == [["forward", "2.0 KiB", "1.0 KiB", "–"], ["step", "4.0 KiB", "1.0 KiB", "8.0 KiB"]]
 
 
 def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Path, capsys) -> None:

@@ -148,7 +148,9 @@ def _categories(mine: pd.DataFrame) -> list[list[str]]:
 def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
     most: dict[Any, int] = mine.set_index(["phase", "category"])["max_bytes"].to_dict()
     there = [phase for phase in PHASES if (phase, "total") in most]
-    return [[phase, *(show_bytes(most[phase, name]) for name in ("total", "states", *beside))] for phase in there]
+    names = ("total", "states", *beside)  # a profiler tells of the whole step alone
+    sizes = {phase: [most.get((phase, name)) for name in names] for phase in there}
+    return [[phase, *(NONE if size is None else show_bytes(size) for size in sizes[phase])] for phase in there]
 
 
 def _rank(memory: pd.DataFrame, rank: int) -> list[str]:
