@@ -7,6 +7,7 @@ the order of the runs is ours (sweep.py).
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Callable
@@ -88,6 +89,8 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     before, sys.argv = sys.argv, ["zerobench", *arguments]
+    log = logging.getLogger()
+    handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     try:
         app(job)()
     except SystemExit as stop:
@@ -97,6 +100,8 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
         raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
     finally:
         sys.argv = before
+        log.handlers[:] = handlers
+        log.setLevel(level)
 
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
