@@ -24,6 +24,9 @@ from .rescue import Unwritten
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
 
+LONGEST_NAME = 80
+"""Of a model, in the name of a run's folder: file systems take 255 characters in all."""
+
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -153,7 +156,7 @@ def _ranks(config: dict[str, Any]) -> Sequence[int]:
 
 def _prefix(cell: Cell) -> str:
     config = cell.config
-    name = f"{config['strategy']['name']}-{config['model']['name']}-n{config['world_size']}"
+    name = f"{config['strategy']['name']}-{config['model']['name'][:LONGEST_NAME]}-n{config['world_size']}"
     return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
 
 

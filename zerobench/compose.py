@@ -6,11 +6,12 @@ the order of the runs is ours (sweep.py).
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from . import job
 from .config import Data, Model, config_dir, store_schemas
 from .flags import only_compose, split_arguments
+from .hydra_keys import quoted
 from .keys import stray_keys
 from .overrides import Overrides
 from .registry import GROUPS
@@ -59,10 +61,11 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
         raise RefusedError(check.problems)
     if not check.multirun and only_compose(flags):
         return [_compose_one(check, overrides)]
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
-        journal = Path(folder) / "cells.jsonl"
-        if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
-            overrides = [*overrides, f"hydra.sweep.dir='{folder}'"]
+    from .folders import temporary_folder  # with what tables are read by, which no completion needs
+
+    with temporary_folder() as folder:
+        journal = folder / "cells.jsonl"
+        overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
         lines = journal.read_text().splitlines() if journal.exists() else []
     cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
@@ -91,17 +94,27 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
     before, sys.argv = sys.argv, ["zerobench", *arguments]
     log = logging.getLogger()
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
+    said = io.StringIO()
     try:
-        app(job)()
+        with redirect_stderr(said):
+            app(job)()
     except SystemExit as stop:
         if stop.code:
-            raise RefusedError([]) from stop  # Hydra has said why
+            raise RefusedError([_sentence(said.getvalue())]) from stop
     except Exception as error:
         raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
     finally:
         sys.argv = before
         log.handlers[:] = handlers
         log.setLevel(level)
+    sys.stderr.write(said.getvalue())
+
+
+def _sentence(said: str) -> str:
+    """What Hydra printed before it gave up, less its hints and the lines of a traceback."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
+    told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
+    return f"Hydra: {'; '.join(told[-2:])[:500] or 'it gave up without a word'}"
 
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
