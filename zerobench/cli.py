@@ -182,7 +182,7 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
     try:
         shown = [help.of_word(word, check) for word in words]
     except ValueError as error:
-        print(f"zerobench --help: {error}", file=sys.stderr)
+        print(printable(f"zerobench --help: {error}"), file=sys.stderr)
         return 2
     print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
     return 0
