@@ -114,7 +114,9 @@ def _sentence(said: str) -> str:
     """What Hydra printed before it gave up, less its hints and the lines of a traceback."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
     told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
-    return f"Hydra: {'; '.join(told[-2:])[:500] or 'it gave up without a word'}"
+    if not told:
+        return "Hydra gave up without a word"
+    return f"Hydra: {told[-1] if told[0].startswith('Error executing') else told[0]}"
 
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:

@@ -54,7 +54,7 @@ LAUGHS = "\n".join(["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(
         (["hydra.run.dir=x"], "it has no effect"),
         (["hydra.job_logging.handlers.x.class=os.system"], "it has no effect"),
         (["hydra.searchpath=[pkg://antigravity]"], "it has no effect"),
-        (["--config-name", "nothing"], "Hydra: "),
+        (["--config-name", "nothing"], "Hydra: Cannot find primary config 'nothing'"),
         (["show", "a" * 300], "File name too long"),
         (["compare", "a" * 300, "b"], "File name too long"),
         (["status", "a" * 300], "File name too long"),
