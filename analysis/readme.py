@@ -136,7 +136,8 @@ def offload(root: Path) -> str:
 def infinity(root: Path) -> str:
     """What is where as the model grows, and what a step moves."""
     lines = [
-        "| ψ | states on the device | host memory, peak | in files | read | written | down | up |",
+        "| ψ | states on the device | host memory, peak | in files | read, both ranks | written, both "
+        "| down, both | up, both |",
         "| --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for run in load(root / "infinity").runs.sort_values("psi").itertuples():

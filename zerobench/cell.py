@@ -16,12 +16,16 @@ from typing import Any
 
 from . import folders, join, optimizers, precision, provenance, rescue, systems, tables
 from .environment import SIMULATED
+from .estimate import simulated_rank
 from .joined import launch, places
 from .probes import allocator_hook, snapshot
 from .records import RunRow
 from .rescue import Unwritten
 from .resolve import Cell
 from .worker import RankJob, RankRecord, run_rank
+
+LONGEST_NAME = 80
+"""Of a model, in the name of a run's folder: file systems take 255 characters in all."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -131,10 +135,11 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
     records: list[RankRecord] = []
     if cell.config["device"] == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
+    ranks = _ranks(cell.config)
     for mode in passes_of(cell.config):
-        meeting = places(_processes(cell.config), aside / f"rendezvous-{mode}")
+        meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
-        jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in enumerate(meeting)]
+        jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in zip(ranks, meeting, strict=True)]
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
         if outcome.status != "ok":
@@ -144,14 +149,14 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
     return "ok", "", records
 
 
-def _processes(config: dict[str, Any]) -> int:
-    """Of a simulated world rank 0 alone is run."""
-    return 1 if config["backend"] == SIMULATED else int(config["world_size"])
+def _ranks(config: dict[str, Any]) -> Sequence[int]:
+    """Of a simulated world one rank alone is run."""
+    return [simulated_rank(config)] if config["backend"] == SIMULATED else range(config["world_size"])
 
 
 def _prefix(cell: Cell) -> str:
     config = cell.config
-    name = f"{config['strategy']['name']}-{config['model']['name']}-n{config['world_size']}"
+    name = f"{config['strategy']['name']}-{config['model']['name'][:LONGEST_NAME]}-n{config['world_size']}"
     return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
 
 

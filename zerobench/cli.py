@@ -8,14 +8,22 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from . import fork_server
 from .job import JobError, find_job
+from .streams import patient
+from .units import printable
 
 HELP = """\
 zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
@@ -79,20 +87,60 @@ def main() -> None:
     reimported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
     is_rank = reimported or multiprocessing.parent_process() is not None
     if not is_rank:
+        sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
+        warnings.showwarning = _tell
         try:
             code = run(sys.argv[1:])
         finally:
             fork_server.end()
+        sys.stdout.flush()
         sys.exit(code)
+
+
+def _tell(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """Warnings for people are a sentence each; those for programmers keep their kind."""
+    print(
+        printable(f"zerobench: {message}" if category is UserWarning else f"{category.__name__}: {message}"),
+        file=sys.stderr,
+    )
+
+
+@contextlib.contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """SIGTERM, and a terminal that goes, end a command as Ctrl-C does: what it has begun is tidied up.
+
+    Where they are ignored, by nohup say, or heeded by others, as in a job's process, they stay so.
+    """
+    ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in ours:
+        signal.signal(one, _interrupt)
+    try:
+        yield
+    finally:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
+
+
+def _interrupt(_signal: int, _frame: object) -> NoReturn:
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)  # more of them do not disturb the tidying up
+    raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
     try:
-        return _join(arguments)
-    except BrokenPipeError:  # `zerobench --help | head`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the interpreter flushes it when it ends
-        return 0
+        with (
+            _interrupted_by_signals()
+            if threading.current_thread() is threading.main_thread()
+            else contextlib.nullcontext()
+        ):
+            return _join(arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _join(arguments: list[str]) -> int:
@@ -100,7 +148,7 @@ def _join(arguments: list[str]) -> int:
     try:
         job = find_job(os.environ)
     except JobError as error:
-        print(f"zerobench: {error}", file=sys.stderr)
+        print(printable(f"zerobench: {error}"), file=sys.stderr)
         return 2
     if job is None:
         return _run(arguments)
@@ -116,10 +164,8 @@ def _run(arguments: list[str]) -> int:
         verb = arguments[0].replace("-", "_")
         try:
             code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
-        except BrokenPipeError:
-            raise
         except OSError as error:  # a file that cannot be read or written to, which the error names
-            print(f"zerobench {arguments[0]}: {error}", file=sys.stderr)
+            print(printable(f"zerobench {arguments[0]}: {error}"), file=sys.stderr)
             return 2
         return code
     return _sweep(arguments)
@@ -136,7 +182,7 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
     try:
         shown = [help.of_word(word, check) for word in words]
     except ValueError as error:
-        print(f"zerobench --help: {error}", file=sys.stderr)
+        print(printable(f"zerobench --help: {error}"), file=sys.stderr)
         return 2
     print("\n\n".join(shown) or HELP.format(groups=help.of_groups(check), keys=help.of_keys(check)))
     return 0
@@ -159,7 +205,7 @@ def _sweep(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
     if problems := unknown_flags(flags):
-        print(f"zerobench: {'; '.join(problems)}", file=sys.stderr)
+        print(printable(f"zerobench: {'; '.join(problems)}"), file=sys.stderr)
         return 2
     dry_run = "--dry-run" in arguments
     if not dry_run and only_compose(flags):
@@ -179,7 +225,7 @@ def _sweep(arguments: list[str]) -> int:
             return run_cells(cells)[0] if cells else 0
     except RefusedError as refused:
         for problem in refused.problems:
-            print(f"zerobench: {problem}", file=sys.stderr)
+            print(printable(f"zerobench: {problem}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

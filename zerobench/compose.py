@@ -6,10 +6,12 @@ the order of the runs is ours (sweep.py).
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import sys
-import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from . import job
 from .config import Data, Model, config_dir, store_schemas
 from .flags import only_compose, split_arguments
+from .hydra_keys import quoted
 from .keys import stray_keys
 from .overrides import Overrides
 from .registry import GROUPS
@@ -58,10 +61,11 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
         raise RefusedError(check.problems)
     if not check.multirun and only_compose(flags):
         return [_compose_one(check, overrides)]
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
-        journal = Path(folder) / "cells.jsonl"
-        if not any(o.startswith("hydra.sweep.dir=") for o in overrides):
-            overrides = [*overrides, f"hydra.sweep.dir='{folder}'"]
+    from .folders import temporary_folder  # with what tables are read by, which no completion needs
+
+    with temporary_folder() as folder:
+        journal = folder / "cells.jsonl"
+        overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
         lines = journal.read_text().splitlines() if journal.exists() else []
     cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
@@ -88,15 +92,31 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
     app = hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
     before, sys.argv = sys.argv, ["zerobench", *arguments]
+    log = logging.getLogger()
+    handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
+    said = io.StringIO()
     try:
-        app(job)()
+        with redirect_stderr(said):
+            app(job)()
     except SystemExit as stop:
         if stop.code:
-            raise RefusedError([]) from stop  # Hydra has said why
+            raise RefusedError([_sentence(said.getvalue())]) from stop
     except Exception as error:
         raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
     finally:
         sys.argv = before
+        log.handlers[:] = handlers
+        log.setLevel(level)
+    sys.stderr.write(said.getvalue())
+
+
+def _sentence(said: str) -> str:
+    """What Hydra printed before it gave up, less its hints and the lines of a traceback."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
+    told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
+    if not told:
+        return "Hydra gave up without a word"
+    return f"Hydra: {told[-1] if told[0].startswith('Error executing') else told[0]}"
 
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:

@@ -226,6 +226,7 @@ class Config:
     world_size: int | None = None
     node_size: int | None = None
     shard_group: int | None = None
+    rank: int | None = None
     arena: bool = False
     device: str = "auto"
     backend: str = "auto"

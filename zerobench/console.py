@@ -19,7 +19,7 @@ from .naming import base_name, name_cells
 from .records import RunRow, SearchRow
 from .summary import SETTING, summarize
 from .tables import frame_of
-from .units import show_bytes
+from .units import printable, show_bytes
 
 MIB = 2**20
 PLAIN_WIDTH = 160
@@ -163,11 +163,11 @@ def print_other_training(rows: list[Row]) -> None:
     for row in rows:
         if row["training"] == "differs":
             words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
-            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True, style="bold red")
+            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="bold red")
     unchecked = [row for row in rows if row["training"] == "unchecked"]
     if unchecked:
         words = f"training unchecked in {len(unchecked)} of {len(rows)} cells: {unchecked[0]['training_words']}"
-        stdout_console().print(words, markup=False, highlight=False, soft_wrap=True, style="dim")
+        stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="dim")
 
 
 def shares_memory(cells: list[Row]) -> bool:
@@ -183,7 +183,7 @@ def print_failures(rows: list[Row]) -> None:
             stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
         if row["status"] != "ok":
             words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
-            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
+            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True)
 
 
 def sorted_cells(rows: list[Row]) -> list[Row]:
@@ -227,7 +227,7 @@ def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
             text = column.show(cell) if cell["status"] == "ok" else "–"
             mark = ("*" if place in best[name] else " ") if column.best else ""
             shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
-        table.add_row(Text(cell["name"]), status, *shown)
+        table.add_row(Text(printable(cell["name"])), status, *shown)
     return table
 
 
@@ -277,7 +277,7 @@ def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Tabl
         named = number < left
         table.add_column(name, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

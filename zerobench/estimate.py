@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from . import grouping, offloading, optimizers, policies, precision
 from .theory.links import Links, predict_links
 from .theory.memory import predict_states, predicts
+from .theory.ranks import fullest_rank
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_traffic
 from .worker import build_model, shapes_of
@@ -76,10 +77,26 @@ def estimate(config: dict[str, Any]) -> Estimate:
     return Estimate(psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between))
 
 
-def links_of(config: dict[str, Any], schedule: Schedule) -> Links:
-    """Bytes between tiers in a step of a resolved cell, over all ranks; of strategies that theory predicts."""
+def links_of(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
+    """Bytes between tiers in a step of a resolved cell, of all ranks or one; where theory predicts the strategy."""
     shapes, tiers = training_shapes(config), offloading.shape_of(config)
-    return predict_links(config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms_of(config))
+    return predict_links(
+        config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms_of(config), rank
+    )
+
+
+def simulated_rank(config: dict[str, Any]) -> int:
+    """The rank of a simulated world that is run: `rank`, or the fullest. What the model's own builder raises here it
+    raises in the rank as well, which tells of it.
+    """
+    if "rank" in config:
+        return int(config["rank"])
+    try:
+        with torch.device("meta"), Undrawn():
+            shapes = shapes_of(build_model(config))
+    except Exception:  # a user's builder may do what a model without memory cannot
+        return 0
+    return fullest_rank(config["strategy"], shapes, grouping.shape_of(config))
 
 
 def norms_of(config: dict[str, Any]) -> int:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ from .records import RunRow, SearchRow
 from .tables import SEARCHES, TABLES, write_rows
 
 PARTIAL = ".partial-"
+
+TEMPORARY = "zerobench-tmp-"
+"""What the names of our folders among the system's temporary files begin with."""
 
 TURNS = ".turns"
 """The file in a results folder whose bytes are locked by those who measure; see `turn`."""
@@ -48,16 +52,35 @@ class Aside:
 def claim_folder(results_dir: Path, prefix: str) -> Aside:
     """A folder to write a run in; those that dead processes left behind are removed."""
     results_dir.mkdir(parents=True, exist_ok=True)
-    for left in results_dir.glob(f"{PARTIAL}*"):
+    return _claim(results_dir, ".claim-", PARTIAL, prefix)
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder among the system's temporary files, gone at the end; what killed commands left there goes first."""
+    aside = _claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(os.getpid()))
+    try:
+        yield aside.path
+    finally:
+        shutil.rmtree(aside.path, ignore_errors=True)
+        aside.release()
+
+
+def _claim(parent: Path, before: str, marker: str, name: str) -> Aside:
+    """A new folder in `parent` whose name begins with `marker`; those like it that nobody holds are removed.
+
+    `before`: what its name begins with until it is locked, so that nobody takes it for an abandoned one.
+    """
+    for left in parent.glob(f"{marker}*"):
         if not is_claimed(left):
             shutil.rmtree(left, ignore_errors=True)
-    name = f"{prefix}-{uuid.uuid4().hex[:8]}"
-    unlocked = results_dir / f".claim-{name}"
-    unlocked.mkdir()
+    unique = f"{name}-{uuid.uuid4().hex[:8]}"
+    unlocked = parent / f"{before}{unique}"
+    unlocked.mkdir(0o777 if marker == PARTIAL else 0o700)
     lock = os.open(unlocked, os.O_RDONLY)
     with contextlib.suppress(OSError):  # a file system without locks: nobody can take it from us either
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    aside = results_dir / f"{PARTIAL}{name}"  # only now is it looked at by others
+    aside = parent / f"{marker}{unique}"  # only now is it looked at by others
     unlocked.rename(aside)
     return Aside(aside, lock)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 PARAMS = "hydra.sweeper.params"
 """What Hydra's basic sweeper sweeps over: key -> values, a text as on the command line."""
@@ -21,13 +21,30 @@ PLUGINS = {
 """Group of Hydra's -> why its choices, but for "basic", have no effect."""
 
 
+HEEDED = ("hydra.mode", PARAMS, "hydra.verbose", *PLUGINS)
+"""Those of Hydra's own keys that mean something on a command line; what Hydra runs, writes and logs is not used."""
+
+TARGET = "_target_"
+"""The key by which a config of Hydra's names code to import."""
+
+
+def quoted(text: str) -> str:
+    """A text as a value on Hydra's command line, whatever it holds."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
 def problem_of(override: Override) -> str:
     """A sentence for an override that would have no effect, else nothing."""
     key = override.key_or_group
+    if TARGET in (override.input_line or ""):
+        return f"{override.input_line}: a command line names no code to import; register it in a script of yours"
     for group, why in PLUGINS.items():
         inside = key.startswith(group.replace("/", ".") + ".")
         if (key == group and override.value() != "basic") or (inside and not key.startswith(PARAMS)):
             return f"{override.input_line}: {why}"
+    if not any(key == one or key.startswith(f"{one}.") for one in HEEDED):
+        words = "it has no effect: Hydra composes here, and zerobench runs, writes and logs"
+        return f"{override.input_line}: {words}; leave it out"
     return ""
 
 
@@ -37,6 +54,18 @@ def problem_of_choices(hydra: DictConfig) -> str:
         chosen = hydra.runtime.choices.get(group, "basic")
         if chosen != "basic":
             return f"{group}={chosen}: {why}"
+    foreign = _foreign_code(OmegaConf.to_container(hydra, resolve=False), "hydra")
+    return f"{foreign}: a config names no code to import; register it in a script of yours" if foreign else ""
+
+
+def _foreign_code(node: Any, where: str) -> str:
+    """The first key below `node` that names code which is neither Hydra's own nor logging's, with that."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        names_code = key in (TARGET, "class", "()") and isinstance(value, str)
+        if names_code and not value.startswith(("hydra._internal.", "logging.", "hydra_plugins.")):
+            return f"{where}.{key}={value}"
+        if found := _foreign_code(value, f"{where}.{key}"):
+            return found
     return ""
 
 

@@ -14,7 +14,7 @@ from . import grouping
 from .coded import coded_share, units_of
 from .environment import SIMULATED
 from .flops import step_flops, utilisation
-from .join_theory import join_theory, join_transport, join_unexplained
+from .join_theory import join_others, join_theory, join_transport, join_unexplained
 from .records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from .theory.memory import predicts
 from .worker import RankRecord
@@ -49,6 +49,8 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
             sizes = (record.process_memory.get(name) for record in accounted)
             setattr(row, name, max((size for size in sizes if size is not None), default=None))
         _join_traffic(row, accounted, config["measure"]["steps"])
+        if config["backend"] == SIMULATED and predicts(config["strategy"]):
+            join_others(row, config, schedule, accounted[0].rank)
         join_transport(row, accounted, config["measure"]["steps"])
         if "node_size" not in config:  # nobody said what a node is
             row.within_nodes_bytes = row.between_nodes_bytes = None
@@ -125,7 +127,7 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
         return sum(getattr(t, value) for t in traffic) / steps
 
     ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
-    for name in LINKS:  # of a simulated world's one rank: as many times
+    for name in LINKS:  # of a simulated world's one rank: as many times, less what others move otherwise (join_others)
         mine = [[t for t in record.traffic if t.kind == name and not t.control] for record in accounted]
         moved = [per_step(traffic, "payload_bytes") for traffic in mine]
         setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))

@@ -51,6 +51,18 @@ def join_theory(
             m.predicted_bytes = record.own_activation_bytes
 
 
+def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: int) -> None:
+    """Of a simulated world one rank has been measured: what the others move between tiers differs from it by their own
+    shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as many times.
+    """
+    if offloading.shape_of(config).place is None:
+        return
+    alone, together = (asdict(links_of(config, schedule, which)) for which in (rank, None))
+    for link, size in together.items():
+        measured = getattr(row, f"{link}_bytes")
+        setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
+
+
 def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
     """Of the rank that moves most, as the volume is; bytes of memory are of all."""
     parts = {}

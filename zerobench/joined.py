@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,11 +26,13 @@ from typing import Any, NoReturn, get_type_hints
 from . import launch as here
 from .board import LostError
 from .environment import Place, Rendezvous
+from .folders import temporary_folder
 from .job import Job, JobError, Team, joined, team, too_many
 from .launch import STOPPED, Failure, Interrupted, Outcome, explain
 from .microbenchmarks import calibrate_rank
 from .plain import plain, rebuild
 from .provenance import source_hash
+from .units import printable
 from .worker import run_rank
 
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
@@ -95,7 +96,7 @@ def lead(job: Job, command: Callable[[], int]) -> int:
                 with contextlib.suppress(LostError):  # then the others hear of it by themselves
                     _dismiss(mine)
     except (JobError, LostError) as error:
-        print(f"zerobench: {error}", file=sys.stderr)
+        print(printable(f"zerobench: {error}"), file=sys.stderr)
         return 2
 
 
@@ -201,7 +202,7 @@ def follow(job: Job) -> int:
     except KeyboardInterrupt:
         return 130
     except (JobError, LostError) as error:
-        print(f"zerobench: rank {job.rank} of the job: {error}", file=sys.stderr)
+        print(printable(f"zerobench: rank {job.rank} of the job: {error}"), file=sys.stderr)
         return 2
 
 
@@ -258,8 +259,8 @@ def _take_part(mine: Team, order: dict[str, Any]) -> End:
         status: str | None = mine.board.read(f"off/{mine.passes}")
         return status
 
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
-        log = Path(folder) / f"rank{rank}.log"
+    with temporary_folder() as folder:
+        log = folder / f"rank{rank}.log"
         outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
         words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
     return End(outcome.failures, plain(outcome.results), words)

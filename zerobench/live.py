@@ -17,7 +17,7 @@ from rich.text import Text
 from .cell import passes_of
 from .pace import Timing, seconds_left, timing_of
 from .sweep import Launch
-from .units import show_bytes, show_ms
+from .units import printable, show_bytes, show_ms
 
 LINE_EVERY_S = 30.0
 """Plain lines tell of a long pass this often."""
@@ -144,7 +144,7 @@ class Reporter:
 
     def _line(self, text: str) -> None:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
-        self.console.print(number + text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(number + text), markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1), caption=self._caption(), caption_justify="left")
@@ -158,7 +158,7 @@ class Reporter:
             loss = f"{entry.loss:.4f}" if entry.loss is not None else ""
             seconds = f"{entry.seconds:.0f}" if entry.seconds else ""
             state = Text(entry.state, style=STYLES.get(entry.state.replace("reused", "ok"), "red"))
-            table.add_row(escape(entry.name), state, entry.mode, entry.step, peak, loss, seconds)
+            table.add_row(escape(printable(entry.name)), state, entry.mode, entry.step, peak, loss, seconds)
         return table
 
     def _caption(self) -> str:

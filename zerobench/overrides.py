@@ -6,7 +6,6 @@ and what does not exist is answered with the nearest name that does.
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from math import prod
 from pathlib import Path
@@ -21,10 +20,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from . import systems
+from . import arguments, systems
 from .config import SCHEMAS
-from .hydra_keys import problem_of, problem_of_choices, spelled_out
+from .hydra_keys import problem_of, problem_of_choices, quoted, spelled_out
 from .keys import meant, meant_verb, nearest, type_name
+from .safe_yaml import problems_of_folders
 
 GROUPS = (*SCHEMAS, "experiment")
 
@@ -41,7 +41,7 @@ CHOSEN_BY_GROUP = (
 NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed", True)}
 """Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
 
-UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError)
+UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 """What a yaml of a user's may raise when it is composed."""
 
 
@@ -63,22 +63,20 @@ class Overrides:
         self.cells = 1
         self.multirun = False
 
-    def check(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
+    def check(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         """The overrides as Hydra shall see them; fills `problems`, `cells`, the number of cells, and `multirun`."""
         try:
-            return self._check_all(spelled_out(arguments), multirun, verbs)
+            return self._check_all(spelled_out(words), multirun, verbs)
         except UNREADABLE as error:
-            words = " ".join(str(error.__cause__ or error).split())
-            self.problems.append(f"{' '.join(arguments)}: it cannot be composed: {words[:300]}")
-            return arguments
+            why = " ".join(str(error.__cause__ or error).split())
+            self.problems.append(f"{' '.join(words)}: it cannot be composed: {why[:300]}")
+            return words
 
-    def _check_all(self, arguments: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        parsed = [override for argument in arguments if (override := self._parse(argument, verbs))]
-        for override in parsed:
-            if override.is_interval_sweep():
-                self.problems.append(f"{override.input_line}: an interval has no end of values; list them")
+    def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
+        self.problems += problems_of_folders(self._extra_dirs)
+        parsed = [override for argument in words if (override := self._parse(argument, verbs))]
         if self.problems:
-            return arguments
+            return words
         parsed = [o for o in parsed if not (o.key_or_group == "experiment" and self._values(o) == [None])]
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
@@ -90,6 +88,9 @@ class Overrides:
         self.multirun = multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
         studied = self._swept_by_a_study(hydra, given) if multirun else {}
         picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
+        if problem := arguments.problem_of_count({key: len(values) for key, values in (given | studied).items()}):
+            self.problems.append(problem)
+            return words
         checked = [self._check_one(override, picked) for override in parsed]
         swept = {o.key_or_group: len(self._values(o)) for o in parsed if o.is_sweep_override()}
         if not self.problems and swept and not multirun:
@@ -98,6 +99,10 @@ class Overrides:
             self._check_needs(given | studied, picked)
         swept |= {key: len(values) for key, values in studied.items()}
         self.cells = prod(swept.values())
+        if self.cells > arguments.MOST_CELLS:
+            self.problems.append(
+                f"{', '.join(swept)}: {self.cells:,} cells; at most {arguments.MOST_CELLS:,} are listed"
+            )
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
 
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:
@@ -136,8 +141,13 @@ class Overrides:
         return self._compose(overrides)
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
+        if problem := arguments.problem_of(argument):
+            self.problems.append(problem)
+            return None
         try:
-            return OverridesParser.create().parse_override(argument)
+            override = OverridesParser.create().parse_override(argument)
+            self.problems += [problem] if (problem := arguments.problem_of_values(override)) else []
+            return override if not problem else None
         except HydraException:
             key = argument.lstrip("+~").split("=")[0]
             if "=" in argument:
@@ -165,7 +175,8 @@ class Overrides:
         elif root == "huggingface" and "huggingface" not in picked.get("model", []) and "experiment" not in picked:
             self.problems.append(f"{line}: it has a meaning for model=huggingface only; add that")
         elif key == "results_dir":
-            self._check_results_dir(line, self._values(override))
+            found = [arguments.problem_of_folder(line, value) for value in self._values(override)]
+            self.problems += [problem for problem in found if problem]
         elif override.package is not None:
             self.problems.append(f"{line}: {key} cannot be moved to another package")
         elif key in GROUPS:
@@ -173,18 +184,6 @@ class Overrides:
         else:
             self._check_key(key, self._values(override), self._configs(root, picked))
         return "++" + line if key.startswith("huggingface.options.") or key in self.elsewhere else line
-
-    def _check_results_dir(self, line: str, values: list[Any]) -> None:
-        """The folder must be there or makeable, before a sweep of hours finds that it is not."""
-        for value in values:
-            if not isinstance(value, str) or not value:
-                self.problems.append(f"{line}: name a folder")
-            if not isinstance(value, str) or "${" in value:
-                continue
-            where = Path(value).expanduser().absolute()
-            existing = next(p for p in (where, *where.parents) if p.exists())
-            if not existing.is_dir() or not os.access(existing, os.W_OK):
-                self.problems.append(f"{line}: {existing} is no folder that can be written to")
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
         known = self.choices[group]
@@ -241,7 +240,7 @@ class Overrides:
         if isinstance(node, DictConfig):
             self.problems.append(f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}")
             return
-        for value in values:
+        for value in arguments.extremes(values):
             if isinstance(value, str) and "${" in value:
                 continue  # an interpolation has its value when the cell is composed
             try:
@@ -252,7 +251,7 @@ class Overrides:
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
         GlobalHydra.instance().clear()
-        search = [f"hydra.searchpath=[{','.join(f'file://{d.resolve()}' for d in self._extra_dirs)}]"]
+        search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self._extra_dirs)}]"]
         with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
             return compose(
                 "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
@@ -274,8 +273,6 @@ class Overrides:
         value = override.value()
         if isinstance(value, Glob):
             return list(value.filter(self.choices.get(override.key_or_group, [])))
-        if override.is_interval_sweep():
-            return []
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
 

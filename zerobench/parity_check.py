@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from . import parity, precision, tables
-from .cell import StoppedError, find_reusable, run_cell
+from .cell import LONGEST_NAME, StoppedError, find_reusable, run_cell
 from .config import Ddp
 from .environment import SIMULATED
 from .folders import amend_row
@@ -100,7 +101,7 @@ class ParityCheck:
     def _find(self, cell: Cell, row: Row) -> bool:
         """Looks for a reference in the results folder, where the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
-        pattern = f"ddp-{config['model']['name']}-n{config['world_size']}-*"
+        pattern = f"ddp-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
         if key not in self._references:
             for folder in Path(config["results_dir"]).glob(pattern):
                 self._take(key, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
         return
     if data["path"] is not None:
         where = Path(data["path"]).expanduser()
-        if not where.is_file():
+        if not os.path.isfile(where):  # a name that is too long is none either
             problems.append(f"data.path={data['path']}: there is no such file; name a local text file")
             return
         data["path"] = str(where.resolve())

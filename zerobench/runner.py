@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import rescue
 from .cell import find_reusable
@@ -17,6 +16,7 @@ from .parity_check import ParityCheck
 from .resolve import Cell
 from .search import is_search, run_searches
 from .sweep import Sweep
+from .units import printable
 
 
 def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
@@ -24,20 +24,13 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     belongs, 130 stopped by the user. Raises RefusedError where nothing could be written.
     """
     check_folders(cells)
-    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a job's process heeds signals in its own way
-    if ours:
-        signal.signal(signal.SIGTERM, _stop)
-    try:
-        with Reporter() as reporter:
-            check = ParityCheck()
-            sweep, search = Sweep(reporter, check=check), Sweep(reporter)
-            sweep.run([cell for cell in cells if not is_search(cell)])
-            searching = [cell for cell in cells if is_search(cell)]
-            found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
-            sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
-    finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with Reporter() as reporter:
+        check = ParityCheck()
+        sweep, search = Sweep(reporter, check=check), Sweep(reporter)
+        sweep.run([cell for cell in cells if not is_search(cell)])
+        searching = [cell for cell in cells if is_search(cell)]
+        found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+        sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
     if sweep.rows:
         print_results(sweep.rows)
     if found:
@@ -48,7 +41,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
         for folder in sorted({cell.config["results_dir"] for cell in cells}):
             print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
     for sentence in rescue.sentences(lost):
-        print(f"zerobench: {sentence}", file=sys.stderr)
+        print(printable(f"zerobench: {sentence}"), file=sys.stderr)
     if sweep.failed_fast:
         left = sum(entry.state == "waiting" for entry in reporter.entries)
         print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
@@ -70,7 +63,3 @@ def check_folders(cells: list[Cell]) -> None:
             problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
     if problems:
         raise RefusedError(problems)
-
-
-def _stop(_signal: int, _frame: Any) -> NoReturn:
-    raise KeyboardInterrupt

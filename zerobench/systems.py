@@ -173,7 +173,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 }
 """Group -> choice -> dataclass, the usual choice first."""
 
-USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None}
+USUAL: dict[str, Any] = {"arena": False, "node_size": None, "shard_group": None, "rank": None}
 """Keys that stand alone -> their usual value."""
 
 

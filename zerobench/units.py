@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from numbers import Real
 
@@ -11,6 +12,9 @@ SIZES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 
+LONGEST = 2000
+"""Characters of what is said of one thing."""
+
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -18,8 +22,8 @@ def parse_bytes(text: str | int) -> int:
     """ "96 MiB" -> 100663296. A bare number is bytes. Raises ValueError with what would be right."""
     found = _SIZE.fullmatch(str(text).strip())
     unit = (found[2].lower() or "b") if found else ""
-    if found is None or unit not in SIZES:
-        raise ValueError(f"{text!r} is no size; write bytes or a number and a unit, as in 96 MiB or 24 GiB")
+    if found is None or unit not in SIZES or not math.isfinite(float(found[1]) * SIZES[unit]):
+        raise ValueError(f"{text!r:.60} is no size; write bytes or a number and a unit, as in 96 MiB or 24 GiB")
     return round(float(found[1]) * SIZES[unit])
 
 
@@ -41,3 +45,9 @@ def show_ms(seconds: float | None) -> str:
 def show_count(count: int, noun: str) -> str:
     """ "1 run", "2 runs"."""
     return f"{count} {noun}" + "s" * (count != 1)
+
+
+def printable(text: object) -> str:
+    """A text in one line that a terminal shows and does not obey: control characters are escaped, a long middle cut."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 4 :]}"

@@ -28,7 +28,7 @@ from . import (
     policies,
     precision,
 )
-from .environment import Rendezvous, make_deterministic, rank_environment, seed_everything
+from .environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
 from .probes.extremes import ASIDE
 from .probes.nvidia_smi import GpuState
@@ -126,7 +126,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             del loss, norm, scale, squares
             if probe.may_wait:
                 results.append(unread.pop().read())
-            if job.rank == 0:
+            if job.rank == 0 or config["backend"] == SIMULATED:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
                 tell(news | {"loss": results[-1].loss if results else None})
 

@@ -27,6 +27,10 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
     if plain["backend"] == SIMULATED:
         _resolve_simulated(plain, gpus, problems)
         return
+    if "rank" in plain:
+        problems.append(
+            f"rank={plain['rank']}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
+        )
     ranks, mine = plain["world_size"], job.team()
     if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
@@ -118,6 +122,8 @@ def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) ->
     if plain["world_size"] is None:
         problems.append(f"backend={SIMULATED}: give world_size, the number of ranks that are simulated")
         plain["world_size"] = 2
+    if not 0 <= plain.get("rank", 0) < plain["world_size"]:
+        problems.append(f"rank={plain['rank']}: must be from 0 to {plain['world_size'] - 1}, below world_size")
     if plain["strategy"]["name"] not in ("ddp", *STAGES):
         words = f"a simulated world is there for ddp, {', '.join(STAGES)}; the peers need a real one"
         problems.append(f"strategy={plain['strategy']['name']}: {words}")

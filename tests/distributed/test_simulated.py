@@ -13,6 +13,7 @@ from tests.cells import cell
 from tests.distributed.simulated_costs import operators
 from zerobench import cell as cells
 from zerobench import systems, tables
+from zerobench.config import Measure
 from zerobench.launch import launch
 from zerobench.training import Bf16
 from zerobench.worker import RankJob, run_rank
@@ -28,8 +29,8 @@ def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: 
     return row, tables.load(folder / row.run_id)
 
 
-def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
-    mine = table[(table["rank"] == 0) & (table["phase"] != "init")].drop(
+def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
+    mine = table[(table["rank"] == rank) & (table["phase"] != "init")].drop(
         columns=["run_id", "predicted_bytes", *dropped], errors="ignore"
     )
     return mine.reset_index(drop=True)
@@ -41,7 +42,8 @@ def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
         *((strategy, 2, {}) for strategy in STRATEGIES),
         ("ddp", 4, {"precision": Bf16()}),
         ("zero1", 3, {"accumulation": 2}),
-        ("zero2", 4, {"precision": Bf16()}),
+        ("zero2", 4, {"precision": Bf16(), "rank": 3}),
+        ("zero3", 3, {"rank": 2}),
         ("zero3", 4, {}),
         ("zero2", 4, {"shard_group": 2, "node_size": 2}),
         ("zero3", 4, {"zeropp": systems.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
@@ -50,11 +52,14 @@ def of_rank_0(table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
 def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
     tmp_path: Path, strategy: str, n: int, more: dict[str, Any]
 ) -> None:
+    more = dict(more)
+    which = more.pop("rank", 0)
     real, there = measured(tmp_path, strategy, n, **more)
-    simulated, here = measured(tmp_path, strategy, n, backend="simulated", **more)
-    ours, theirs = (of_rank_0(one.memory).drop(columns="allocations") for one in (here, there))
+    simulated, here = measured(tmp_path, strategy, n, backend="simulated", rank=which, **more)
+    assert set(here.memory["rank"]) == {which}
+    ours, theirs = (of_rank(which, one.memory).drop(columns="allocations") for one in (here, there))
     pd.testing.assert_frame_equal(ours, theirs)  # what lives for a moment in an exchange is the backend's
-    pd.testing.assert_frame_equal(of_rank_0(here.traffic), of_rank_0(there.traffic))
+    pd.testing.assert_frame_equal(of_rank(which, here.traffic), of_rank(which, there.traffic))
     assert simulated.passes_agree is None  # it is accounted, no more
     assert set(here.steps["mode"]) == {"accounted"}
     assert simulated.volume_psi == real.volume_psi
@@ -64,12 +69,34 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
         assert getattr(simulated, name) is None
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(tmp_path: Path, strategy: str) -> None:
+    """Of a model whose sizes divide by nothing, so that its ranks own different numbers of elements."""
+    more: dict[str, Any] = {"offload": systems.CpuOffload(), "measure": Measure(steps=1, warmup=2, passes="accounted")}
+    real, there = measured(tmp_path, strategy, 3, "odd", **more)
+    states = there.memory[(there.memory.phase == "step") & (there.memory.category == "optimizer")]
+    owned = states.groupby("rank").max_bytes.sum()
+    assert owned.nunique() > 1
+    chosen, here = measured(tmp_path, strategy, 3, "odd", backend="simulated", **more)
+    assert set(here.memory["rank"]) == {owned.idxmax()}
+    other = {**more, "backend": "simulated", "rank": int(owned.idxmin())}
+    for row in (chosen, measured(tmp_path, strategy, 3, "odd", **other)[0]):
+        for name in ("up_bytes", "down_bytes"):
+            assert getattr(row, name) == getattr(real, name) == getattr(real, f"predicted_{name}"), name
+
+
+def test_a_rank_is_one_of_a_simulated_world() -> None:
+    words = "rank=1: of a real world every rank is run; leave it out, or use backend=simulated"
+    assert cell("zero1", 2, rank=1).problems == (words,)
+    assert cell("zero1", 2, rank=2, backend="simulated").problems == ("rank=2: must be from 0 to 1, below world_size",)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     row, results = measured(tmp_path, strategy, 64, "wide", backend="simulated")
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
     assert row.volume_psi == pytest.approx(row.predicted_volume_psi, rel=1e-12)
-    assert set(results.memory["rank"]) == {0}
+    assert results.memory["rank"].nunique() == 1
 
 
 def ran_deterministic(job: RankJob, tell: Any) -> bool:

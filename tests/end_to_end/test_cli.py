@@ -351,6 +351,8 @@ def test_info_shows_what_hydra_knows(flags: list[str], capsys) -> None:
     assert cli.run(flags) == 0
     shown = capsys.readouterr().out
     assert "Config search path" in shown or "Defaults List" in shown
+    assert cli.run(["dtype=bf16"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1, "Hydra's talk is over with --info"
 
 
 TYPED = {

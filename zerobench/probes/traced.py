@@ -48,7 +48,7 @@ class TracedPass(TimedPass):
             (folder / FOLDER).mkdir(exist_ok=True)
             found = self._read(folder / FOLDER / "rank0.json.gz")
         else:
-            with tempfile.TemporaryDirectory() as aside:
+            with tempfile.TemporaryDirectory(dir=folder) as aside:  # it goes with the run's folder
                 found = self._read(Path(aside) / "trace.json")
         measured = self.times[len(self.times) - len(found) :]
         for times, one in zip(measured, found, strict=True):

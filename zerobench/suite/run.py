@@ -7,13 +7,12 @@ seconds, and what is not begun is listed.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..cell import passes_of
+from ..folders import temporary_folder
 from ..launch import launch
 from ..live import Reporter
 from ..sweep import Launch, Sweep, rounds
@@ -96,9 +95,9 @@ class Suite:
 
     def _run_task(self, task: Task, one: Done) -> None:
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+        with temporary_folder() as folder:
             jobs = task.jobs(f"{folder}/rendezvous")
-            outcome = launch(task.worker, jobs, Path(folder) / "logs", min(task.limit_s, self.deadline.left_s))
+            outcome = launch(task.worker, jobs, folder / "logs", min(task.limit_s, self.deadline.left_s))
         one.status, one.reason, one.seconds = outcome.status, outcome.reason, time.monotonic() - begun
         one.result = outcome.results[0] if outcome.results else None
 

@@ -16,6 +16,7 @@ from typing import Any
 from .choices import settle
 from .groups import GroupShape
 from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .ranks import slice_of
 from .replay import gradient_bytes, trainable, wire_bytes
 from .shapes import OptimizerShape, PrecisionShape, Schedule
 from .tiers import POOL_ALIGN_BYTES, TierShape
@@ -34,11 +35,15 @@ class Links:
 
 def predict_links(
     strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
-    precision: PrecisionShape, tiers: TierShape, norms: int = 0,
+    precision: PrecisionShape, tiers: TierShape, norms: int = 0, rank: int | None = None,
 ) -> Links:  # fmt: skip
-    """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow)."""
+    """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow). `rank`:
+    of this one alone; None: the sum over all.
+    """
     strategy = settle(strategy, schedule.shapes, groups.sharers)
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
+    if rank is not None:
+        flow.slices, flow.copies = [slice_of(rank, groups)], 1
     if tiers.place is not None and strategy["name"] == "zero3":
         flow.of_units()
     elif tiers.place is not None:
@@ -72,6 +77,7 @@ class _Flow:
     ) -> None:  # fmt: skip
         self.strategy, self.schedule, self.tiers, self.precision = strategy, schedule, tiers, precision
         self.n, self.copies = groups.sharers, groups.world_size // groups.sharers
+        self.slices: Sequence[int] = range(self.n)
         self.kept = 1 + optimizer.states
         self.norms = norms
         self.used = set(schedule.arrivals)
@@ -108,7 +114,7 @@ class _Flow:
     def _add(self, buffer: FlatBuffer, kind: _Kind) -> None:
         for start, numel in buffer.units:
             shard = numel // self.n
-            for rank in range(self.n):
+            for rank in self.slices:
                 end = min(numel, buffer.spans[-1].stop - start) - rank * shard
                 self._gather(kind, shard)
                 if kind.trained:
@@ -116,7 +122,7 @@ class _Flow:
                     gone = self.tiers.updates_away(shard, kind.parameter)
                     self._update(kind, shard, gone, max(0, min(gone, end)))
         if kind.trained:
-            for rank in range(self.n):
+            for rank in self.slices:
                 self._update_segments(kind, buffer, rank)
 
     def _gather(self, kind: _Kind, shard: int) -> None:

@@ -19,7 +19,7 @@ from ..console import name_of, plain_table, stdout_console
 from ..environment import SIMULATED
 from ..records import ALLOCATOR, CATEGORIES
 from ..tables import Results
-from ..units import show_bytes, show_count
+from ..units import printable, show_bytes, show_count
 from .status_table import code_of
 from .tiers import tables_of
 from .witnesses import process_lines, unexplained_lines, wire_lines
@@ -77,7 +77,9 @@ def _head(console: Console, title: str) -> None:
 
 
 def _say(console: Console, words: str, style: str = "") -> None:
-    console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        "\n".join(map(printable, words.split("\n"))), style=style, markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _setting(row: Row) -> Iterator[tuple[str, str]]:

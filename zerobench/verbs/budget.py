@@ -23,8 +23,8 @@ from ..records import RunRow
 from ..resolve import Cell, work_id
 from ..runner import run_cells
 from ..summary import LEAST_LAUNCHES, summarize
-from ..units import show_count
-from .budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
+from ..units import printable, show_count
+from .budget_file import BudgetFile, CellBudget, Environment, check_command, environment_of, read_budget, write_budget
 from .budget_report import print_findings, write_junit, write_markdown
 from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Finding, Limit, judge_cell, recorded, show_value
 from .status_table import code_of
@@ -64,7 +64,7 @@ def budget(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0] not in verbs:
         what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
-        print(f"zerobench budget: {what}; see zerobench budget --help", file=sys.stderr)
+        print(printable(f"zerobench budget: {what}; see zerobench budget --help"), file=sys.stderr)
         return 2
     try:
         return verbs[arguments[0]](arguments[1:])
@@ -72,7 +72,7 @@ def budget(arguments: list[str]) -> int:
         return 130
     except (RefusedError, UnjudgedError, OSError, ValueError) as error:
         for line in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(f"zerobench budget: {line}", file=sys.stderr)
+            print(printable(f"zerobench budget: {line}"), file=sys.stderr)
         return 2
 
 
@@ -101,6 +101,7 @@ def _record(arguments: list[str]) -> int:
     cells = [] if chosen.runs else compose_cells(command)
     file = read_budget(chosen.file) if chosen.file.is_file() else BudgetFile(chosen.file)
     kept = [part for part in command if not part.startswith(("results_dir=", "rerun="))]
+    check_command(kept)
     if file.command and kept and kept != file.command:
         first = f"{file.path} was recorded by: budget record {shlex.join(file.command)}"
         raise ValueError(f"{first}; name another --file for other cells, or remove it")

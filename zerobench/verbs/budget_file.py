@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from ..provenance import torch_minor
+from ..safe_yaml import read_yaml
 from .limits import METRICS, Limit, parse_limit, show_limit
 
 ANY = "any"
@@ -69,15 +70,16 @@ def read_budget(path: Path) -> BudgetFile:
     """Reads and checks a budget file. Raises ValueError, or OSError, with a sentence."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such budget file")
-    try:
-        content = yaml.load(path.read_text(), Loader=_OnceLoader) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
+    content = read_yaml(path) or {}
     _check_keys(path, "the file", content, ("command", "environments"))
     command = content.get("command") or []
     if not isinstance(command, list):
-        raise ValueError(f"{path}: command is {command!r}; write a list, as in [-m, 'strategy=zero1,zero2']")
+        raise ValueError(f"{path}: command is {command!r:.80}; write a list, as in [-m, 'strategy=zero1,zero2']")
     command = [str(part) for part in command]
+    try:
+        check_command(command)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     environments = content.get("environments") or {}
     _check_keys(path, "environments", environments, None)
     return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
@@ -87,7 +89,9 @@ def _environment(path: Path, name: str, content: Any) -> Environment:
     _check_keys(path, name, content, ("about", "cells"))
     cells = content.get("cells") or {}
     _check_keys(path, f"{name}: cells", cells, None)
-    return Environment(content.get("about") or {}, {str(k): _cell(path, str(k), v) for k, v in cells.items()})
+    about = content.get("about") or {}
+    _check_keys(path, f"{name}: about", about, None)
+    return Environment(about, {str(k): _cell(path, str(k), v) for k, v in cells.items()})
 
 
 def _cell(path: Path, name: str, content: Any) -> CellBudget:
@@ -102,20 +106,22 @@ def _cell(path: Path, name: str, content: Any) -> CellBudget:
         raise ValueError(f"{path}: {name}: {error}") from error
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """yaml's safe loader, which lets a second key of the same name win; this one does not."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} stands there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+def check_command(command: list[str]) -> None:
+    """Raises ValueError for a part of a command that a file from elsewhere is not to decide: what Hydra imports, which
+    folders are read and written. Those are said on the command line of the one who checks.
+    """
+    for part in command:
+        key = part.lstrip("+~").partition("=")[0]
+        flag = part.startswith("-") and part not in ("-m", "--multirun")
+        if flag or key.partition(".")[0].partition("/")[0] in ("hydra", "results_dir") or "_target_" in part:
+            raise ValueError(
+                f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, none of hydra's or of a folder"
+            )
 
 
 def _check_keys(path: Path, where: str, content: Any, known: tuple[str, ...] | None) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: {where} is {content!r}; it must be a mapping")
+        raise ValueError(f"{path}: {where} is {content!r:.80}; it must be a mapping")
     for key in content:
         if known is not None and key not in known:
             near = get_close_matches(str(key), known, n=1, cutoff=0.5)

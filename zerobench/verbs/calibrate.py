@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ..calibration import Calibration, TransferRow, write_calibration
 from ..console import plain_table, stdout_console
+from ..folders import temporary_folder
 from ..job import gather, machines
 from ..joined import launch, places
 from ..launch import Interrupted, Outcome
 from ..microbenchmarks import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
 from ..provenance import device_class, machine, started
-from ..units import parse_bytes, show_bytes
+from ..units import parse_bytes, printable, show_bytes
 from .calibrate_disk import add_arguments, calibrate_disk
 
 FOLDER = Path("results/calibration")
@@ -42,7 +42,7 @@ def calibrate(arguments: list[str]) -> int:
             return calibrate_disk(chosen)
         sizes = _sizes(chosen.sizes, chosen.world_size)
     except ValueError as error:
-        print(f"zerobench calibrate: {error}", file=sys.stderr)
+        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
         return 2
     gather()
     try:
@@ -51,7 +51,9 @@ def calibrate(arguments: list[str]) -> int:
         print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
         return 130
     if outcome.status != "ok":
-        print(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}", file=sys.stderr)
+        print(
+            printable(f"zerobench calibrate: nothing is recorded: {outcome.status}: {outcome.reason}"), file=sys.stderr
+        )
         return 1
     folder = chosen.out or FOLDER / device_class(chosen.device).replace(" ", "-") / f"N={chosen.world_size}"
     date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -96,18 +98,18 @@ def _check(chosen: argparse.Namespace) -> None:
 
 
 def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
-    with tempfile.TemporaryDirectory() as folder, _progress() as progress:
+    with temporary_folder() as folder, _progress() as progress:
         jobs = [
             CalibrationJob(
                 rank, chosen.world_size, chosen.device, place, chosen.dtype, sizes, chosen.repetitions, chosen.timeout,
             )
-            for rank, place in enumerate(places(chosen.world_size, Path(folder) / "rendezvous"))
+            for rank, place in enumerate(places(chosen.world_size, folder / "rendezvous"))
         ]  # fmt: skip
         task = progress.add_task(f"{len(sizes)} sizes, N={chosen.world_size}", total=chosen.repetitions + WARMUP)
         return launch(
             calibrate_rank,
             jobs,
-            Path(folder) / "logs",
+            folder / "logs",
             chosen.timeout,
             lambda done: progress.update(task, completed=done),
         )

@@ -16,7 +16,7 @@ from ..console import plain_table, stdout_console
 from ..disk_benchmark import DiskPlan, measure
 from ..disk_calibration import DiskCalibration, DiskRow, write_disk_calibration
 from ..provenance import machine
-from ..units import parse_bytes, show_bytes
+from ..units import parse_bytes, printable, show_bytes
 from ..zero.nvme import ALIGN_BYTES, problems_of_path
 
 FOLDER = Path("results/calibration/disk")
@@ -39,7 +39,7 @@ def calibrate_disk(chosen: argparse.Namespace) -> int:
     try:
         plan = _plan(chosen)
     except ValueError as error:
-        print(f"zerobench calibrate: {error}", file=sys.stderr)
+        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
         return 2
     try:
         rows = _measure(plan)
@@ -47,7 +47,7 @@ def calibrate_disk(chosen: argparse.Namespace) -> int:
         print("zerobench calibrate: stopped; nothing is recorded", file=sys.stderr)
         return 130
     except OSError as error:
-        print(f"zerobench calibrate: nothing is recorded: {error}", file=sys.stderr)
+        print(printable(f"zerobench calibrate: nothing is recorded: {error}"), file=sys.stderr)
         return 1
     folder = chosen.out or FOLDER
     date = datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,6 +18,7 @@ from ..console import plain_table, stdout_console
 from ..contract import loss_of
 from ..data import build_batches
 from ..environment import seed_everything
+from ..units import printable
 from ..worker import build_model
 from ..zero.codec import Codec
 from ..zero.coding_error import Error, exchanged, gathered
@@ -51,7 +52,7 @@ def codes(arguments: list[str]) -> int:
             raise RefusedError(problems or ["codes: it wants one cell, and a step at least"])
     except RefusedError as refused:
         for problem in refused.problems:
-            print(f"zerobench: {problem}", file=sys.stderr)
+            print(printable(f"zerobench: {problem}"), file=sys.stderr)
         return 2
     rows = measure_codes(cells[0].config, chosen.steps)
     if chosen.out is not None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from ..conditions import add_options
 from ..console import PLAIN_WIDTH, plain_table, stdout_console
 from ..selection import matching
-from ..units import show_bytes
+from ..units import printable, show_bytes
 from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs
 from .interleave import add_interleave, check_sides, load_runs, measure_in_turns, split_overrides
@@ -58,7 +58,7 @@ def compare(arguments: list[str]) -> int:
         floors = noise_floor.read(chosen.noise)
         a, b = _sides(chosen, overrides or [])
     except (FileNotFoundError, ValueError) as error:
-        print(f"zerobench compare: {error}", file=sys.stderr)
+        print(printable(f"zerobench compare: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -66,10 +66,10 @@ def compare(arguments: list[str]) -> int:
     try:
         _write(_sections(found), chosen.format, chosen.out)
     except OSError as error:
-        print(f"zerobench compare: --out: {error}", file=sys.stderr)
+        print(printable(f"zerobench compare: --out: {error}"), file=sys.stderr)
         return 2
     if not found.pairs:
-        print(f"zerobench compare: no cell of {chosen.a} is also in {chosen.b}", file=sys.stderr)
+        print(printable(f"zerobench compare: no cell of {chosen.a} is also in {chosen.b}"), file=sys.stderr)
         return 2
     return int(chosen.fail_on_change and found.worse)
 

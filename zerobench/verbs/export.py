@@ -16,6 +16,7 @@ from ..conditions import add_options
 from ..console import CODED, ONE_MEMORY, shares_memory
 from ..naming import name_cells
 from ..selection import chosen as chosen_runs
+from ..units import printable
 
 SHORT = (
     "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
@@ -46,7 +47,7 @@ def export(arguments: list[str]) -> int:
         short = chosen.format == "markdown"
         frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
     except (FileNotFoundError, ValueError) as error:
-        print(f"zerobench export: {error}", file=sys.stderr)
+        print(printable(f"zerobench export: {error}"), file=sys.stderr)
         return 2
     shown = frame[columns]
     text = shown.to_csv(index=False) if chosen.format == "csv" else to_markdown(shown) + _note(frame, columns)

@@ -19,6 +19,7 @@ from ..suite import SECTIONS
 from ..suite.record import Record
 from ..suite.run import Deadline, Suite
 from ..suite.section import NOT_RUN, WAITING, Section, Setup
+from ..units import printable
 
 MINUTES = 9.0
 RESERVE_S = 15.0
@@ -33,7 +34,7 @@ def gpu_suite(arguments: list[str]) -> int:
     try:
         setup, sections = _check(chosen)
     except ValueError as error:
-        print(f"zerobench gpu-suite: {error}", file=sys.stderr)
+        print(printable(f"zerobench gpu-suite: {error}"), file=sys.stderr)
         return 2
     terminate = signal.signal(signal.SIGTERM, _stop)
     try:

@@ -19,6 +19,7 @@ from ..runner import check_folders
 from ..summary import LEAST_LAUNCHES
 from ..sweep import Sweep
 from ..tables import latest
+from ..units import printable
 from ..world import has_times
 from . import noise_floor
 from .compare import NOISE_FOLDER
@@ -48,7 +49,7 @@ def noise(arguments: list[str]) -> int:
         check_folders([cell])
     except (RefusedError, FileNotFoundError, ValueError) as error:
         for problem in getattr(error, "problems", [error]):
-            print(f"zerobench noise: {problem}", file=sys.stderr)
+            print(printable(f"zerobench noise: {problem}"), file=sys.stderr)
         return 2
     with Reporter() as reporter:
         sweep = Sweep(reporter)
@@ -56,7 +57,7 @@ def noise(arguments: list[str]) -> int:
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     if sweep.stopped or failed:
         why = "; ".join(row["reason"] for row in failed)
-        print(f"zerobench noise: nothing is recorded: {why}", file=sys.stderr)
+        print(printable(f"zerobench noise: nothing is recorded: {why}"), file=sys.stderr)
         return 130 if sweep.stopped else 1
     return _record(chosen.noise, sweep.rows, cell.config)
 
@@ -113,7 +114,7 @@ def _record(folder: Path, launches: list[dict[str, Any]], config: dict[str, Any]
     if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
         shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])
         words = f"its launches took {shown} ms a step: with such a spread every change would be noise"
-        print(f"zerobench noise: nothing is recorded: {floor.cell}: {words}", file=sys.stderr)
+        print(printable(f"zerobench noise: nothing is recorded: {floor.cell}: {words}"), file=sys.stderr)
         print("Try on a quiet machine, with more --launches, or with a longer step.", file=sys.stderr)
         return 1
     path = noise_floor.write(folder, floor)

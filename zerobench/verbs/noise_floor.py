@@ -22,6 +22,7 @@ import yaml
 
 from ..naming import base_name
 from ..provenance import torch_minor
+from ..safe_yaml import read_yaml
 from ..summary import LEAST_LAUNCHES, TIMES
 
 CONFIDENCE = 0.95
@@ -110,10 +111,20 @@ def lookup(floors: list[NoiseFloor], environment: dict[str, Any]) -> NoiseFloor 
 
 def _read_file(path: Path) -> list[NoiseFloor]:
     try:
-        found = [NoiseFloor(**one) for one in yaml.safe_load(path.read_text()) or []]
+        found = [NoiseFloor(**one) for one in read_yaml(path) or []]
         for floor in found:
-            if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
-                raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
+            _check(floor)
         return found
-    except (TypeError, yaml.YAMLError) as error:
+    except TypeError as error:
         raise ValueError(f"{path}: no record of noise floors: {error}") from error
+
+
+def _check(floor: NoiseFloor) -> None:
+    """Raises TypeError where a record holds other values than NoiseFloor says."""
+    if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
+        raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
+    if not isinstance(floor.medians, dict) or not all(isinstance(one, list) and one for one in floor.medians.values()):
+        raise TypeError(f"{floor.cell}: medians must be lists of seconds")
+    numbers = [*floor.floors.values(), *(one for times in floor.medians.values() for one in times)]
+    if not all(type(one) in (int, float) and one >= 0 for one in numbers) or not floor.medians:
+        raise TypeError(f"{floor.cell}: floors and medians must be numbers from 0 on")

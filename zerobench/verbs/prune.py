@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..console import plain_table, stdout_console
 from ..folders import PARTIAL, is_claimed
-from ..units import show_bytes, show_count
+from ..units import printable, show_bytes, show_count
 from .holdings import PRUNED, Holdings, look, size_of
 
 
@@ -47,7 +47,7 @@ def prune(arguments: list[str]) -> int:
         held = look(chosen.results)
         _check_prunable(held)
     except (OSError, ValueError) as error:
-        print(f"zerobench prune: {error}", file=sys.stderr)
+        print(printable(f"zerobench prune: {error}"), file=sys.stderr)
         return 2
     doomed = choose(held, chosen.older_code)
     _print_plan(held, doomed, chosen.older_code)
@@ -85,7 +85,7 @@ def remove_all(doomed: list[Doomed]) -> int:
                 freed, gone = freed + one.size, gone + 1
         except OSError as error:
             failed += 1
-            print(f"zerobench prune: {one.path} cannot be removed: {error}", file=sys.stderr)
+            print(printable(f"zerobench prune: {one.path} cannot be removed: {error}"), file=sys.stderr)
     print(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
     return int(failed > 0)
 
@@ -135,4 +135,4 @@ def _print_plan(held: Holdings, doomed: list[Doomed], older_code: bool) -> None:
             f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too", highlight=False
         )
     for complaint in held.unreadable:
-        console.print(f"kept: {complaint}", markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(f"kept: {complaint}"), markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..naming import name_cells
 from ..tables import Results, load
+from ..units import printable
 from .account import print_account
 from .holdings import Held, Holdings, look
 
@@ -39,7 +40,8 @@ def show(arguments: list[str]) -> int:
     try:
         run, results = find(chosen.run, chosen.results)
     except (OSError, ValueError) as error:
-        print(f"zerobench show: {error}", file=sys.stderr)
+        for line in f"zerobench show: {error}".split("\n"):
+            print(printable(line), file=sys.stderr)
         return 2
     print_account(run.row, results, run.folder)
     return 0

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ..conditions import add_options
+from ..units import printable
 
 DEFAULT = "results/runs"
 
@@ -26,7 +27,7 @@ def status(arguments: list[str]) -> int:
     try:
         held = only(look(chosen.results), chosen.where)
     except (OSError, ValueError) as error:
-        print(f"zerobench status: {error}", file=sys.stderr)
+        print(printable(f"zerobench status: {error}"), file=sys.stderr)
         return 2
     print_status(held)
     return 0

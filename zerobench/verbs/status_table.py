@@ -17,7 +17,7 @@ from ..records import RunRow
 from ..registry import DATA, MODELS
 from ..selection import matching
 from ..tables import frame_of
-from ..units import show_bytes, show_count, show_ms
+from ..units import printable, show_bytes, show_count, show_ms
 from .holdings import Holdings, size_of
 from .status import DEFAULT
 
@@ -44,7 +44,7 @@ def print_status(held: Holdings) -> None:
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
     for line in [*lines, *next_steps(held, cells)]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def code_of(row: dict[str, Any]) -> str:

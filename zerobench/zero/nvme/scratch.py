@@ -68,7 +68,7 @@ def sweep(parent: Path | str) -> list[Path]:
 def problems_of_path(path: str) -> list[str]:
     """A sentence where files cannot be kept in the folder `path` of this machine."""
     home = Path(path).expanduser()
-    if not home.exists():
+    if not os.path.exists(home):  # a name that is too long is none either
         return [f"{path}: there is no such folder; make it, or name another"]
     if not home.is_dir():
         return [f"{path}: is no folder; name one on the disk to be used"]

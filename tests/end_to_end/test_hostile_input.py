@@ -1,0 +1,220 @@
+"""Command lines and files that were made to harm or came out wrong: one sentence, at once, and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.end_to_end.command import SMALL, zerobench
+from zerobench import cli
+from zerobench.safe_yaml import read_yaml
+from zerobench.units import parse_bytes
+
+HERE = ["world_size=1", *SMALL]
+
+LAUGHS = "\n".join(["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)
+)])  # fmt: skip
+"""9⁴⁰ values in 40 lines."""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "seed=range(0,1e9)"], "seed=range(0,1e9): a range of 1,000,000,000 values; a sweep has at most 10,000"),
+        (["-m", "seed=shuffle(range(0,1e9))"], "a range of 1,000,000,000 values"),
+        (["-m", "seed=range(0,1,1e-9)"], "values; a sweep has at most"),
+        (["-m", "seed=range(5,0)"], "a range without a value"),
+        (["-m", "seed=range(0,9000)", "sequence=range(1,9000)"], "seed, sequence: 80,991,000 cells; at most 10,000"),
+        (["seed=" + "[" * 3000], "3000 brackets within one another"),
+        (["seed=" + "[" * 3000 + "]" * 3000], "3000 brackets within one another"),
+        (["seed=" + "{a:" * 3000], "3000 brackets within one another"),
+        (["seed=" + "9" * 6000], "a number of 6000 digits; the largest that any key takes has 18"),
+        (["seed=-" + "9" * 4000], "a number of 4000 digits"),
+        (["seed=" + "a" * 200_000], "it has 200005 characters"),
+        (["results_dir=" + "a" * 300], "it is no folder's name: File name too long"),
+        (["data.path=" + "a" * 300, "data=text"], "there is no such file"),
+        (["offload=nvme", "strategy=zero3", "offload.path=" + "a" * 300], "there is no such folder"),
+        (["model=" + "a" * 300], "no such model"),
+        (["\x1b[2Jmodel=mlp"], r"\x1b[2Jmodel"),
+        (["model='\x1b]0;owned\x07'"], r"\x1b]0;owned\x07"),
+        (["--\x1b[31m"], r"--\x1b[31m"),
+        (["hydra.launcher._target_=os.system"], "names no code to import"),
+        (["+hydra.callbacks.x._target_=os.system"], "names no code to import"),
+        (["hydra.callbacks={x:{_target_:os.system}}"], "names no code to import"),
+        (["hydra.sweep.dir=/proc/nowhere"], "hydra.sweep.dir=/proc/nowhere: it has no effect: Hydra composes here"),
+        (["hydra.run.dir=x"], "it has no effect"),
+        (["hydra.job_logging.handlers.x.class=os.system"], "it has no effect"),
+        (["hydra.searchpath=[pkg://antigravity]"], "it has no effect"),
+        (["--config-name", "nothing"], "Hydra: Cannot find primary config 'nothing'"),
+        (["show", "a" * 300], "File name too long"),
+        (["compare", "a" * 300, "b"], "File name too long"),
+        (["status", "a" * 300], "File name too long"),
+        (["budget", "check", "a" * 300], "File name too long"),
+        (["export", "a\x1b[2J"], r"a\x1b[2J: there is no such results folder"),
+        (["noise", "record", "seed=" + "9" * 6000], "a number of 6000 digits"),
+        (["budget", "record", "hydra.run.dir=x"], "hydra.run.dir=x"),
+    ],
+)
+def test_a_command_line_is_refused_in_a_sentence(
+    words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = time.monotonic()
+    code = cli.run(words)
+    shown = capsys.readouterr()
+    told = shown.err + shown.out
+    assert said in told
+    assert "Traceback" not in told
+    assert "\x1b" not in told
+    assert "\x07" not in told
+    assert max(map(len, told.splitlines())) < 2500
+    assert code == 2 or "data.path" in words[0] or "offload.path" in words[-1]
+    assert time.monotonic() - begun < 100
+    assert not list(tmp_path.glob("*.log"))
+
+
+FILES = {
+    "aliases": LAUGHS.encode(),
+    "aliases in command": f"{LAUGHS}\ncommand: *a39".encode(),
+    "a loop": b"command: &a [*a]",
+    "deep": b"command: " + b"[" * 3000,
+    "no text": b"\xff\xfe\x00command",
+    "a number without end": b"command: [seed=1, " + b"9" * 6000 + b"]",
+    "about a list": b"environments: {any: {about: [1], cells: {}}}",
+    "cells of aliases": f"{LAUGHS}\nenvironments: {{any: {{cells: *a39}}}}".encode(),
+    "a limit without end": b"environments: {any: {cells: {x: {limits: {peak_bytes: '" + b"9" * 400 + b" GiB'}}}}}",
+    "hydra": b"command: [hydra.run.dir=x]\n",
+    "hydra added": b"command: [+hydra.callbacks.x.y=z]\n",
+    "hydra's group": b"command: [hydra/launcher=joblib]\n",
+    "a config folder": b"command: [--config-dir, /tmp, experiment=x]\n",
+    "a config folder in one": b"command: [--config-dir=/tmp]\n",
+    "a short flag": b"command: [-cd, /tmp]\n",
+    "code": b"command: ['+model={_target_: os.system}']\n",
+    "a folder": b"command: [results_dir=/etc]\n",
+    "python": b"command: !!python/object/apply:os.system [x]\n",
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "budget.yaml"
+    path.write_bytes(FILES[kind])
+    begun = time.monotonic()
+    assert cli.run(["budget", "check", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert "budget.yaml" in shown.out + shown.err
+    assert "Traceback" not in shown.out + shown.err
+    assert max(map(len, (shown.out + shown.err).splitlines())) < 2500
+    assert time.monotonic() - begun < 100
+    assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
+
+
+@pytest.mark.parametrize("content", [
+    b"\xff\xfe", LAUGHS.encode(), b"[" * 3000, b"- 3", b"{a: 1}", b"- {environment: {}, floors: {}}",
+    b"- " + b"9" * 6000,
+    b"- {environment: {device_class: cpu, processor: x, cores: 2, torch: '2'}, cell: c, date: d, command: c, commit: c,"
+    b" floors: {step_s: x, forward_s: 1, backward_s: 1, update_s: 1}, medians: {step_s: [1]}}",
+])  # fmt: skip
+def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cpu.yaml").write_bytes(content)
+    for words in (["noise", "show", "--noise", "."], ["compare", "a", "b", "--noise", "."]):
+        assert cli.run(words) == 2
+        shown = capsys.readouterr()
+        assert "cpu.yaml: " in shown.err
+        assert "\n" not in shown.err.strip()
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (f"# @package _global_\n{LAUGHS}", "its aliases"),
+    ("# @package _global_\nx: " + "[" * 3000, "lists within lists without end"),
+    ("# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}", "names no code to import"),
+    ("# @package _global_\nhydra: {job_logging: {handlers: {x: {class: os.system}}}}", "names no code to import"),
+])  # fmt: skip
+def test_an_experiment_of_the_users_is_refused_in_a_sentence(content: str, said: str, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "odd, 'name' [x]"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment/mine.yaml").write_text(content)
+    assert cli.run(["--config-dir", str(folder), "+experiment=mine", "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_config_folder_may_have_any_name(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = tmp_path / "odd, 'name' [x]#?"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "experiment/mine.yaml").write_text("# @package _global_\nsequence: 17\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for more in ([], ["-m", "seed=1,2"]):
+        assert cli.run(["--config-dir", str(folder), "experiment=mine", "--dry-run", *HERE[:2], *more]) == 0
+    assert "2 cells: 2 to run" in capsys.readouterr().out
+
+
+def test_aliases_that_mean_something_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &a {x: 1}\nb: [*a, *a]\n")
+    assert read_yaml(path) == {"a": {"x": 1}, "b": [{"x": 1}] * 2} == yaml.safe_load(path.read_text())
+    with pytest.raises(ValueError, match="is no size"):
+        parse_bytes("9" * 400 + " GiB")
+
+
+def heed_hangup() -> None:
+    """For a child of tests that were started by nohup, say, which ignores it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def temporary_folders(where: Path) -> list[str]:
+    return [path.name for path in where.iterdir() if "zerobench" in path.name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_composing_leaves_nothing_and_the_next_sweeps_what_a_kill_left(number, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "zerobench", "-m", "seed=range(0,500)", *HERE, "--dry-run"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for sent in (number, signal.SIGKILL):
+        command = subprocess.Popen(words, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, preexec_fn=heed_hangup)
+        try:
+            deadline = time.monotonic() + 60
+            while not temporary_folders(tmp_path):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            command.send_signal(sent)
+            _, told = command.communicate(timeout=60)
+        finally:
+            command.kill()
+        assert command.returncode == (130 if sent == number else -signal.SIGKILL)
+        assert b"Traceback" not in told
+        assert len(temporary_folders(tmp_path)) == (sent != number)
+    done = subprocess.run([*words[:4], "seed=1,2", *HERE, "--dry-run"], cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0
+    assert temporary_folders(tmp_path) == []
+
+
+def test_a_reader_that_leaves_disturbs_nobody(tmp_path: Path) -> None:
+    """`| head`: the command comes to its own end, with its own exit code and without a word."""
+    for words, code in (("--help", 0), ("status nowhere", 2), ("-m seed=1,2 " + " ".join(HERE) + " --dry-run", 0)):
+        line = f"{sys.executable} -m zerobench {words} | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == str(code)
+        assert "Broken" not in done.stderr
+        line = f"{sys.executable} -m zerobench {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.stdout.strip(), done.stderr) == (str(code), "")
+
+
+def test_what_is_damaged_is_told_without_pythons_words(tmp_path: Path) -> None:
+    (tmp_path / "results/runs/x").mkdir(parents=True)
+    (tmp_path / "results/runs/x/run.json").write_text('{"\x1b[2J')
+    done = zerobench("export", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith("zerobench: results/runs/x/run.json cannot be read and is left out:")
+    assert "UserWarning" not in done.stderr

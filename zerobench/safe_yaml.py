@@ -1,0 +1,69 @@
+"""Reads yaml that others wrote: nothing in it is code, and what would unfold without end is refused beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MOST_BYTES = 2**23
+MOST_NODES = 200_000
+"""Of a file whose aliases are written out: a few lines of them can stand for 10¹²."""
+
+
+class OnceLoader(yaml.SafeLoader):
+    """yaml's safe loader, which lets a second key of the same name win; this one does not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a file. Raises ValueError, with a sentence, or OSError."""
+    check_yaml(path)
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
+
+
+def check_yaml(path: Path) -> None:
+    """Raises ValueError, with a sentence, for a file that is no yaml or unfolds without end, or OSError."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: it has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    try:
+        count = _count(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), {})
+    except RecursionError:
+        raise ValueError(f"{path}: it has lists within lists without end") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
+    if count > MOST_NODES:
+        raise ValueError(f"{path}: its aliases (*name) stand for {count:,} values; at most {MOST_NODES:,} are read")
+
+
+def problems_of_folders(folders: Iterable[Path]) -> list[str]:
+    """A sentence for each yaml file of these config folders and their groups that cannot be used."""
+    found = []
+    for path in [path for where in folders for pattern in ("*.yaml", "*/*.yaml") for path in where.glob(pattern)]:
+        try:
+            check_yaml(path)
+        except (OSError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def _count(node: Any, known: dict[int, float]) -> float:
+    """Nodes below `node` with each alias written out; one that contains itself has no end."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = float("inf")  # while it is counted: a node that has it again is below it
+        parts = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_count(one, known) for one in parts)
+    return known[id(node)]
