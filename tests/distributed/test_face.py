@@ -101,7 +101,7 @@ def test_zero3_says_that_its_graph_is_gone() -> None:
     engine = engine_of("zero3")
     loss = engine(torch.ones(3, 4)).square().mean()
     engine.backward(loss, retain_graph=True)
-    with pytest.raises(RuntimeError, match="add the losses and call backward once"):
+    with pytest.raises(RuntimeError, match="go through each forward once, and before the step"):
         engine.backward(loss)
 
 

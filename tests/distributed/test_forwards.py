@@ -74,3 +74,60 @@ def everything_in_one_autocast(rank: int, n: int) -> list[str]:
 
 def test_whole_loops_in_one_autocast_train_as_with_one_for_each_forward() -> None:
     assert run_ranks(2, everything_in_one_autocast) == [[], []]
+
+
+def several(strategy: str, rank: int, backwards: str) -> list[torch.Tensor]:
+    """Two forwards before backwards: one for each, in their order or the other, through their sum, or one by one."""
+    engine, losses = engine_for(strategy), []
+    for step in range(STEPS):
+        inputs = [data(rank, 2 * step + micro) for micro in range(2)]
+        if backwards == "one by one":
+            for x in inputs:
+                losses.append(engine(x).square().mean())
+                engine.backward(losses[-1])
+        else:
+            pair = [engine(x).square().mean() for x in inputs]
+            losses += pair
+            order = {"in order": pair, "the last first": pair[::-1], "sum": [pair[0] + pair[1]]}[backwards]
+            for loss in order:
+                engine.backward(loss)
+        engine.clip_grad_norm_(1.0)
+        engine.step()
+    return [*(loss.detach() for loss in losses), *engine.full_state_dict().values()]
+
+
+def two_forwards(rank: int, n: int) -> list[str]:
+    wrong = []
+    for strategy in STRATEGIES:
+        expected = several(strategy, rank, "one by one")
+        for backwards in ("in order", "the last first", "sum"):
+            for mine, other in zip(several(strategy, rank, backwards), expected, strict=True):
+                if not torch.allclose(mine, other, rtol=1e-6, atol=1e-7):
+                    wrong.append(f"{strategy} {backwards}")
+    return wrong
+
+
+def gone_through(rank: int, n: int) -> list[str]:
+    """Of a forward that a backward has gone through, and of one from before a step."""
+    said = []
+    for before in ("backward", "step"):
+        engine = engine_for("zero3")
+        first, second = (engine(data(rank, number)).square().mean() for number in range(2))
+        engine.backward(second + (first if before == "backward" else 0))
+        if before == "step":
+            engine.step()
+        try:
+            engine.backward(first)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def test_two_forwards_before_two_backwards_train_as_one_after_the_other() -> None:
+    assert run_ranks(2, two_forwards) == [[], []]
+
+
+def test_a_forward_is_gone_through_once_and_before_a_step() -> None:
+    for again, late in run_ranks(2, gone_through):
+        assert "backward through the graph a second time" in again  # torch's own
+        assert late.startswith("backward through a forward that a backward has gone through, or a step: zero3")

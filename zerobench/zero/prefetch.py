@@ -17,29 +17,63 @@ U = TypeVar("U")
 
 
 class UnitOrder(Generic[U]):
-    """Uses since the last backward, and those of the last complete forward to look ahead in."""
+    """Uses by forwards that are *open*, and those of the last complete forward to look ahead in.
+
+    A forward is open until a backward that has come to it is over, or the parameters change: several may be open at
+    once, for one backward through a sum or for one backward each. `forward` is the present one's number.
+    """
 
     def __init__(self) -> None:
-        self.uses: list[U] = []
+        self.forward = 0
+        self._uses: list[U | None] = []  # None: of a forward that is not open any more
+        self._forwards: list[int] = []  # whose they are
+        self._open: set[int] = set()
+        self._come_to: set[int] = set()  # by the present backward
         self._previous: list[U] = []
         self._not_returning: set[int] = set()  # uses that backward will not come to
-        self._start = 0  # where the present forward starts in `uses`
+        self._start = 0  # where the present forward starts in the uses
+
+    @property
+    def uses(self) -> list[U]:
+        """Those of open forwards, in order."""
+        return [unit for unit in self._uses if unit is not None]
+
+    @property
+    def end(self) -> int:
+        """The number that the next use will have."""
+        return len(self._uses)
 
     def begin_forward(self) -> None:
         """A forward starts; several may come before one backward."""
-        self._start = len(self.uses)
+        self.forward += 1
+        self._open.add(self.forward)
+        self._start = len(self._uses)
 
     def record(self, unit: U) -> int:
         """Notes a use of `unit` and returns its number."""
-        self.uses.append(unit)
-        return len(self.uses) - 1
+        self._uses.append(unit)
+        self._forwards.append(self.forward)
+        return len(self._uses) - 1
 
-    def end_backward(self) -> None:
-        """The backward is over: what was recorded is now the past to learn from."""
-        if self.uses:
-            self._previous = self.uses[self._start :]
-        self.uses, self._start = [], 0
-        self._not_returning.clear()
+    def forward_of(self, use: int) -> int:
+        """The number of the forward that a use is in."""
+        return self._forwards[use]
+
+    def come_to(self, forward: int) -> bool:
+        """Backward has come to a forward; returns whether that is open."""
+        self._come_to.add(forward)
+        return forward in self._open
+
+    def end_backward(self, closes_all: bool) -> None:
+        """The backward is over: the forwards that it has come to, or all, are closed; the last is to learn from."""
+        latest = [unit for unit in self._uses[self._start :] if unit is not None]
+        self._previous = latest or self._previous
+        self._open -= self._open if closes_all else self._come_to
+        self._come_to.clear()
+        if not self._open:
+            self._uses, self._forwards, self._start = [], [], 0
+            self._not_returning.clear()
+        self._uses = [u if f in self._open else None for u, f in zip(self._uses, self._forwards, strict=True)]
 
     def end_before(self, use: int, count: int) -> None:
         """Nothing up to here is trained: backward will not come to the last `count` uses up to this one."""
@@ -48,23 +82,25 @@ class UnitOrder(Generic[U]):
     def ahead(self, use: int, depth: int) -> list[U]:
         """Up to `depth` units that came after this use in the last forward, if that went the same way so far."""
         place = use - self._start
-        if self._previous[place : place + 1] != self.uses[use : use + 1]:
+        if self._previous[place : place + 1] != self._uses[use : use + 1]:
             return []
         return self._previous[place + 1 : place + 1 + depth]
 
     def behind(self, use: int, depth: int) -> list[U]:
         """Up to `depth` units that backward will come to after this use, nearest first."""
         window = range(max(0, use - depth), use)
-        return [self.uses[number] for number in reversed(window) if number not in self._not_returning]
+        back = (self._uses[number] for number in reversed(window) if number not in self._not_returning)
+        return [unit for unit in back if unit is not None]
 
     def passed(self, use: int) -> list[U]:
         """Units whose uses all lie after this one, last first: backward is done with them when it gets here."""
-        still_to_come = set(self.uses[: use + 1])
-        return [unit for unit in dict.fromkeys(reversed(self.uses[use + 1 :])) if unit not in still_to_come]
+        still_to_come = {None, *self._uses[: use + 1]}
+        later = dict.fromkeys(reversed(self._uses[use + 1 :]))
+        return [unit for unit in later if unit is not None and unit not in still_to_come]
 
     def only_use(self, unit: U) -> int | None:
         """The number of the unit's use if it has just one."""
-        places = [number for number, used in enumerate(self.uses) if used is unit]
+        places = [number for number, used in enumerate(self._uses) if used is unit]
         return places[0] if len(places) == 1 else None
 
 

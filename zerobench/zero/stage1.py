@@ -8,7 +8,7 @@ Parameters lie end to end in buckets, and so do their gradients; each rank owns 
 
 In fp32: 4ψ parameters + 4ψ gradients + 8ψ/N optimizer states for Adam.
 In half precision with fp32 masters: 2ψ + 2ψ + 12ψ/N.
-A bucket's gradients have memory from the first that comes to the update: while activations are most there are none.
+A bucket's gradients have memory from the first that comes to the update, and none in the forward.
 """
 
 from __future__ import annotations

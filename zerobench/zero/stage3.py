@@ -60,7 +60,6 @@ class Stage3(Stage2):
     def adopt(self) -> None:
         self._order: UnitOrder[ModuleUnit] = UnitOrder()
         self._done: set[ModuleUnit] = set()  # passed by the present backward
-        self._backwards = 0  # how many times parameters were given back; graphs from before are stale
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
@@ -92,7 +91,7 @@ class Stage3(Stage2):
                 self.before_root_forward()
             self.before_forward(units)
             if is_root and self._recording and not inside_backward():
-                self._root.begin_forward(lambda: len(self._order.uses))
+                self._root.begin_forward(lambda: self._order.end)
 
         inner = list(module.modules())
 
@@ -153,7 +152,7 @@ class Stage3(Stage2):
                 unit.reshard()
         if not torch.is_grad_enabled() or not (recomputed or self._recording):
             return
-        use = self._order.only_use(units[0]) if recomputed else len(self._order.uses) - 1
+        use = self._order.only_use(units[0]) if recomputed else self._order.end - 1
         tensors = list(tensors_that_require_grad((output, tensors_left_in(inner))))
         learns = any(p.requires_grad for unit in units for p in unit.parameters)  # now: it may have been frozen since
         if learns and not tensors:
@@ -161,7 +160,7 @@ class Stage3(Stage2):
         if not tensors and use is not None:
             self._order.end_before(use, len(units))
         elif use is not None:
-            hook = partial(self.before_backward, units, use, self._backwards)
+            hook = partial(self.before_backward, units, use, self._order.forward_of(use))
             register_multi_grad_hook(tensors, hook, mode="any")
 
     def before_root_forward(self) -> None:
@@ -187,14 +186,14 @@ class Stage3(Stage2):
                     unit.reshard()
             tensors = list(tensors_that_require_grad(output))
             if tensors:
-                register_multi_grad_hook(tensors, partial(self._before_root_backward, self._backwards), mode="any")
+                register_multi_grad_hook(tensors, partial(self._before_root_backward, self._order.forward), mode="any")
         self._recording = False
         if not self._order.uses:
             self._reshard_all()
 
-    def before_backward(self, units: list[ModuleUnit], use: int, backwards: int, gradient: torch.Tensor) -> None:
+    def before_backward(self, units: list[ModuleUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
         """Backward has come to this use of these units: it is done with all that it has passed."""
-        self._check_age(backwards, gradient)
+        self._check_age(forward, gradient)
         self._ahead.launch()
         self._finish_passed(use)
         self._root.give_back()
@@ -204,16 +203,16 @@ class Stage3(Stage2):
         preceding = [unit for unit in preceding if not self._root.comes_for_itself(unit)]
         self._ahead.enter(units, preceding, must_wait=self.gradients.reducing)
 
-    def _before_root_backward(self, backwards: int, gradient: torch.Tensor) -> None:
-        self._check_age(backwards, gradient)
+    def _before_root_backward(self, forward: int, gradient: torch.Tensor) -> None:
+        self._check_age(forward, gradient)
         self._root.bring()
-        for last in self._order.behind(len(self._order.uses), self.options.prefetch):
+        for last in self._order.behind(self._order.end, self.options.prefetch):
             last.launch_unshard()  # travels while the head's backward runs
 
-    def _check_age(self, backwards: int, _gradient: torch.Tensor) -> None:
-        if backwards != self._backwards:
-            words = "zero3 has given its parameters back; add the losses and call backward once"
-            raise RuntimeError(f"backward through a forward that came before the last backward or step: {words}")
+    def _check_age(self, forward: int, _gradient: torch.Tensor) -> None:
+        if not self._order.come_to(forward):
+            words = "zero3 has given its parameters back; go through each forward once, and before the step"
+            raise RuntimeError(f"backward through a forward that a backward has gone through, or a step: {words}")
 
     def _finish_passed(self, use: int) -> None:
         for unit in self._order.passed(use):
@@ -229,7 +228,7 @@ class Stage3(Stage2):
         try:
             super().backward(loss, retain_graph)
         except BaseException as error:
-            self._end_backward()
+            self._end_backward(closes_all=True)
             if FREED in str(error):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
@@ -262,19 +261,19 @@ class Stage3(Stage2):
         self._reshard_all()
         self._end_backward()
 
-    def _end_backward(self) -> None:
-        """The uses so far are the past, and so are the graphs."""
+    def _end_backward(self, closes_all: bool = False) -> None:
+        """The graphs that it has come to, or all, are the past."""
         self._done.clear()
         self._ahead.forget()
-        self._order.end_backward()
-        self._backwards += 1
+        self._order.end_backward(closes_all)
 
     def _reshard_all(self) -> None:
         for unit in self._all_units:
             unit.reshard()
 
     def after_update(self) -> None:
-        self.after_backward()
+        self._reshard_all()
+        self._end_backward(closes_all=True)
         for unit in self._all_units:
             if unit.trainable:
                 unit.refresh()
