@@ -52,6 +52,8 @@ class Estimate:
     down_bytes: int | None = None
     up_bytes: int | None = None
     between_bytes: int | None = None
+    floor_bytes: int | None = None
+    """The paper's formula for the states alone, without what is in flight."""
 
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
@@ -74,7 +76,9 @@ def estimate(config: dict[str, Any]) -> Estimate:
     states = predict_states(config["strategy"], schedule, ranks, optimizer, numbers, *placed)
     moved, links = predict_traffic(config["strategy"], schedule, ranks, groups, numbers), links_of(config, schedule)
     tiers = states.host_bytes, states.file_bytes, links.down, links.up
-    return Estimate(psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between))
+    return Estimate(
+        psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between), states.floor_bytes
+    )
 
 
 def links_of(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:

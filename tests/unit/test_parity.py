@@ -10,6 +10,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench import parity, systems, training
+from zerobench.estimate import estimate
 from zerobench.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
 
 
@@ -85,3 +86,12 @@ def test_norms_that_nobody_took_are_said() -> None:
     assert "losses alone: no norm was taken" in verdict(LOSSES, [None, None, None]).words
     one = parity.compare(cell("zero2", 2).config, steps([], []).reindex(columns=THEIRS.columns), DDP, THEIRS)
     assert one.kind == UNCHECKED
+
+
+def test_the_formula_stands_beside_the_prediction_before_a_run() -> None:
+    """16ψ, 8ψ + 8ψ/N, 16ψ/N in fp32, and what is predicted is above."""
+    for name, factor in (("ddp", 16), ("zero1", 12), ("zero3", 8)):
+        found = estimate(cell(name, 2).config)
+        assert found.floor_bytes == pytest.approx(factor * found.psi, rel=0.01)
+        assert found.states_bytes is not None
+        assert found.states_bytes >= found.floor_bytes

@@ -13,7 +13,7 @@ from ..resolve import Cell
 from ..search import combinations
 from ..units import show_bytes, show_count
 
-HEADER = ["cell", "plan", "ψ", "predicted states"]
+HEADER = ["cell", "plan", "ψ", "formula", "predicted states"]
 
 SOMETIMES = {
     "host": "host_bytes",
@@ -65,9 +65,9 @@ def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
 
 
 def _show(prediction: Estimate | None, there: list[str]) -> list[str]:
-    """ψ, states on the device, the bytes of the columns `there`, volume."""
+    """ψ, the formula's states and those on the device, the bytes of the columns `there`, volume."""
     if prediction is None:
-        return ["–"] * (3 + len(there))
-    sizes = [prediction.states_bytes, *(getattr(prediction, SOMETIMES[name]) for name in there)]
+        return ["–"] * (4 + len(there))
+    sizes = [prediction.floor_bytes, prediction.states_bytes, *(getattr(prediction, SOMETIMES[name]) for name in there)]
     volume = "–" if prediction.volume_psi is None else f"{prediction.volume_psi:.3f}"
     return [f"{prediction.psi:,}", *map(show_bytes, sizes), volume]
