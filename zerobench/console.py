@@ -113,6 +113,7 @@ COLUMNS: dict[str, Column] = {
     "host MiB": _some("host_peak_bytes"),
     "files MiB": _some("nvme_bytes"),
     "states MiB": _mib("states_bytes", min, on_host="host_states_bytes"),
+    "formula": _mib("floor_states_bytes"),
     "predicted": _mib("predicted_states_bytes"),
     "down MiB": _some("down_bytes"),
     "up MiB": _some("up_bytes"),
@@ -131,7 +132,7 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 """Searches that agree in these are for the best strategy."""
 
 FIRST_TO_GO = (
-    "95 % interval", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
+    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
     "between nodes MiB", "files MiB", "trains",
 )  # fmt: skip
 """What a narrow terminal does without; every column is in the tables on disk. What trains otherwise has a line."""
