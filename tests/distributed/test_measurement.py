@@ -43,6 +43,10 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
     # states: floor and what is in flight, within 1 %
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
     assert row.floor_states_bytes <= row.states_bytes
+    if strategy == "ddp":  # built, it holds parameters and buckets; nothing lies in a thread of gloo's for a while
+        built = results.memory[results.memory.phase == "init"].groupby("category").max_bytes
+        assert built.max()["communication"] == 0
+        assert built.min()["total"] == built.max()["total"]
     by_category = results.memory[results.memory.phase == "step"].dropna(subset="predicted_bytes")
     for category, part in by_category.groupby("category"):
         slack = 0.02 * row.states_bytes  # a bias's gradient beside its weight's

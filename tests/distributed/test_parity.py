@@ -124,3 +124,11 @@ def train_prefetching(rank: int, n: int, depth: int) -> list[float]:
 
 def test_ddp_still_has_the_private_method_that_we_label() -> None:
     assert run_ranks(1, training.ddp_has_private_sync) == [True]
+
+
+def test_ddp_starts_with_rank_0s_values_whatever_their_strides() -> None:
+    mine, others = run_ranks(2, training.start_under_ddp)
+    refusal = others.pop("refused")
+    assert mine.pop("refused")  # rank 0 hears that another has left
+    assert mine == others
+    assert "params[0] in this process with sizes [1, 3] appears not to match" in refusal

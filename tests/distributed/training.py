@@ -153,3 +153,25 @@ def resume_all(rank: int, n: int) -> dict[str, Any]:
 def ddp_has_private_sync(rank: int, n: int) -> bool:
     model = DistributedDataParallel(torch.nn.BatchNorm1d(3))
     return callable(model._sync_buffers)
+
+
+def start_under_ddp(rank: int, n: int) -> dict[str, Any]:
+    """What a model of rank's own seed holds under DDP: row-major, channels-last, with gaps, buffers, nothing at all."""
+    torch.manual_seed(rank)
+    model = torch.nn.BatchNorm2d(3)
+    model.columns = torch.nn.Parameter(torch.randn(4, 5).t())
+    model.pixels = torch.nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last))
+    model.gaps = torch.nn.Parameter(torch.randn(4, 6)[:, ::2])
+    model.empty = torch.nn.Parameter(torch.randn(0, 3))
+    torch.nn.init.normal_(model.weight)
+    torch.nn.init.normal_(model.running_mean)
+    strides = {name: p.stride() for name, p in model.named_parameters()}
+    DdpEngine(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert strides == {name: p.stride() for name, p in model.named_parameters()}
+    kept = {name: value.tolist() for name, value in model.state_dict().items()}
+    other = torch.nn.Linear(2 + rank, 1)
+    try:
+        DdpEngine(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    except RuntimeError as error:
+        kept["refused"] = str(error)
+    return kept

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn, optim
+from torch.distributed.utils import _verify_param_shape_across_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from ..zero import labels
 from ..zero.backends import FAKE
+from ..zero.strides import MemoryOrder
 
 
 class DdpEngine:
@@ -24,7 +26,8 @@ class DdpEngine:
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
         self.optimizer = optimizer
-        self._ddp = DistributedDataParallel(module, **options)
+        self._ddp = DistributedDataParallel(module, init_sync=False, **options)
+        _start_alike(module, buffers=options.get("broadcast_buffers", True))
         if dist.get_backend() == FAKE:
             self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket))
         # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
@@ -79,6 +82,25 @@ class DdpEngine:
     def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
         """A copy of the module's own state."""
         return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+
+def _start_alike(module: nn.Module, buffers: bool) -> None:
+    """Gives every rank rank 0's parameters and, with `buffers`, its buffers, each in place.
+
+    DDP's own first broadcast, `init_sync`, goes through flat copies that gloo's thread gives back when it likes, so the
+    bytes of building would differ from run to run. Raises RuntimeError, torch's, where ranks' shapes differ.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    parameters: list[torch.Tensor] = list(module.parameters())
+    with labels.collective("control", labels.BUFFERS), torch.no_grad():
+        _verify_param_shape_across_processes(group, parameters)  # torch-private, pinned by a test
+        for tensor in [*parameters, *(module.buffers() if buffers else ())]:
+            here, order = tensor.detach(), MemoryOrder.of(tensor)
+            flat = order.flatten(here)  # a view, unless the memory has gaps
+            dist.broadcast(flat, src=0)
+            if flat.data_ptr() != here.data_ptr():
+                here.copy_(order.view(flat))
 
 
 def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
