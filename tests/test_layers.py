@@ -53,6 +53,7 @@ LAYERS = [
         "disk_benchmark",
         "disk_update",
         "tables",
+        "attempts",
         "row_checks",
         "arguments",
         "safe_yaml",

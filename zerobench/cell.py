@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from . import folders, join, optimizers, precision, provenance, rescue, systems, tables
+from . import attempts, folders, join, optimizers, precision, provenance, rescue, systems, tables
 from .environment import SIMULATED
 from .estimate import simulated_rank
 from .joined import launch, places
@@ -41,10 +41,10 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
         rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(_prefix(cell))}-*")}
-        mine = [(row["started"], folder, row) for folder, row in rows.items() if row is not None]
-        wanted = [one for one in mine if one[2]["status"] in statuses and one[2]["repeat"] == repeat]
-        newest = sorted(wanted, key=lambda one: one[0], reverse=True)
-        return next((row for _, folder, row in newest if tables.is_whole(folder)), None)
+        mine = [(folder, row) for folder, row in rows.items() if row is not None]
+        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(wanted, key=lambda one: attempts.split(one[0].name), reverse=True)
+        return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 
 class StoppedError(KeyboardInterrupt):

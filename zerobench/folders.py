@@ -18,11 +18,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
 
+from .attempts import split
 from .records import RunRow, SearchRow
 from .tables import SEARCHES, TABLES, write_rows
 
@@ -110,7 +112,7 @@ def write_run(
     provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path:
-    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, the first attempt that is free; sets row.run_id."""
+    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, one more than the last; sets row.run_id."""
     try:
         (aside.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
         (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
@@ -122,7 +124,8 @@ def write_run(
 
 
 def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
-    attempt = 1
+    others = aside.parent.glob(f"{escape(prefix)}-*")
+    attempt = 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
     while True:
         row.run_id = f"{prefix}-{attempt}"
         target = aside.parent / row.run_id

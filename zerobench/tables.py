@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from . import table_cache
+from .attempts import by_number, in_order
 from .flat import swept
 from .records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .row_checks import columns_of, problem_of_run, problem_of_table, problem_of_values, problem_of_version
@@ -33,7 +34,6 @@ TABLES: dict[str, type] = {
     "traffic": TrafficRow,
 }
 """The long tables, whose rows carry `run_id`."""
-
 ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
 
 SEARCHES = "searches"
@@ -86,7 +86,7 @@ def load(path: str | Path) -> Results:
         raise FileNotFoundError(f"{where}: there is no such results folder")
     parts = [_load_runs(where), *(one for c in collections_in(where) if (one := _read_collection(c)) is not None)]
     tables = {name: _frame([one[name] for one in parts], kind, "run_id") for name, kind in TABLES.items()}
-    runs = _frame([one["runs"] for one in parts], RunRow).sort_values("started", kind="stable", ignore_index=True)
+    runs = _frame([in_order([one["runs"] for one in parts])], RunRow)
     searches = [pd.DataFrame(_read_searches(where)), *(one["searches"] for one in parts)]
     return Results(runs, **tables, searches=_frame(searches, SearchRow))
 
@@ -108,7 +108,7 @@ def _load_runs(where: Path) -> dict[str, pd.DataFrame]:
         index = known | {one.name: table_cache.signature(one) for one in folders if one.name in new}
         whole = {name: _frame([frame], *_shape_of(name)) for name, frame in tables.items()}
         table_cache.keep(where, index, partial(collect, Results(**whole).of(index)))
-    return tables
+    return tables | {"runs": by_number(tables["runs"])} if len(tables["runs"]) else tables
 
 
 def _together(remembered: pd.DataFrame, new: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -129,7 +129,7 @@ def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
 def merge(parts: Sequence[Results]) -> Results:
     """The tables of all parts below one another; runs in the order in which they began."""
     tables = {name: _frame([getattr(p, name) for p in parts], kind, "run_id") for name, kind in TABLES.items()}
-    runs = _frame([p.runs for p in parts], RunRow).sort_values("started", kind="stable", ignore_index=True)
+    runs = _frame([in_order([p.runs for p in parts])], RunRow)
     return Results(runs, **tables, searches=_frame([p.searches for p in parts], SearchRow))
 
 

@@ -11,10 +11,12 @@ import json
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..attempts import Moment, moments, split
 from ..folders import PARTIAL, is_claimed
 from ..tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
 
@@ -33,6 +35,7 @@ class Held:
 
     row: dict[str, Any]
     folder: Path | None
+    began: Moment
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,20 @@ class Holdings:
 
     def verdicts(self) -> list[str]:
         """For each run "superseded", "failed", "outdated", or "" where it is worth keeping."""
-        newest: dict[tuple[Any, ...], str] = {}
+        newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
         for run in self.runs:
             if run.row["status"] == "ok":
-                newest[_launch(run.row)] = run.row["started"]
+                newest[_launch(run.row)] = run.began
                 code[_place(run.row)] = run.row["source_hash"]
-        return [self._verdict(run.row, newest, code) for run in self.runs]
+        return [self._verdict(run, newest, code) for run in self.runs]
 
-    def _verdict(
-        self, row: dict[str, Any], newest: dict[tuple[Any, ...], str], code: dict[tuple[Any, ...], str]
-    ) -> str:
+    def _verdict(self, run: Held, newest: dict[tuple[Any, ...], Moment], code: dict[tuple[Any, ...], str]) -> str:
+        row = run.row
         ok = row["status"] == "ok"
         if ok and row["run_id"] in self.named:
             return ""
-        if row["started"] < newest.get(_launch(row), ""):
+        if run.began < newest.get(_launch(row), run.began):
             return "superseded"
         if not ok:
             return "failed"
@@ -80,21 +82,30 @@ def look(where: Path) -> Holdings:
     """
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
-    runs, unreadable = [], []
+    runs: list[Held] = []
+    found: list[tuple[Path, dict[str, Any]]] = []
+    unreadable = []
     for folder in run_folders(where):
         row, complaint = _read_quietly(folder)
-        runs += [Held(row, folder)] if row is not None else []
+        found += [(folder, row)] if row is not None else []
         unreadable += complaint
+    found.sort(key=lambda one: split(one[1]["run_id"]))
+    runs += _held([row for _, row in found], [folder for folder, _ in found])
     collections = collections_in(where)
     for collection in collections:
         rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
-        runs += [Held(row, None) for row in rows]
-    runs.sort(key=lambda run: run.row["started"])
+        runs += _held(rows, [None] * len(rows))
+    runs.sort(key=lambda run: run.began)
     partial = [p for p in sorted(where.glob(f"{PARTIAL}*")) if _is_own_folder(p)]
     writing = [p for p in partial if is_claimed(p)]
     leftovers = [p for p in partial if p not in writing] + _abandoned(where)
     named, damaged = _read_searches(where / SEARCHES)
     return Holdings(where, runs, collections, unreadable, writing, leftovers, named, damaged)
+
+
+def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[Held]:
+    began = moments((row["run_id"], row["started"]) for row in rows)
+    return [Held(*one) for one in zip(rows, folders, began, strict=True)]
 
 
 def size_of(path: Path) -> int:

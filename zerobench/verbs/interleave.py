@@ -22,8 +22,8 @@ from pathlib import Path
 import pandas as pd
 
 from .. import tables
+from ..attempts import in_order
 from ..provenance import PACKAGE
-from ..records import RunRow
 
 RUNS = "results/runs/interleaved"
 
@@ -79,11 +79,10 @@ def load_runs(where: str) -> pd.DataFrame:
     Raises FileNotFoundError where there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    rows = [row for folder in folders for row in tables.load(folder).runs.to_dict("records")]
-    if not rows:
+    found = [tables.load(folder).runs for folder in folders]
+    if not any(len(runs) for runs in found):
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
-    frame = tables.frame_of(rows, RunRow)  # type: ignore[arg-type]
-    return frame.sort_values("started", kind="stable", ignore_index=True)
+    return in_order(found).reset_index(drop=True)
 
 
 def turns(launches: int) -> Iterator[tuple[str, int]]:

@@ -1,0 +1,73 @@
+"""Attempts at a cell are in their order, whatever the wall clock said; a collection keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from tests.cells import cell
+from zerobench import cell as cells
+from zerobench.attempts import in_order, moments, split
+from zerobench.folders import claim_folder, write_run
+from zerobench.resolve import Cell
+from zerobench.tables import collect, latest, load, merge
+from zerobench.verbs.holdings import look
+from zerobench.verbs.interleave import load_runs
+
+
+def attempt(one: Cell, hour: int, **more: object) -> str:
+    """An attempt that began at an hour of a day, by the clock; its run_id."""
+    row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
+    where, prefix = Path(one.config["results_dir"]), cells._prefix(one)
+    return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, {}).name
+
+
+def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) -> None:
+    """With ten attempts, and more, whose names sort otherwise; another cell has its place by the clock."""
+    one = cell("zero1", 2, results_dir=str(tmp_path / "runs"))
+    other = cell("zero2", 2, results_dir=str(tmp_path / "runs"))
+    made = [attempt(one, hour) for hour in (4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 3)]
+    beside = attempt(other, 13)
+    expected = [*made[:9], beside, *made[9:]]
+    results = load(tmp_path / "runs")
+    assert list(results.runs["run_id"]) == expected
+    assert list(latest(results.runs)["run_id"]) == [made[-1], beside]
+    reused = cells.find_reusable(one)
+    assert reused is not None
+    assert reused["run_id"] == made[-1]
+    held = look(tmp_path / "runs")
+    kept = [run.row["run_id"] for run, verdict in zip(held.runs, held.verdicts(), strict=True) if not verdict]
+    assert kept == [beside, made[-1]]
+    assert list(load_runs(str(tmp_path / "runs"))["run_id"]) == expected
+    collect(results, tmp_path / "collection")
+    assert list(load(tmp_path / "collection").runs["run_id"]) == expected
+    held = look(tmp_path / "collection")
+    assert held.verdicts().count("superseded") == len(made) - 1
+
+
+def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) -> None:
+    """Each counts its attempts from 1, so between them the clock decides."""
+    first, second = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("first", "second"))
+    old = [attempt(first, hour, seed=1) for hour in (5, 6)]
+    new = attempt(second, 9, seed=2)
+    for parts in (("first", "second"), ("second", "first")):
+        runs = merge([load(tmp_path / name) for name in parts]).runs
+        assert list(runs["run_id"]) == [*old, new]
+        assert list(latest(runs)["seed"]) == [2]
+
+
+def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Path) -> None:
+    one = cell("zero1", 2, results_dir=str(tmp_path))
+    made = [attempt(one, hour) for hour in (5, 6)]
+    (tmp_path / made[0]).rename(tmp_path / ".away")
+    assert split(attempt(one, 7)) == (split(made[0])[0], 3)
+
+
+def test_moments_never_run_backward() -> None:
+    assert moments([("a-1", "5"), ("a-2", "3"), ("b-1", "4"), ("a-3", "6")]) == [
+        ("5", 1), ("5", 2), ("4", 1), ("6", 3),
+    ]  # fmt: skip
+    assert split("odd") == ("odd", 0)
+    assert in_order([pd.DataFrame()]).empty

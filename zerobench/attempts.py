@@ -1,0 +1,45 @@
+"""The order in which runs began, which a clock that was set back cannot turn round.
+
+A run's folder is named PREFIX-ATTEMPT: cell and environment, and a number that grows with every attempt at them. Among
+attempts of one prefix in one place the number decides; between others the wall clock's `started` does. A *moment* is
+(started, attempt): the latest start of this attempt and those before it, so that all runs have one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+Moment = tuple[str, int]
+
+
+def split(run_id: str) -> tuple[str, int]:
+    """PREFIX and ATTEMPT of a run; a name without a number is of its own kind, attempt 0."""
+    prefix, _, number = run_id.rpartition("-")
+    return (prefix, int(number)) if prefix and number.isdecimal() else (run_id, 0)
+
+
+def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
+    """The moments of (run_id, started) of one place, which come as a collection keeps them or sorted by `split`."""
+    latest: dict[str, str] = {}
+    found = []
+    for run_id, started in runs:
+        prefix, number = split(run_id)
+        latest[prefix] = max(started, latest.get(prefix, ""))
+        found.append((latest[prefix], number))
+    return found
+
+
+def by_number(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of a results folder, those of a prefix in the order of their attempts."""
+    return runs.iloc[sorted(range(len(runs)), key=[split(run_id) for run_id in runs["run_id"]].__getitem__)]
+
+
+def in_order(places: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The runs of all places, each as `moments` wants them, below one another in the order in which they began."""
+    filled = [runs for runs in places if len(runs)]
+    if not filled:
+        return pd.DataFrame()
+    keys = [key for runs in filled for key in moments(zip(runs["run_id"], runs["started"], strict=True))]
+    return pd.concat(filled, ignore_index=True).iloc[sorted(range(len(keys)), key=keys.__getitem__)]
