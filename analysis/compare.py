@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, load_all, sheet, title
 from analysis.style import look, rule, save
 from zerobench import selection
+from zerobench.conditions import add_options
 from zerobench.tables import Results, latest
 from zerobench.verbs.paired import effect_of, interleaved, pair_up
 
@@ -228,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
         "runs", nargs="*", default=[ROOT], type=Path, help="results folders or collections (%(default)s)"
     )
     parser.add_argument("--out", type=Path, help="folder for tables and figure (default: the first of RUNS)")
-    selection.add_options(parser)
+    add_options(parser)
     chosen = parser.parse_args(arguments)
     out = chosen.out or chosen.runs[0]
     try:
