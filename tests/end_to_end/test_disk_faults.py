@@ -12,6 +12,8 @@ from pathlib import Path
 
 import zerobench
 from tests.end_to_end.command import SMALL
+from tests.end_to_end.command import zerobench as run_zerobench
+from tests.faults.disk import mounted
 
 SWEEP = ["-m", "offload=nvme,none", "strategy=zero2", "world_size=2", "precision=bf16"]
 LIMIT = 96 * 1024
@@ -40,6 +42,17 @@ def test_a_file_that_may_not_grow_is_a_row(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     check(tmp_path, ended.stderr, "failed: File too large")
+
+
+def test_a_full_disk_is_a_row(tmp_path: Path) -> None:
+    """The states of a rank do not fit beside the other's: the kernel refuses, the next cell runs, the disk is empty."""
+    more = ["model.hidden=64", "measure.passes=accounted"]
+    with mounted(tmp_path / "disk", "256k") as home:
+        ended = run_zerobench(*SMALL, *SWEEP, *more, f"offload.path={home}", cwd=tmp_path)
+        assert list(home.iterdir()) == []
+    assert ended.returncode == 1
+    check(tmp_path, ended.stderr, "failed: the disk is full: ")
+    assert f"{home}/zerobench-" in ended.stdout
 
 
 def test_a_block_that_is_damaged_underneath_is_a_row(tmp_path: Path) -> None:

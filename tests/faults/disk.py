@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from zerobench.zero.nvme import FileStore, Scratch
+
+
+@contextmanager
+def mounted(home: Path, size: str) -> Iterator[Path]:
+    """A file system of that size, as mount's option has it; the test is skipped where none may be mounted."""
+    home.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", home], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield home
+    finally:
+        subprocess.run(["umount", home], check=True)
 
 
 @dataclass(frozen=True)

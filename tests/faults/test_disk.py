@@ -148,12 +148,8 @@ def test_what_could_not_be_reserved_is_given_back(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB, where one may be mounted."""
-    home = tmp_path / "disk"
-    home.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", home], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield home
-    subprocess.run(["umount", home], check=True)
+    with disk.mounted(tmp_path / "disk", "1m") as home:
+        yield home
 
 
 def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> None:

@@ -18,7 +18,7 @@ NAN = float("nan")
 def launches(strategy: str, steps: list[float], ranks: int = 2, minute: int = 0, **more):
     rows = [run(strategy, ranks, repeat=n, step=step, **more) for n, step in enumerate(steps)]
     for n, row in enumerate(rows):
-        row.started = f"2026-01-01T10:{10 * n + minute:02}:00"
+        row.started = f"2026-01-01T10:{10 * n + minute:02}:00+00:00"
     return rows
 
 
