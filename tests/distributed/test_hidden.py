@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ READERS: dict[str, Any] = {
     "several at once": lambda m: [parameters_to_vector(m.parameters())],
     "foreach": lambda m: torch._foreach_mul(list(m.parameters()), 1.0),
     "state_dict": lambda m: list(m.state_dict().values()),
+    "pickle": lambda m: list(pickle.loads(pickle.dumps(m)).parameters()),
     "a copy": lambda m: list(copy.deepcopy(m).parameters()),
     "numpy": lambda m: [torch.from_numpy(p.detach().numpy().copy()) for p in m.parameters()],
     "numbers": lambda m: [torch.tensor(p.tolist()) for p in m.parameters()],
@@ -101,6 +103,11 @@ def read_in_parts(rank: int, n: int) -> str:
         assert weight.detach().isnan().all()
         assert torch.zeros_like(weight).sum() == 0
         assert "nan" in repr(weight)
+        with pytest.raises(RuntimeError, match=r"state_dict: .* is in parts, one on each rank; use engine"):
+            engine.module.state_dict()
+        with pytest.raises(RuntimeError, match="it is read outside of the forward"):
+            pickle.dumps(engine.module)
+        assert engine.module.state_dict(keep_vars=True)["blocks.0.weight"] is weight
         fresh = copy.deepcopy(engine.module)
         assert all(type(p) is nn.Parameter for p in fresh.parameters())
         fresh.load_state_dict(engine.full_state_dict())

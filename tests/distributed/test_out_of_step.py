@@ -103,6 +103,16 @@ def clips_alone(engine: Any, rank: int) -> None:
     engine.step()
 
 
+def reads_another_gradient(engine: Any, rank: int) -> None:
+    engine.backward(engine(data(rank)))
+    engine.full_gradient("first.weight" if rank == 0 else "tied.weight")
+
+
+def reads_a_gradient_or_norms(engine: Any, rank: int) -> None:
+    engine.backward(engine(data(rank)))
+    engine.gradient_norms() if rank == 0 else engine.full_gradient("tied.weight")
+
+
 def reads_parameters_alone(engine: Any, rank: int) -> None:
     if rank == 0:
         with engine.full_parameters():
@@ -220,6 +230,8 @@ FAULTS: list[tuple[Act, str, tuple[str, str]]] = [
     (saves_alone, "zero2", ("in save()", "in backward()")),
     (clips_alone, "zero1", ("calling clip_grad_norm_() in step 1", "calling step() in step 1")),
     (clips_alone, "zero3", ("calling clip_grad_norm_() in step 1", "calling step() in step 1")),
+    (reads_another_gradient, "zero2", ("the full_gradient, first.weight", "the full_gradient, tied.weight")),
+    (reads_a_gradient_or_norms, "zero1", ("the gradient_norms, norm_type 2.0", "the full_gradient, tied.weight")),
     (evaluates_alone, "zero3", ("in forward()", "in backward()")),
     (micro_batch_more, "zero3", ("for gather", "in step 1")),
     (reads_parameters_alone, "zero3", ("in forward()", "in backward()")),

@@ -229,6 +229,18 @@ class Mixing(ByParameter):
         self.param_groups[0]["size"] = sum(g.item() for g in gradients)
 
 
+class Undefined(ByParameter):
+    """A fact that is not a number yet."""
+
+    def begin(self) -> None:
+        self.param_groups[0]["best"] = float("nan")
+        self.best = torch.tensor(float("nan"))
+
+
+def test_facts_that_are_not_numbers_agree() -> None:
+    train(Undefined, **CUT)
+
+
 def test_an_optimizer_that_mixes_parameters_is_found_out() -> None:
     with pytest.raises(RuntimeError, match=r"Mixing changed 'size' to .* an update that mixes parameters cannot be"):
         train(Mixing, **CUT)

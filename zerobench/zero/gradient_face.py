@@ -85,7 +85,7 @@ class GradientFace:
         `module.named_parameters()`. Raises ValueError for a name that no trainable parameter has.
         """
         number = _number_of(self, name)
-        _begin(self, "full_gradient")
+        _begin(self, "full_gradient", self.names[number])
         with torch.no_grad():
             return _full_gradient(self, number)
 
@@ -113,13 +113,16 @@ class GradientFace:
 
         Of the gradients as the optimizer will get them; parameters without one are left out. One small all-reduce.
         """
-        _begin(self, "gradient_norms")
+        _begin(self, "gradient_norms", f"norm_type {float(norm_type)}")
         with torch.no_grad():
             return _norms(self, float(norm_type))
 
 
-def _begin(engine: Strategy, what: str) -> None:
+def _begin(engine: Strategy, what: str, sums: str = "") -> None:
+    """Gradients are there and agreed upon. `sums` names what is summed next: gloo ends a process where sizes differ."""
     engine.gradients.check_reduced(what)
+    if sums:
+        engine.comm.meet(f"{what}, {sums}")
     engine.update.agree()
 
 

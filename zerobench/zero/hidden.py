@@ -131,6 +131,13 @@ class _Hidden:
         copied.__class__ = self.kind
         return copied
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle, and torch.save of a module: values that are brought, or refused; never the NaN."""
+        kind = self.kind
+        self.hiding.ask(self)  # type: ignore[arg-type]
+        with as_they_are():
+            return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg, arg-type]
+
 
 def _subclass(kind: type, hiding: Hiding) -> type:
     return type(kind.__name__, (_Hidden, kind), {"kind": kind, "hiding": hiding, "__module__": kind.__module__})

@@ -4,6 +4,8 @@ before    gathers in flight are waited for; a parameter of which this rank holds
 copied    torch compares names and shapes, and copies
 after     this rank's part is kept, the memory goes; the masters follow at the next forward or step (writes.py)
 
+`module.state_dict()` of parameters in parts is refused, for it would be of NaN.
+
 There is no collective: every rank loads the same. `assign=True` copies, too: the parameters must stay where they are.
 Optimizer states stay as they are.
 """
@@ -11,6 +13,8 @@ Optimizer states stay as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +36,18 @@ def take_loads(engine: Strategy) -> None:
             load = Load(engine, unit_of)
             module.register_load_state_dict_pre_hook(Hook(load.before))
             module.register_load_state_dict_post_hook(Hook(load.after))
+            if unit_of:
+                module.register_state_dict_pre_hook(Hook(partial(_check_whole, unit_of)))
+
+
+def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Raises RuntimeError where `module.state_dict()` would be of NaN, which a checkpoint would keep."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if not keep_vars and parameter in held and is_placeholder(parameter):
+            raise RuntimeError(
+                f"state_dict: {prefix}{name} is in parts, one on each rank; use engine.full_state_dict(), or call it"
+                " inside `with engine.full_parameters()` on every rank"
+            )
 
 
 class Load:

@@ -27,10 +27,11 @@ class Fact(NamedTuple):
     value: Any
 
     def equals(self, other: Fact) -> bool:
-        """Whether the values are one."""
-        if isinstance(self.value, torch.Tensor) and isinstance(other.value, torch.Tensor):
-            return torch.equal(self.value, other.value)
-        return type(self.value) is type(other.value) and bool(self.value == other.value)
+        """Whether the values are one, NaN and NaN among them."""
+        mine, others = self.value, other.value
+        if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
+            return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())
+        return type(mine) is type(others) and bool(mine == others or (mine != mine and others != others))
 
 
 Facts = dict[tuple[int | str, str], Fact]
