@@ -48,6 +48,7 @@ LAYERS = [
     },
     {
         "worker",
+        "construction",
         "own_activations",
         "microbenchmarks",
         "disk_benchmark",

@@ -11,12 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from . import grouping, offloading, optimizers, policies, precision
+from .construction import build_model, shapes_of
 from .theory.links import Links, predict_links
 from .theory.memory import predict_states, predicts
 from .theory.ranks import fullest_rank
 from .theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from .theory.traffic import predict_traffic
-from .worker import build_model, shapes_of
 from .zero import STAGES
 
 DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")

@@ -19,9 +19,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import policies
+from .construction import build_model
 from .data import arguments_of, build_batches
 from .registry import DATA
-from .worker import build_model
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ business (probes/); what a strategy does is the engine's (zero/, baselines/); he
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from . import (
     contract,
     data,
     gradient_norm,
-    models,
     offloading,
     optimizers,
     own_activations,
     policies,
     precision,
 )
+from .construction import build_model, initial_options, place_model, shapes_of
 from .environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .probes import AccountedPass, TracedPass, make_pass
 from .probes.extremes import ASIDE
@@ -37,9 +36,6 @@ from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .step_values import StepResult, StepValues, scale_of, skipped_by
 from .theory.shapes import ROOT, ParameterShape, Schedule
 from .training import NORMS
-from .zero import materialise, residual
-from .zero.modules import default_units, unit_of_parameters
-from .zero.root import is_read_anywhere, is_read_in_backward, owners
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -194,68 +190,18 @@ def _build(
         make_deterministic()
     seed_everything(config["seed"])
     with probe.phase("init"):
-        model = _place_model(config, device)
+        model = place_model(config, device)
         shapes = shapes_of(model)
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= composition.engine_options(config, job.scratch) | _initial(config, device)
+        options |= composition.engine_options(config, job.scratch) | initial_options(config, device)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)
         batches = data.build_batches(config, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
-
-
-def _place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
-    """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
-    if config["strategy"].get("construct") != "meta":
-        with device if config.get("draw_on") == "device" else nullcontext():
-            return build_model(config).to(device)
-    with torch.device("meta"):
-        model = build_model(config)
-    materialise.hollow(model, device)
-    return model
-
-
-def _initial(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What the engine must know to give a hollow model its values."""
-    meta = config["strategy"].get("construct") == "meta"
-    return {"initial_device": device} if meta and config.get("draw_on") == "device" else {}
-
-
-def build_model(config: dict[str, Any]) -> nn.Module:
-    """The model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built in
-    fp32 and cast, so that a seed means one model.
-    """
-    section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
-    options = {key: value for key, value in section.items() if key not in ("kind", "name")}
-    model = models.build(config["model"]["kind"], options)
-    residual.apply(model, policies.activation_policy(config))
-    return precision.cast(model, config["precision"], config["strategy"]["name"])
-
-
-def shapes_of(model: nn.Module) -> list[ParameterShape]:
-    """What theory needs to know of a model: its unique parameters in order, and their stage 3 units."""
-    units = unit_of_parameters(model, default_units(model))
-    uses: dict[nn.Parameter, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        uses[parameter] = uses.get(parameter, 0) + 1
-    numbers = {p: number for number, p in enumerate(model.parameters())}
-    beside: dict[nn.Parameter, int] = {}
-    for module in model.modules():
-        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-        if weight is not None and bias is not None:
-            beside |= {weight: numbers[bias], bias: numbers[weight]}
-    of_root: dict[nn.Parameter, dict[str, Any]] = {p: {"reads": (), "pinned": False} for p in numbers}
-    for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
-        of_root[p]["reads"] += (is_read_in_backward(owner),)
-        of_root[p]["pinned"] |= is_read_anywhere(model, owner)
-    return [
-        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **of_root[p])
-        for p in numbers
-    ]
 
 
 def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) -> Schedule:

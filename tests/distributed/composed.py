@@ -8,7 +8,7 @@ import torch
 
 from tests import zoo
 from tests.compositions import Combination, cell_of
-from zerobench import baselines, composition, optimizers, precision, worker
+from zerobench import baselines, composition, construction, optimizers, precision
 from zerobench.training import NORMS
 from zerobench.zero.infinity import FilePlaces
 
@@ -32,7 +32,7 @@ Outcome = tuple[list[float], dict[str, torch.Tensor]]
 def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
     """(losses and norms, the full state at the end) of a resolved cell, over the zoo's data, built as a run is."""
     torch.manual_seed(0)
-    model = worker.build_model(config)
+    model = construction.build_model(config)
     optimizer = optimizers.build(config["optimizer"], model.parameters())
     options = precision.options_of(config["precision"], config["strategy"]["name"])
     options |= composition.engine_options(config, folder)

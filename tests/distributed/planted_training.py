@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from tests.cells import cell
-from zerobench import baselines, data, gradient_norm, optimizers, worker
+from zerobench import baselines, construction, data, gradient_norm, optimizers, worker
 from zerobench import composition as systems
 from zerobench import precision as numbers
 from zerobench.step_values import scale_of
@@ -75,7 +75,7 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
     for name, more in cases:
         config = cell(name, n, **more).config
         torch.manual_seed(0)
-        model = worker.build_model(config)
+        model = construction.build_model(config)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = numbers.options_of(config["precision"], name) | systems.engine_options(config, folder)
         engine = baselines.wrap(config["strategy"], model, optimizer, **options)

@@ -13,11 +13,11 @@ from tests.ranks import run_ranks
 from zerobench import baselines, optimizers, precision, tables
 from zerobench import cell as cells
 from zerobench.config import SCHEMAS
+from zerobench.construction import build_model, shapes_of
 from zerobench.data import build_batches
 from zerobench.peers import NEEDS, TUNING
 from zerobench.records import CATEGORIES
 from zerobench.training import Bf16, Fp16, Fp32
-from zerobench.worker import build_model, shapes_of
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
 TORCHS = [name for name in TUNING if name not in NEEDS]

@@ -10,9 +10,9 @@ import pytest
 
 from tests.cells import cell
 from tests.distributed.wire import cell_of
+from zerobench.construction import build_model, shapes_of
 from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_volume
-from zerobench.worker import build_model, shapes_of
 
 
 def namespaces_work() -> bool:

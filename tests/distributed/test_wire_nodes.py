@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.wire_nodes import CASES, NODE_SIZE, NODES, SETTING, cell_of
+from zerobench.construction import build_model, shapes_of
 from zerobench.estimate import training_shapes
 from zerobench.grouping import shape_of
 from zerobench.theory.groups import Moved
 from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_traffic
-from zerobench.worker import build_model, shapes_of
 
 
 def two_nodes_work() -> bool:

@@ -7,7 +7,7 @@ import torch
 
 import zerobench
 from tests.cells import cell
-from zerobench import models, registry, worker
+from zerobench import construction, models, registry
 from zerobench.data import Batches, default_text, read_text, text_hash
 
 CPU = torch.device("cpu")
@@ -152,11 +152,11 @@ def without_default(width: int) -> torch.nn.Module:
 def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: str, monkeypatch) -> None:
     """The meta device stands for a GPU: tensors without a device of their own are made there as the model is built."""
     config, seen = cell("zero2", 2, draw_on=draw_on).config, []
-    build = worker.build_model
-    monkeypatch.setattr(worker, "build_model", lambda c: (seen.append(torch.empty(1).device.type), build(c))[1])
-    worker._place_model(config, torch.device("meta"))
+    build = construction.build_model
+    monkeypatch.setattr(construction, "build_model", lambda c: (seen.append(torch.empty(1).device.type), build(c))[1])
+    construction.place_model(config, torch.device("meta"))
     assert seen == [expected]
     assert torch.empty(1).device == CPU
     hollow = cell("zero3", 2, draw_on=draw_on, strategy={"construct": "meta"}).config
-    assert worker._initial(hollow, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
-    assert worker._initial(config, CPU) == {}
+    assert construction.initial_options(hollow, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
+    assert construction.initial_options(config, CPU) == {}

@@ -23,6 +23,8 @@ from ..provenance import torch_minor
 from ..safe_yaml import read_yaml
 from .limits import METRICS, Limit, parse_limit, show_limit
 
+DEFAULT_FOLDER = Path("results/budgets")
+
 ANY = "any"
 """An environment whose limits hold everywhere."""
 

@@ -15,11 +15,11 @@ import torch
 from .. import baselines, optimizers, precision
 from ..compose import RefusedError, compose_cells
 from ..console import plain_table, stdout_console
+from ..construction import build_model
 from ..contract import loss_of
 from ..data import build_batches
 from ..environment import seed_everything
 from ..units import printable
-from ..worker import build_model
 from ..zero.codec import Codec
 from ..zero.coding_error import Error, exchanged, gathered
 
