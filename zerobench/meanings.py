@@ -38,7 +38,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "arena": ("", "activations kept for backward, and gradients, in slots that are allocated once"),
     "device": ("", "auto, cpu or cuda; auto: cuda where each rank has a GPU of its own"),
     "backend": ("", "auto, gloo, nccl, or simulated: one rank of world_size alone, without times and losses"),
-    "rank": ("", "of a simulated world: which of its ranks is run; null: the fullest"),
+    "rank": ("number", "of a simulated world: which of its ranks is run; null: the fullest"),
     "seed": ("", "seed of initial weights and of the order of data"),
     "deterministic": ("", "torch's deterministic kernels only; an operation without one ends in an error"),
     "draw_on": ("", "where initial values are drawn: cpu, or device: quicker on a GPU, and other values"),

@@ -67,7 +67,7 @@ def measured(where: Path) -> pd.DataFrame:
     assert {path.name for path in where.glob(".*")} <= {TURNS}, "nothing half done is left"
     kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]
     cells = runs[runs.status == "ok"].set_index("cell_id").sort_index()[kept]
-    cells = cells.drop(columns=["resident_bytes", "loopback_bytes"])
+    cells = cells.drop(columns=["resident_bytes", "loopback_bytes", "heap_bytes"])
     return cells.dropna(axis="columns", how="all")
 
 

@@ -148,6 +148,8 @@ class TrafficMeter(TorchDispatchMode):
         if name in SILENT:
             return
         rule, group = RULES.get(name), self._group(func, args)
+        if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
+            return  # a meeting of gloo's ranks: nothing is in it
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
             self._count(name, rule, tensors_in(args, rule), group.size(), outside, times)
 
