@@ -366,7 +366,7 @@ TYPED = {
 
 def test_tab_completion_as_bash_asks_for_it(tmp_path: Path) -> None:
     """The script that Hydra prints is evaluated in a shell, which completes lines as if they had been typed."""
-    (tmp_path / "zerobench").write_text(f'#!/bin/sh\nexec {sys.executable} -m zerobench "$@"\n')
+    (tmp_path / "zerobench").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m zerobench "$@"\n')
     (tmp_path / "zerobench").chmod(0o755)
     script = """
         eval "$(zerobench -sc install=bash)"

@@ -202,11 +202,11 @@ def test_a_signal_while_composing_leaves_nothing_and_the_next_sweeps_what_a_kill
 def test_a_reader_that_leaves_disturbs_nobody(tmp_path: Path) -> None:
     """`| head`: the command comes to its own end, with its own exit code and without a word."""
     for words, code in (("--help", 0), ("status nowhere", 2), ("-m seed=1,2 " + " ".join(HERE) + " --dry-run", 0)):
-        line = f"{sys.executable} -m zerobench {words} | true; echo ${{PIPESTATUS[0]}}"
+        line = f"'{sys.executable}' -m zerobench {words} | true; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.stdout.strip() == str(code)
         assert "Broken" not in done.stderr
-        line = f"{sys.executable} -m zerobench {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"
+        line = f"'{sys.executable}' -m zerobench {words} 2>&1 | true; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.stdout.strip(), done.stderr) == (str(code), "")
 

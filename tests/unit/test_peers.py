@@ -66,4 +66,4 @@ def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys
     row |= {"step_s": 0.1, "step_s_low": 0.09, "step_s_high": 0.11, "tokens_per_s": 100.0, "loss_last": 2.5}
     console.print_results([row])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "fsdp2" in line]
-    assert line.split()[4:10] == ["ok", "16.0", "8.000", "–", "2.900", "–"]
+    assert line.split()[4:11] == ["ok", "16.0", "8.000", "–", "–", "2.900", "–"]
