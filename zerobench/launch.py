@@ -104,6 +104,9 @@ def launch(
         failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
+    except (EOFError, ConnectionError):  # while ranks were still being started
+        words = "was lost with the fork server of all ranks, process and all, before it began"
+        return Outcome("crash", f"rank {len(ranks)} {words}", [])
     finally:
         _end(ranks)
         _tidy({job.scratch for job in jobs if getattr(job, "scratch", None)})
