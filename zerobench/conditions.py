@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+RESULTS = "results/runs"
+"""The results folder of a verb that is told of none."""
+
 
 @dataclass(frozen=True)
 class Where:

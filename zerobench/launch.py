@@ -105,7 +105,8 @@ def launch(
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     except (EOFError, ConnectionError):  # while ranks were still being started
-        words = "was lost with the fork server of all ranks, process and all, before it began"
+        server = f"process {ranks[0].server}" if ranks else "process unknown"
+        words = f"was lost with the fork server of all ranks, {server}, before it began"
         return Outcome("crash", f"rank {len(ranks)} {words}", [])
     finally:
         _end(ranks)

@@ -6,10 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..conditions import add_options
+from ..conditions import RESULTS, add_options
 from ..units import printable
-
-DEFAULT = "results/runs"
 
 
 def status(arguments: list[str]) -> int:
@@ -18,7 +16,7 @@ def status(arguments: list[str]) -> int:
         prog="zerobench status",
         description="What a results folder or a collection holds: a line a cell with its newest launches.",
     )
-    parser.add_argument("results", nargs="?", type=Path, default=DEFAULT, help="default: %(default)s")
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s")
     add_options(parser, attempts=False)
     chosen = parser.parse_args(arguments)
     from .holdings import look

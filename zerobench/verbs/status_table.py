@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..conditions import Where
+from ..conditions import RESULTS, Where
 from ..console import plain_table, sorted_cells, stdout_console
 from ..folders import PARTIAL
 from ..provenance import source_of
@@ -19,7 +19,6 @@ from ..selection import matching
 from ..tables import frame_of
 from ..units import printable, show_bytes, show_count, show_ms
 from .holdings import Holdings, size_of
-from .status import DEFAULT
 
 HEADER = ["cell", "status", "ago", "code", "peak", "step"]
 
@@ -58,7 +57,7 @@ def code_of(row: dict[str, Any]) -> str:
 
 def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
     """Sentences with a command each."""
-    where = "" if str(held.where) == DEFAULT else f" {held.where}"
+    where = "" if str(held.where) == RESULTS else f" {held.where}"
     verdicts = held.verdicts()
     own = [verdict for run, verdict in zip(held.runs, verdicts, strict=True) if run.folder is not None]
     there = where and f" --results{where}"
