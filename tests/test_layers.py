@@ -19,6 +19,7 @@ LAYERS = [
         "plain",
         "board",
         "fork_server",
+        "signals",
         "conditions",
     },
     {

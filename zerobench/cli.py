@@ -8,20 +8,17 @@ Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from . import fork_server
 from .job import JobError, find_job
+from .signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
 from .streams import patient
 from .units import printable
 
@@ -108,36 +105,10 @@ def _tell(
     )
 
 
-@contextlib.contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM, and a terminal that goes, end a command as Ctrl-C does: what it has begun is tidied up.
-
-    Where they are ignored, by nohup say, or heeded by others, as in a job's process, they stay so.
-    """
-    ours = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
-    for one in ours:
-        signal.signal(one, _interrupt)
-    try:
-        yield
-    finally:
-        for one in ours:
-            signal.signal(one, signal.SIG_DFL)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    for one in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_IGN)  # more of them do not disturb the tidying up
-    raise KeyboardInterrupt
-
-
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
     try:
-        with (
-            _interrupted_by_signals()
-            if threading.current_thread() is threading.main_thread()
-            else contextlib.nullcontext()
-        ):
+        with interrupt_on(unclaimed([TERMINATE, HANG_UP])):
             return _join(arguments)
     except KeyboardInterrupt:
         return 130

@@ -27,6 +27,7 @@ from .keys import stray_keys
 from .overrides import Overrides
 from .registry import GROUPS
 from .resolve import Cell, resolve, unresolved
+from .signals import insist
 
 
 class RefusedError(Exception):
@@ -96,7 +97,7 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     said = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(said), insist():
             app(job)()
     except SystemExit as stop:
         if stop.code:

@@ -13,7 +13,6 @@ What a rank brings home travels as JSON, the log of its process with it, for onl
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
 import traceback
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, get_type_hints
 
 from . import launch as here
 from .board import LostError
@@ -32,6 +31,7 @@ from .launch import STOPPED, Failure, Interrupted, Outcome, explain
 from .microbenchmarks import calibrate_rank
 from .plain import plain, rebuild
 from .provenance import source_hash
+from .signals import INTERRUPT, TERMINATE, interrupt_on
 from .units import printable
 from .worker import run_rank
 
@@ -89,7 +89,7 @@ def launch(
 def lead(job: Job, command: Callable[[], int]) -> int:
     """Runs `command` as rank 0, with `launch` over the job; the others end with it. Returns the exit code."""
     try:
-        with joined(job, source_hash("")) as mine, _stopped_once():
+        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]):
             try:
                 return command()
             finally:
@@ -194,7 +194,7 @@ class _Pass:
 def follow(job: Job) -> int:
     """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
     try:
-        with joined(job, source_hash("")) as mine, _stopped_once(), _saying_goodbye(mine):
+        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]), _saying_goodbye(mine):
             while (order := _next_order(mine)) is not None:
                 if job.rank < len(order["jobs"]):
                     mine.board.post(f"end/{mine.passes}/{job.rank}", plain(_end_of(mine, order)))
@@ -264,23 +264,3 @@ def _take_part(mine: Team, order: dict[str, Any]) -> End:
         outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
         words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
     return End(outcome.failures, plain(outcome.results), words)
-
-
-# -- signals ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stopped_once() -> Iterator[None]:
-    """The first SIGINT or SIGTERM interrupts us; more of them, which launchers send, do not disturb the tidying up."""
-    before = {one: signal.signal(one, _interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _interrupt(_signal: int, _frame: Any) -> NoReturn:
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -15,6 +15,7 @@ from .naming import name_cells
 from .parity_check import ParityCheck
 from .rescue import Unwritten
 from .resolve import Cell
+from .signals import heed
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Sweep:
         self.reused = False
         progress, wait = self.reporter.progress, self.reporter.wait
         try:
+            heed()
             row, self.reused = find_or_run(
                 launch.cell, progress, launch.repeat, self.answers, wait, self.unwritten.append
             )

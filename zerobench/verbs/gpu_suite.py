@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
 
 import psutil
 
@@ -36,7 +34,6 @@ def gpu_suite(arguments: list[str]) -> int:
     except ValueError as error:
         print(printable(f"zerobench gpu-suite: {error}"), file=sys.stderr)
         return 2
-    terminate = signal.signal(signal.SIGTERM, _stop)
     try:
         end = time.monotonic() - age_s() + 60 * chosen.minutes - RESERVE_S
         suite = Suite(setup, Record(setup, SECTIONS), Deadline(end))
@@ -47,8 +44,6 @@ def gpu_suite(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("zerobench gpu-suite: stopped", file=sys.stderr)
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, terminate)
     _print(suite, sections)
     return 130 if suite.stopped else int(bool(suite.differs or _failures(suite)))
 
@@ -56,10 +51,6 @@ def gpu_suite(arguments: list[str]) -> int:
 def age_s() -> float:
     """Seconds since this process was started: its imports are part of the user's minutes."""
     return max(0.0, time.time() - psutil.Process().create_time())
-
-
-def _stop(_signal: int, _frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:

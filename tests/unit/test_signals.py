@@ -1,0 +1,54 @@
+"""A signal ends a command, even where the exception that it raises is lost on its way."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from zerobench import cli, compose
+from zerobench.signals import HANG_UP, TERMINATE, heed, interrupt_on, unclaimed
+
+
+def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
+    with interrupt_on([TERMINATE]):
+        heed()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(TERMINATE)
+        signal.raise_signal(TERMINATE)  # while tidying up
+        with pytest.raises(KeyboardInterrupt):
+            heed()
+    heed()
+    assert signal.getsignal(TERMINATE) is signal.SIG_DFL
+
+
+def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def lose_one(*_arguments) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(TERMINATE)
+        while True:
+            time.sleep(0.01)
+
+    def replace_one(*_arguments) -> None:
+        try:
+            signal.raise_signal(TERMINATE)
+        finally:
+            raise UnboundLocalError("a name")
+
+    for note in (lose_one, replace_one):
+        monkeypatch.setattr(compose, "_note_cell", note)
+        assert cli.run(["-m", "seed=1,2", "strategy=zero1", "--dry-run"]) == 130
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_what_others_ignore_or_heed_is_left_to_them() -> None:
+    before = signal.signal(HANG_UP, signal.SIG_IGN)
+    try:
+        assert unclaimed([TERMINATE, HANG_UP]) == [TERMINATE]
+    finally:
+        signal.signal(HANG_UP, before)

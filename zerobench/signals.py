@@ -1,0 +1,74 @@
+"""Signals that end a command. The first one interrupts it as Ctrl-C does; more of them do not disturb the tidying up.
+
+Python raises an interruption between any two instructions, and code of others can lose it there: a `finally` of
+omegaconf's fails on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed`
+raises a lost interruption again: at each cell, and in a block of `insist` by a clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+TERMINATE, HANG_UP, INTERRUPT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
+
+AGAIN_S = 0.25
+
+_pending = threading.Event()
+"""Set from the signal until the command that it interrupted has ended."""
+
+
+def heed() -> None:
+    """Raises KeyboardInterrupt in a command that a signal has interrupted."""
+    if _pending.is_set():
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def insist() -> Iterator[None]:
+    """Raises an interruption again and again in this block, which has nothing to tidy up, until it ends the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, lambda _signal, _frame: heed())
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+    try:
+        yield
+        heed()
+    except BaseException:
+        heed()  # an error, or Hydra's exit, may be what the interruption was lost for
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Lets each signal of `numbers` raise KeyboardInterrupt, once, in this block. In a thread it does nothing."""
+    numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
+    before = {one: signal.signal(one, _interrupter(numbers)) for one in numbers}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        _pending.clear()
+
+
+def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those of `numbers` that are neither ignored, by nohup say, nor heeded by others, as in a job's process."""
+    return [one for one in numbers if signal.getsignal(one) is signal.SIG_DFL]
+
+
+def _interrupter(numbers: list[signal.Signals]) -> Callable[[int, Any], NoReturn]:
+    def interrupt(_signal: int, _frame: object) -> NoReturn:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        _pending.set()
+        raise KeyboardInterrupt
+
+    return interrupt
