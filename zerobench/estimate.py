@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import grouping, offloading, optimizers, policies, precision
+from . import grouping, offloading, optimizers, own_activations, policies, precision
 from .construction import build_model, shapes_of
 from .theory.links import Links, predict_links
 from .theory.memory import predict_states, predicts
@@ -75,14 +75,26 @@ def estimate(config: dict[str, Any]) -> Estimate:
     placed = groups, offloading.shape_of(config)
     states = predict_states(config["strategy"], schedule, ranks, optimizer, numbers, *placed)
     moved, links = predict_traffic(config["strategy"], schedule, ranks, groups, numbers), links_of(config, schedule)
-    tiers = states.host_bytes, states.file_bytes, links.down, links.up
+    down, up = (links.down, links.up) if links is not None else (None, None)
+    tiers = states.host_bytes, states.file_bytes, down, up
     return Estimate(
         psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between), states.floor_bytes
     )
 
 
-def links_of(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
-    """Bytes between tiers in a step of a resolved cell, of all ranks or one; where theory predicts the strategy."""
+def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
+    """Bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy; None where
+    activations go to host memory that are not foretold.
+    """
+    activations = own_activations.moved_bytes(config)
+    if activations is None:
+        return None
+    states, moved = links_of_states(config, schedule), activations * config["world_size"]
+    return replace(states, down=states.down + moved, up=states.up + moved)
+
+
+def links_of_states(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
+    """Of these bytes the states' own, of all ranks or one."""
     shapes, tiers = training_shapes(config), offloading.shape_of(config)
     return predict_links(
         config["strategy"], schedule, grouping.shape_of(config), *shapes, tiers, norms_of(config), rank

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from . import grouping, offloading
-from .estimate import links_of, norms_of, training_shapes
+from .estimate import links_of, links_of_states, norms_of, training_shapes
 from .probes.operators import gloo_factor
 from .records import LINKS, MemoryRow, RunRow
 from .residuals import unexplained
@@ -41,8 +41,8 @@ def join_theory(
     row.predicted_control_bytes = predict_control(
         config["strategy"], schedule, row.world_size, norms_of(config), record.buffer_bytes
     )
-    if tiers.place is not None:
-        for link, size in asdict(links_of(config, schedule)).items():
+    if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
+        for link, size in asdict(links).items():
             setattr(row, f"predicted_{link}_bytes", size)
     for m in memory:
         if m.phase == "step" and m.tier in ("device", "host"):
@@ -57,7 +57,7 @@ def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: i
     """
     if offloading.shape_of(config).place is None:
         return
-    alone, together = (asdict(links_of(config, schedule, which)) for which in (rank, None))
+    alone, together = (asdict(links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():
         measured = getattr(row, f"{link}_bytes")
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)

@@ -1,4 +1,4 @@
-"""What a cell's model needs of activations by itself, for rank 0 of the accounted pass to bring home."""
+"""Activations of a cell's model by themselves: what they need at most, and what of them waits in host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from .policies import activation_policy
+from .precision import DTYPES
+from .theory.activations import GptShape, host_bytes
 
 KINDS = ("gpt", "mlp")
 """Models that look at no values: their activations can be foretold."""
@@ -29,3 +33,24 @@ def of(config: dict[str, Any], batches: Any, build: Callable[[dict[str, Any]], n
     with torch.device("meta"):
         model = build(config)
     return activation_bytes(model, batches.batch(0, 0))
+
+
+def shape_of(config: dict[str, Any]) -> GptShape:
+    """Theory's view of a resolved cell with a GPT."""
+    model, policy = config["model"], activation_policy(config)
+    return GptShape(
+        model["layers"], model["hidden"], model["heads"], model["vocabulary"], config["sequence"],
+        config["micro_batch"], DTYPES[config["precision"]["name"]].itemsize,
+        model["checkpointing"] or policy.recompute, policy.keep == "host", policy.least_bytes,
+    )  # fmt: skip
+
+
+def moved_bytes(config: dict[str, Any]) -> int | None:
+    """Bytes of activations that a rank sends to host memory in a step, and takes back; None where nothing is foretold:
+    for models other than our GPT.
+    """
+    if activation_policy(config).keep != "host":
+        return 0
+    if config["model"]["kind"] != "gpt":
+        return None
+    return int(config["accumulation"]) * host_bytes(shape_of(config))

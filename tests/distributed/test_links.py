@@ -13,11 +13,12 @@ from tests.distributed.variants import account
 from zerobench.cell import _blank_row
 from zerobench.join import join
 from zerobench.records import LINKS, RunRow
-from zerobench.systems import CpuOffload, NvmeOffload
+from zerobench.systems import CheckpointOffloadActivations, CpuOffload, NvmeOffload, OffloadActivations
 from zerobench.training import Adagrad, Bf16, Fp16
 
 BF16, WIDE = Bf16(), Bf16(gradient_dtype="bf16", wire_dtype="fp32")
 ALL, HALF, SHARDS = CpuOffload(), CpuOffload(fraction=0.3), CpuOffload(parameters=True)
+INPUTS, SAVED = CheckpointOffloadActivations(least_bytes=64), OffloadActivations(least_bytes=256)
 SHARDS_ONLY = CpuOffload(optimizer=False, gradients=False, parameters=True)
 
 
@@ -45,6 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero3 fp32, files": ("zero3", {"offload": files(), "strategy": {"persistence_numel": 600}}),
     "zero3 bf16, files": ("zero3", {"offload": files(), "precision": WIDE, "accumulation": 2, "clip": 0.1}),
     "zero3 bf16, a part in files": ("zero3", {"offload": files(fraction=0.3), "precision": BF16}),
+    "zero2 fp32, blocks' inputs alone": ("zero2", {"activation": INPUTS, "accumulation": 2}),
+    "zero3 bf16, and all that blocks save": ("zero3", {"offload": SHARDS, "activation": SAVED, "precision": BF16}),
     "zero3 bf16, past the page cache": ("zero3", {"offload": files(direct=True), "precision": BF16}),
 }  # fmt: skip
 
@@ -66,7 +69,7 @@ def rows(tmp_path_factory) -> dict[str, RunRow]:
         one = cell(strategy, 2, **options)
         assert not one.problems, one.problems
         one.config["measure"] |= {"steps": 1, "warmup": 2}
-        if one.config["offload"]["name"] == "nvme":
+        if one.config.get("offload", {}).get("name") == "nvme":
             one.config["offload"]["path"] = str(folder)
         cells[name] = one
     found = {name: _blank_row(one) for name, one in cells.items()}

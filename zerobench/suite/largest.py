@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any
 
 from ..estimate import estimate
-from ..precision import DTYPES
+from ..own_activations import shape_of
 from ..resolve import Cell
-from ..theory.activations import GptShape, activation_bytes
+from ..theory.activations import activation_bytes
 from ..units import SIZES, show_bytes
 from .section import NONE, Done, Section, Setup, Table, shorter
 
@@ -66,13 +66,9 @@ def need_of(config: dict[str, Any]) -> Need:
 @cache
 def _need_of(text: str) -> Need:
     config = json.loads(text)
-    model, predicted = config["model"], estimate(config)
+    predicted = estimate(config)
     assert predicted.states_bytes is not None
-    shape = GptShape(
-        model["layers"], model["hidden"], model["heads"], model["vocabulary"], config["sequence"],
-        config["micro_batch"], DTYPES[config["precision"]["name"]].itemsize, model["checkpointing"],
-    )  # fmt: skip
-    return Need(predicted.psi, predicted.states_bytes, activation_bytes(shape))
+    return Need(predicted.psi, predicted.states_bytes, activation_bytes(shape_of(config)))
 
 
 def sized(cell: Cell, k: int, head_width: int) -> Cell:
