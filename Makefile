@@ -5,11 +5,12 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test lint budget plots reference compare gpu-suite peers clean
+.PHONY: help setup bench test test-all lint budget plots reference compare gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make test       the tests"
+	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure and the README's table again, from the committed tables"
@@ -35,7 +36,10 @@ bench: setup
 WORKERS ?= 2
 
 test: setup
-	$(RUN) -m pytest --numprocesses $(WORKERS) --dist worksteal
+	$(RUN) -m pytest --numprocesses $(WORKERS) --dist loadgroup --maxschedchunk 1 $(TESTS)
+
+test-all:
+	$(MAKE) test TESTS=--thorough
 
 lint: setup
 	$(RUN) -m ruff format --check .

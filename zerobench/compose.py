@@ -10,13 +10,14 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from . import job
@@ -97,7 +98,7 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     said = io.StringIO()
     try:
-        with redirect_stderr(said), insist():
+        with redirect_stderr(said), insist(), _each_job_composed_once():
             app(job)()
     except SystemExit as stop:
         if stop.code:
@@ -109,6 +110,17 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
         log.handlers[:] = handlers
         log.setLevel(level)
     sys.stderr.write(said.getvalue())
+
+
+@contextmanager
+def _each_job_composed_once() -> Iterator[None]:
+    """Spares Hydra's sweepers the check that each job composes beforehand: our jobs do nothing else."""
+    check = Sweeper.validate_batch_is_legal
+    Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
 
 
 def _sentence(said: str) -> str:

@@ -133,13 +133,13 @@ def half(rank: int, n: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("n", [1, 3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_options_train_as_ddp_does(n: int) -> None:
     for mine in run_ranks(n, fp32):
         assert {k: v for k, v in mine.items() if v} == {}
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("n", [1, 3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_half_precision_trains_as_ddp_with_masters_does(n: int) -> None:
     for mine in run_ranks(n, half):
         assert {k: v for k, v in mine.items() if v} == {}

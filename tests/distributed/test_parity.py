@@ -43,8 +43,15 @@ MODELS = [m for m in zoo.MODELS if "reentrant" not in m]
 CHOICES = {m: ("sgd", 1e-6) if m == "convolutions" else ("adamw", ADAM_TOLERANCE) for m in MODELS}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("models", [MODELS[first : first + 4] for first in range(0, len(MODELS), 4)], ids=" ".join)
+FOURS = [MODELS[first : first + 4] for first in range(0, len(MODELS), 4)]
+WORLDS = [(models, n) for models in FOURS for n in (1, 2, 3)] + [(FOURS[0], 4)]
+REPEATED = [pytest.param(models, 4, marks=pytest.mark.thorough) for models in FOURS[1:]]
+"""Three ranks show it of these, where nothing is divided evenly."""
+
+
+@pytest.mark.parametrize(
+    ("models", "n"), WORLDS + REPEATED, ids=lambda one: str(one) if one in (1, 2, 3, 4) else " ".join(one)
+)
 def test_models_train_as_under_ddp(models: list[str], n: int) -> None:
     results = run_ranks(n, training.train_models, [(model, CHOICES[model][0]) for model in models])
     for model in models:

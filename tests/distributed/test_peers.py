@@ -79,7 +79,7 @@ def check(results: list[dict[tuple[str, bool], Any]], exact: bool, tolerance: fl
                 assert all(other_state[key].shape == state[key].shape for key in state)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough), 4])
 def test_torchs_peers_train_as_ddp(n: int) -> None:
     """Bit for bit at N = 2, where a sum has one order."""
     check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)

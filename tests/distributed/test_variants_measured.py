@@ -39,9 +39,10 @@ def ranks(request) -> int:
 
 
 @pytest.fixture(scope="module")
-def measured(ranks: int, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
+def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
     """(variant, whether from the start) -> what was measured."""
-    configs = {(name, False): variant.config(ranks) | {"measure": STEADY} for name, variant in VARIANTS.items()}
+    names = PLAIN if ranks == 4 and not request.config.getoption("--thorough") else VARIANTS
+    configs = {(name, False): VARIANTS[name].config(ranks) | {"measure": STEADY} for name in names}
     if ranks == 4:
         configs |= {(name, True): VARIANTS[name].config(ranks) | {"measure": FROM_THE_START} for name in PLAIN}
     found = {}
@@ -62,6 +63,8 @@ def measured(ranks: int, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: str) -> None:
+    if (name, False) not in measured:
+        pytest.skip("at N = 4 with --thorough")
     one, variant = measured[name, False], VARIANTS[name]
     assert one.most("step", "states") == one.prediction.states_bytes
     for category, size in one.prediction.highest.items():

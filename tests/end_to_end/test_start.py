@@ -35,6 +35,13 @@ def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Pa
     assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
 
 
+def test_each_cell_of_a_sweep_composes_once(tmp_path: Path) -> None:
+    """Beside the cells, what is composed is the same for any sweep."""
+    _, one, _ = started("-m", "strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path)
+    _, four, _ = started("-m", "strategy=zero2,zero3", "seed=1,2", "model=gpt_tiny", "--dry-run", cwd=tmp_path)
+    assert int(four) - int(one) == 3
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["status", "--help"]])
 def test_what_needs_no_torch_takes_half_a_second_of_cpu(arguments: list[str], tmp_path: Path) -> None:
     before = os.times()
