@@ -35,7 +35,7 @@ class Ddp(Strategy):
 class Zero1(Strategy):
     """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
 
-    `bucket_bytes`: a number, or auto: an eighth of psi/N, from 1 to 25 MiB.
+    `bucket_bytes`: a number, or auto: half of psi/N, from 1 to 25 MiB.
     `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
     which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
     """

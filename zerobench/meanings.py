@@ -53,7 +53,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "fail_fast": ("", "stop at the first cell that fails"),
     "strategy.bucket_bytes": (
         "bytes",
-        "most that one bucket of gradients holds; auto: an eighth of psi/N, 1 to 25 MiB",
+        "most that one bucket of gradients holds; auto: half of psi/N, 1 to 25 MiB",
     ),
     "strategy.gradient_as_bucket_view": ("", "gradients are views of DDP's buckets, not copies"),
     "strategy.find_unused_parameters": ("", "DDP looks for parameters that a forward did not use"),

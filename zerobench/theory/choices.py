@@ -9,7 +9,7 @@ from .replay import bytes_of
 from .shapes import ROOT, ParameterShape
 
 AUTO = "auto"
-BUCKETS_A_SHARD = 8
+BUCKETS_A_SHARD = 2
 LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
 
 

@@ -40,6 +40,9 @@ class GroupComm(Comm):
         self.is_last = self.rank == self.size - 1
         self._reductions: Threads | Lane = Threads()
         self._gathers: Threads | Lane = Threads()
+        self._sent: torch.Tensor | None = None
+        """The last control values. gloo's thread lets go of them a moment after it says that they are there; kept here,
+        what is alive when is the same in every run."""
         if _backend_for("cpu", group):
             self.flags_device = torch.device("cpu")
 
@@ -118,10 +121,12 @@ class GroupComm(Comm):
     def maximum(self, flags: torch.Tensor) -> None:
         with labels.collective("control"):
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        self._sent = flags
 
     def sum(self, values: torch.Tensor) -> None:
         with labels.collective("control"):
             dist.all_reduce(values, group=self.group)
+        self._sent = values
 
 
 class StagedComm(GroupComm):

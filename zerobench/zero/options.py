@@ -23,7 +23,7 @@ Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None
 AUTO = "auto"
 """The value of an option that follows the model."""
 
-BUCKETS_A_SHARD = 8
+BUCKETS_A_SHARD = 2
 BUCKET_LIMITS = 2**20, 25 * 2**20
 """An automatic bucket is so much of a rank's shard of the parameters, within these bytes: small beside the shards, of
 which two are under way, and large enough for the wire."""
@@ -63,8 +63,8 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 class Options:
     """What a caller may choose. Bytes are of the parameters' own dtype.
 
-    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several); "auto": an
-                         eighth of a rank's shard of the parameters, from 1 to 25 MiB
+    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several); "auto":
+                         half of a rank's shard of the parameters, from 1 to 25 MiB
     `prefetch`           units gathered ahead in stage 3
     `units`              stage 3: the modules that are units; default: the elements of every outermost
                          nn.ModuleList, the rest is the root unit
