@@ -179,7 +179,8 @@ def source(runs: pd.DataFrame, ratios: Sequence[Ratio]) -> str:
     most = max((one.pairs for one in ratios), default=0)
     pairs = [one for one in ratios if one.pairs > 1]
     order = "interleaved" if all(one.interleaved for one in pairs) else "not interleaved, so drift counts as change"
-    words = f"{first.device_class}, {first.processor}, {first.cores} cores, torch {first.torch_version}, {when}; "
+    processors = " and ".join(sorted(set(ok["processor"])))
+    words = f"{first.device_class}, {processors}, {first.cores} cores, torch {first.torch_version}, {when}; "
     words += f"up to {most} launches a cell, {order}; {first.threads} thread(s) a rank, {first.optimizer}."
     bad = runs[runs["status"] != "ok"].drop_duplicates("cell_id")
     return "\n".join([words, *(f"\n{row.strategy}, N = {row.world_size}: {row.reason}" for row in bad.itertuples())])
