@@ -1,8 +1,8 @@
 """What the scripts of all figures share: their command line, and runs as panels of cells that belong side by side.
 
 A *cell* is a row of `zerobench.summary.summarize`, with the `label` that tells it from its neighbours. A combination
-that other cells lead one to expect, and that nobody ran, is a cell too: its status is "missing". So what a figure has
-to draw of a cell that is not ok is always the same: its status, as a word (`absent`).
+that other cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a cell that is
+not ok a figure draws its status, as a word (`absent`).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from .status_table import code_of
 
 
 def check(arguments: list[str]) -> int:
+    """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 2 they cannot be judged."""
     parser = argparse.ArgumentParser(prog="zerobench budget check", description="Holds cells against their budgets.")
     parser.add_argument(
         "files",

@@ -26,6 +26,7 @@ class UnjudgedError(Exception):
 
 
 def environment_of_cell(cell: Cell) -> str:
+    """Names the kind of device and the torch version that a budget of the cell is good for."""
     return environment_of(device_class(cell.config["device"]), version("torch"))
 
 

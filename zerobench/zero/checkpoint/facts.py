@@ -238,6 +238,7 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
 
 
 def is_order(dims: Any, many: int) -> bool:
+    """Tells whether `dims` is a list of the dimensions 0 to `many` - 1, each once."""
     return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 
