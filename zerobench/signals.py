@@ -29,8 +29,12 @@ def heed() -> None:
 
 @contextlib.contextmanager
 def insist() -> Iterator[None]:
-    """Raises an interruption again and again in this block, which has nothing to tidy up, until it ends the block."""
-    if threading.current_thread() is not threading.main_thread():
+    """Raises an interruption again and again in this block, which has nothing to tidy up, until it ends the block.
+
+    In a thread, and where a caller uses the clock, for a timeout of its own say, it does nothing.
+    """
+    taken = threading.current_thread() is not threading.main_thread() or any(signal.getitimer(signal.ITIMER_REAL))
+    if taken:
         yield
         return
     before = signal.signal(signal.SIGALRM, lambda _signal, _frame: heed())

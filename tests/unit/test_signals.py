@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerobench import cli, compose
-from zerobench.signals import HANG_UP, TERMINATE, heed, interrupt_on, unclaimed
+from zerobench.signals import HANG_UP, TERMINATE, heed, insist, interrupt_on, unclaimed
 
 
 def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
@@ -52,3 +52,18 @@ def test_what_others_ignore_or_heed_is_left_to_them() -> None:
         assert unclaimed([TERMINATE, HANG_UP]) == [TERMINATE]
     finally:
         signal.signal(HANG_UP, before)
+
+
+def test_a_callers_own_timeout_stays() -> None:
+    def own(*_arguments) -> None:
+        """The caller's."""
+
+    before = signal.signal(signal.SIGALRM, own)
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    try:
+        with insist():
+            assert signal.getsignal(signal.SIGALRM) is own
+        assert 50 < signal.getitimer(signal.ITIMER_REAL)[0] <= 60
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
