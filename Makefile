@@ -36,7 +36,7 @@ bench: setup
 WORKERS ?= 2
 
 test: setup
-	$(RUN) -m pytest --numprocesses $(WORKERS) --dist loadgroup --maxschedchunk 1 $(TESTS)
+	$(RUN) -m pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
 
 test-all:
 	$(MAKE) test TESTS=--thorough

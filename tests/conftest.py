@@ -1,4 +1,4 @@
-"""How the tests are spread over workers, and which of them wait for `make test-all`."""
+"""Tests that wait for `make test-all`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out thorough tests unless asked for. Tests of a module's fixture go to one worker, which makes it once."""
+    """Leaves out thorough tests unless asked for."""
     if not config.getoption("--thorough"):
         left = [item for item in items if item.get_closest_marker("thorough")]
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs
-        if any(made.scope == "module" for several in fixtures.values() for made in several):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
