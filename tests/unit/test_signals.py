@@ -26,6 +26,7 @@ def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
 
 def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    late = []
 
     def lose_one(*_arguments) -> None:
         with pytest.raises(KeyboardInterrupt):
@@ -33,6 +34,7 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
         end = time.monotonic() + 5
         while time.monotonic() < end:
             time.sleep(0.01)
+        late.append(end)
 
     def replace_one(*_arguments) -> None:
         try:
@@ -43,6 +45,7 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
     for note in (lose_one, replace_one):
         monkeypatch.setattr(compose, "_note_cell", note)
         assert cli.run(["-m", "seed=1,2", "strategy=zero1", "--dry-run"]) == 130
+    assert late == []
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
