@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title, unit_of
 from analysis.style import CATEGORIES, GREY, Fills, patches
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 LASTING = {name: f"lasting_{name}" for name in CATEGORIES}
 PEAK = {name: f"peak_{name}_bytes" for name in CATEGORIES}

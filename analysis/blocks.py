@@ -14,9 +14,9 @@ import pandas as pd
 
 from analysis.arena import counted
 from analysis.zeropp import losses_of
-from zerobench.summary import summarize
-from zerobench.tables import load
-from zerobench.units import show_bytes
+from zerobench.results.summary import summarize
+from zerobench.results.tables import load
+from zerobench.sizes import show_bytes
 
 MIB = 2**20
 LAST = 20

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of
 from analysis.style import CATEGORIES, patches, rule
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 PARTS = {"gradients": "max_gradients_bytes", "communication": "max_communication_bytes"}
 FILLS = {name: CATEGORIES[name] for name in PARTS}

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.style import BLUE, GREY, ORANGE, save
-from zerobench.calibration import Calibration, load_calibration
-from zerobench.join import median_interval
+from zerobench.calibrate.collectives import Calibration, load_calibration
+from zerobench.sweep.aggregate import median_interval
 
 LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GREY, "", "copy in memory")}
 GIB = 2**30

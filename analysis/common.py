@@ -1,8 +1,8 @@
 """What the scripts of all figures share: their command line, and runs as panels of cells that belong side by side.
 
-A *cell* is a row of `zerobench.summary.summarize`, with the `label` that tells it from its neighbours. A combination
-that other cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a cell that is
-not ok a figure draws its status, as a word (`absent`).
+A *cell* is a row of `zerobench.results.summary.summarize`, with the `label` that tells it from its neighbours. A
+combination that other cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a
+cell that is not ok a figure draws its status, as a word (`absent`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.style import look, save
-from zerobench.conditions import add_options
-from zerobench.naming import name_cells
-from zerobench.selection import chosen
-from zerobench.summary import SETTING, summarize
-from zerobench.tables import Results, latest, load
+from zerobench.config.names import name_cells
+from zerobench.results.conditions import add_options
+from zerobench.results.selection import chosen
+from zerobench.results.summary import SETTING, summarize
+from zerobench.results.tables import Results, latest, load
 
 FIGURES = {
     "memory": "stages",

@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, load_all, sheet, title
 from analysis.style import look, rule, save
-from zerobench import selection
-from zerobench.conditions import add_options
-from zerobench.tables import Results, latest
-from zerobench.verbs.paired import effect_of, interleaved, pair_up
+from zerobench.commands.compare.paired import effect_of, interleaved, pair_up
+from zerobench.results import selection
+from zerobench.results.conditions import add_options
+from zerobench.results.tables import Results, latest
 
 ROOT = Path("results/compare/cpu")
 
@@ -236,12 +236,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         results, left_out = selection.chosen(load_all(chosen.runs), chosen.where, chosen.all)
         if left_out:
-            print(f"compare.py: {left_out}", file=sys.stderr)
+            print(f"compare/command.py: {left_out}", file=sys.stderr)
         ratios = ratios_of(results)
         if not any(one.pairs for one in ratios):
             raise ValueError(f"nothing to compare in {', '.join(map(str, chosen.runs))}; `make compare` makes it")
     except (FileNotFoundError, ValueError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
+        print(f"compare/command.py: {error}", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(map(asdict, ratios)).to_parquet(out / "ratios.parquet", index=False)

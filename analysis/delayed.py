@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, script
 from analysis.losses import losses
 from analysis.style import BLUE, VERMILION
-from zerobench.summary import summarize
-from zerobench.tables import Results
+from zerobench.results.summary import summarize
+from zerobench.results.tables import Results
 
 WINDOW = 21
 LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}

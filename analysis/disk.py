@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.calibration import script
 from analysis.style import BLUE, GREEN, GREY, ORANGE, PURPLE
-from zerobench.disk_calibration import (
+from zerobench.calibrate.disk import (  # fmt: skip
     CHECKED,
     GIB,
     IN_MEMORY,
@@ -28,7 +28,7 @@ from zerobench.disk_calibration import (
     DiskCalibration,
     DiskRate,
     load_disk_calibration,
-)  # fmt: skip
+)
 
 LOOKS = {
     RAW: (GREY, "", "preadv and pwritev"),

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, script
 from analysis.style import BLUE, GREEN, SKY, rule
-from zerobench.summary import summarize
-from zerobench.tables import Results, latest
+from zerobench.results.summary import summarize
+from zerobench.results.tables import Results, latest
 
 MIB = 2**20
 LINES = {

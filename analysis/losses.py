@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title
 from analysis.style import look
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "All strategies on the same batches. Equal curves lie on top of one another, the later ones narrower."
 

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, show, title, unit_of
 from analysis.style import CATEGORIES, VERMILION, patches, rule, stack
 from zerobench.records import STATES
-from zerobench.tables import Results
-from zerobench.units import parse_bytes, show_bytes
+from zerobench.results.tables import Results
+from zerobench.sizes import parse_bytes, show_bytes
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
 """What no category of the ledger's is: the allocator's peak less the ledger's."""

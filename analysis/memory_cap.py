@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, absent, script, sheet, unit_of
 from analysis.style import look, rule
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]
 CAPTION = "The fastest that fits under a memory limit: micro-batch × accumulation, r: blocks are recomputed."

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, title
 from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, patches, rule, stack
 from zerobench.records import STATES
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 TIERS: Fills = {
     "device": (BLUE, ""),

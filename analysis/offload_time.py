@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title
 from analysis.offload import name_of, parts_of
 from analysis.style import BLUE
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "Model states that the device keeps, and the time of a step."
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, completed, families, script, sheet, title, unit_of, with_times
 from analysis.style import look, rule
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
 CAPTION = "Memory against throughput: up and to the left is better. Filled points are on the front."

@@ -26,9 +26,9 @@ from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
 from analysis.readme_times import disk, offload_time
-from zerobench.summary import summarize
-from zerobench.tables import load
-from zerobench.units import show_bytes
+from zerobench.results.summary import summarize
+from zerobench.results.tables import load
+from zerobench.sizes import show_bytes
 
 HERE = Path(__file__).resolve().parents[1]
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from analysis.blocks import pipes
 from analysis.offload import name_of, parts_of
-from zerobench.disk_calibration import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
-from zerobench.summary import summarize
-from zerobench.tables import load
-from zerobench.units import show_bytes
+from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
+from zerobench.results.summary import summarize
+from zerobench.results.tables import load
+from zerobench.sizes import show_bytes
 
 WAYS = {
     RAW: "`preadv`, `pwritev`",

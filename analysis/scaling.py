@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of
 from analysis.style import rule
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "Memory on the fullest rank at a fixed micro-batch."
 

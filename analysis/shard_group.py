@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, unit_of
 from analysis.style import COLLECTIVES, in_short, look, patches, rule, stack
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "Memory and traffic of a rank, by the ranks that share a shard."
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, with_times
 from analysis.style import OVERLAP, PHASES, patches, rule, stack
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 MS = 1000
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of, with_times
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 REFERENCES = {"ddp": "DDP at the same N", "linear": "N × its own N = 1"}
 

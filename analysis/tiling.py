@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of
 from analysis.style import BLUE, GREY, Fills, patches, rule
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 FILLS: Fills = {"parameters": (BLUE, ""), "states": (GREY, "//")}
 COLUMNS = {"parameters": "max_parameters_bytes", "states": "states_bytes"}

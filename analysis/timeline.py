@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, absent, comparisons, rows_of, script, sheet, show, title, unit_of
 from analysis.style import CATEGORIES, patches
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "One step of the accounted pass, which the instrument slows down: its milliseconds are no step time."
 MS = 1000

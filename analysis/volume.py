@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, title
 from analysis.style import COLLECTIVES, patches, rule, stack
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "What a rank communicates in one step, by collective."
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, bars, comparisons, rows_of, script, sheet, title
 from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, patches, rule, stack
-from zerobench.tables import Results
+from zerobench.results.tables import Results
 
 CAPTION = "What crosses from node to node under ZeRO++, and what it costs."
 

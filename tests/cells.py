@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from zerobench import config as schemas
-from zerobench import training
-from zerobench.config import Config, Measure
-from zerobench.resolve import Cell, resolve
+from zerobench.config import schema as schemas
+from zerobench.config import schema_training
+from zerobench.config.resolve import Cell, resolve
+from zerobench.config.schema import Config, Measure
 
 MODELS: dict[str, schemas.Model] = {
     "tiny": schemas.Gpt(layers=3, hidden=48, heads=4),
@@ -35,8 +35,8 @@ def cell(name: str, world_size: int, model: str = "tiny", **more: Any) -> Cell:
         strategy=section,
         model=MODELS[model],
         data=schemas.Text(),
-        optimizer=more.pop("optimizer", None) or training.AdamW(),
-        precision=training.Fp32(),
+        optimizer=more.pop("optimizer", None) or schema_training.AdamW(),
+        precision=schema_training.Fp32(),
         world_size=world_size,
         device="cpu",
         sequence=32,

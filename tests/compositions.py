@@ -19,10 +19,11 @@ from typing import Any
 import zerobench
 from tests import zoo
 from tests.cells import MODELS, cell
-from zerobench import composition, systems, training
-from zerobench.config import Gpt, Model
+from zerobench.config import combinations as composition
+from zerobench.config import schema_memory, schema_training
+from zerobench.config.resolve import Cell
+from zerobench.config.schema import Gpt, Model
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.resolve import Cell
 
 Choice = tuple[str, str]
 Combination = dict[str, str]
@@ -39,20 +40,22 @@ STRATEGIES: dict[str, list[dict[str, Any]]] = {
 """Name -> options that combinations have by turns."""
 
 
-def _files(**more: Any) -> systems.NvmeOffload:
-    return systems.NvmeOffload(block_bytes=BLOCK_BYTES, buffers=8, depth=2, **more)
+def _files(**more: Any) -> schema_memory.NvmeOffload:
+    return schema_memory.NvmeOffload(block_bytes=BLOCK_BYTES, buffers=8, depth=2, **more)
 
 
 CORE: dict[str, dict[str, dict[str, Any]]] = {
     "offload": {
         "none": {},
-        "cpu": {"offload": systems.CpuOffload()},
-        "cpu, states stay": {"offload": systems.CpuOffload(optimizer=False)},
-        "cpu, gradients stay": {"offload": systems.CpuOffload(gradients=False)},
-        "cpu, 0.4": {"offload": systems.CpuOffload(fraction=0.4)},
-        "cpu, delayed": {"offload": systems.CpuOffload(delayed=True, delayed_after=1)},
-        "cpu, parameters": {"offload": systems.CpuOffload(parameters=True)},
-        "cpu, parameters alone": {"offload": systems.CpuOffload(optimizer=False, gradients=False, parameters=True)},
+        "cpu": {"offload": schema_memory.CpuOffload()},
+        "cpu, states stay": {"offload": schema_memory.CpuOffload(optimizer=False)},
+        "cpu, gradients stay": {"offload": schema_memory.CpuOffload(gradients=False)},
+        "cpu, 0.4": {"offload": schema_memory.CpuOffload(fraction=0.4)},
+        "cpu, delayed": {"offload": schema_memory.CpuOffload(delayed=True, delayed_after=1)},
+        "cpu, parameters": {"offload": schema_memory.CpuOffload(parameters=True)},
+        "cpu, parameters alone": {
+            "offload": schema_memory.CpuOffload(optimizer=False, gradients=False, parameters=True)
+        },
         "nvme": {"offload": _files()},
         "nvme, gradients stay": {"offload": _files(gradients=False)},
         "nvme, parameters stay": {"offload": _files(parameters=False)},
@@ -61,26 +64,26 @@ CORE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "activation": {
         "none": {},
-        "checkpoint": {"activation": systems.CheckpointActivations()},
-        "offload": {"activation": systems.OffloadActivations(least_bytes=256)},
-        "checkpoint_offload": {"activation": systems.CheckpointOffloadActivations(least_bytes=256)},
+        "checkpoint": {"activation": schema_memory.CheckpointActivations()},
+        "offload": {"activation": schema_memory.OffloadActivations(least_bytes=256)},
+        "checkpoint_offload": {"activation": schema_memory.CheckpointOffloadActivations(least_bytes=256)},
     },
     "arena": {"no": {}, "yes": {"arena": True}},
-    "buffers": {"constant": {}, "fused": {"buffers": systems.FusedBuffers()}},
+    "buffers": {"constant": {}, "fused": {"buffers": schema_memory.FusedBuffers()}},
     "precision": {
-        "fp32": {"precision": training.Fp32(tile_bytes=4096)},
-        "bf16": {"precision": training.Bf16(tile_bytes=4096)},
-        "bf16, wide": {"precision": training.Bf16(tile_bytes=2048, gradient_dtype="fp32", wire_dtype="bf16")},
-        "fp16": {"precision": training.Fp16(tile_bytes=4096, initial_scale=1024.0, interval=2)},
+        "fp32": {"precision": schema_training.Fp32(tile_bytes=4096)},
+        "bf16": {"precision": schema_training.Bf16(tile_bytes=4096)},
+        "bf16, wide": {"precision": schema_training.Bf16(tile_bytes=2048, gradient_dtype="fp32", wire_dtype="bf16")},
+        "fp16": {"precision": schema_training.Fp16(tile_bytes=4096, initial_scale=1024.0, interval=2)},
     },
     "node_size": {"none": {}, "2": {"node_size": 2}},
     "shard_group": {"none": {}, "2": {"shard_group": 2}},
     "zeropp": {
         "none": {},
-        "qwz": {"zeropp": systems.Qwz()},
-        "hpz": {"zeropp": systems.Hpz()},
-        "qgz": {"zeropp": systems.Qgz()},
-        "all": {"zeropp": systems.AllOfZeropp(weight_block=64, gradient_block=64)},
+        "qwz": {"zeropp": schema_memory.Qwz()},
+        "hpz": {"zeropp": schema_memory.Hpz()},
+        "qgz": {"zeropp": schema_memory.Qgz()},
+        "all": {"zeropp": schema_memory.AllOfZeropp(weight_block=64, gradient_block=64)},
     },
 }
 
@@ -88,8 +91,8 @@ FREE: dict[str, dict[str, dict[str, Any]]] = {
     "clip": {"none": {}, "0.1": {"clip": 0.1}, "inf": {"clip": 0.01, "clip_norm": "inf"}},
     "accumulation": {"1": {}, "2": {"accumulation": 2}},
     "optimizer": {
-        "adamw": {"optimizer": training.AdamW(lr=1e-2)},
-        "sgd": {"optimizer": training.Sgd(lr=1e-2, momentum=0.9, implementation="loop")},
+        "adamw": {"optimizer": schema_training.AdamW(lr=1e-2)},
+        "sgd": {"optimizer": schema_training.Sgd(lr=1e-2, momentum=0.9, implementation="loop")},
     },
     "model": {"tied": {}, "unused": {}, "adapted": {}, "tiled": {}},
 }

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from analysis.common import FIGURES
 from tests.cells import cell
-from zerobench.cell import _blank_row
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
-from zerobench.tables import ALL_TABLES, Results, frame_of
+from zerobench.results.tables import ALL_TABLES, Results, frame_of
+from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20
 OTHERS = ("memory_cap", "infinity", "delayed")  # of searches, of one line a tier, of two curves

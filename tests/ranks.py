@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from zerobench.environment import rank_environment
-from zerobench.launch import launch
+from zerobench.host.environment import rank_environment
+from zerobench.launch.processes import launch
 
 
 def free_port() -> int:

@@ -1,142 +1,191 @@
-"""Imports run downwards only, and the engine depends on torch alone."""
+"""Imports run downwards only, between packages and inside them, without a circle; the engine depends on torch alone."""
 
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).parent.parent / "zerobench"
 
-LAYERS = [
-    {
-        "records",
-        "theory",
-        "zero",
-        "units",
-        "calibration",
-        "disk_calibration",
-        "plain",
-        "board",
-        "fork_server",
-        "signals",
-        "conditions",
-    },
-    {
-        "baselines",
-        "gradient_norm",
-        "step_values",
-        "models",
-        "registry",
-        "meanings",
-        "contract",
-        "data",
-        "probes",
-        "environment",
-        "optimizers",
-        "config",
-        "training",
-        "precision",
-        "ranges",
-        "peers",
-        "job",
-        "world",
-        "systems",
-        "grouping",
-        "policies",
-        "composition",
-        "offloading",
-    },
-    {
-        "worker",
-        "construction",
-        "own_activations",
-        "microbenchmarks",
-        "disk_benchmark",
-        "disk_update",
-        "tables",
-        "attempts",
-        "row_checks",
-        "arguments",
-        "safe_yaml",
-        "streams",
-        "table_cache",
-        "flat",
-        "rank_process",
-        "resolve",
-        "provenance",
-        "keys",
-        "hydra_keys",
-        "overrides",
-        "flags",
-    },
-    {
-        "launch",
-        "join",
-        "join_theory",
-        "residuals",
-        "coded",
-        "naming",
-        "summary",
-        "folders",
-        "selection",
-        "rescue",
-        "estimate",
-        "flops",
-        "compose",
-        "parity",
-    },
-    {"joined", "console", "completion", "help"},
-    {"cell"},
-    {"parity_check"},
-    {"sweep"},
-    {"live", "pace", "search"},
-    {"runner", "suite"},
-    {"verbs"},
-    {"cli", "__init__", "__main__"},
-]
-"""From the bottom up. A module may import its own layer's and those below."""
+LAYERS = {
+    "zerobench": [
+        {"records", "theory", "zero", "sizes", "cluster", "registry"},
+        {"host", "strategies"},
+        {"data", "probes"},
+        {"models"},
+        {"config"},
+        {"results", "calibrate", "predict"},
+        {"worker"},
+        {"launch"},
+        {"sweep"},
+        {"commands"},
+        {"cli"},
+        {"__init__"},
+        {"__main__"},
+    ],
+    "zerobench.zero": [
+        {"labels", "layout", "strides", "precision"},
+        {"comm", "arena"},
+        {"modules"},
+        {"parameters", "activations"},
+        {"offload"},
+        {"units"},
+        {"optim", "gradients"},
+        {"options", "option_words", "checkpoint", "attributes"},
+        {"strategy"},
+        {"stage1"},
+        {"stage2", "megatron"},
+        {"stage3", "stage1_offloaded"},
+        {"__init__"},
+    ],
+    "zerobench.theory": [
+        {"shapes", "activations", "tiers"},
+        {"layout", "control", "choices"},
+        {"groups"},
+        {"traffic", "ranks", "replay"},
+        {"link_traffic", "states"},
+        {"__init__"},
+    ],
+}
+"""From the bottom up, by package: what lies in it may import its own layer and those below, as long as no circle
+comes of it. Inside other packages it is enough that there is none."""
+
+Graph = dict[str, set[str]]
 
 
-def imports_of(path: Path) -> set[str]:
-    """Top-level names: "torch", or "zerobench.records" for the package's own."""
-    depth = len(path.relative_to(PACKAGE).parts)
+def name_of(path: Path, package: Path) -> str:
+    """The dotted name of a module, a package's own being its __init__."""
+    return ".".join(path.relative_to(package.parent).with_suffix("").parts)
+
+
+def imports_of(path: Path, package: Path) -> set[str]:
+    """Dotted names of everything that a file imports, wherever in it; not what only a type checker sees.
+
+    Of the package's own modules the files' names, packages as their __init__; of others the first word.
+    """
+    here, modules = name_of(path, package).split("."), {name_of(p, package) for p in package.rglob("*.py")}
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _runs(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {_file(alias.name, modules) or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            home = path.relative_to(PACKAGE).parts[: depth - node.level] if node.level else None
-            if home is None:
-                found.add((node.module or "").split(".")[0])
-                continue
-            inner = [*home, *((node.module or "").split(".") if node.module else [])]
-            names = [inner[0]] if inner else [alias.name for alias in node.names]
-            found |= {f"zerobench.{name}" for name in names}
+            base = [*here[: -node.level or None], *filter(None, [node.module])] if node.level else [str(node.module)]
+            dotted = ".".join(base)
+            for alias in node.names:
+                inner = _file(f"{dotted}.{alias.name}", modules) or _file(dotted, modules)
+                found.add(inner or dotted.split(".")[0])
     return found
 
 
-def level(name: str) -> int:
-    return next(i for i, layer in enumerate(LAYERS) if name in layer)
+def _file(name: str, modules: set[str]) -> str | None:
+    return next((found for found in (name, f"{name}.__init__") if found in modules), None)
 
 
-def test_every_module_has_a_layer_and_looks_down_only() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        me = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for name in imports_of(path):
-            if name.startswith("zerobench."):
-                other = name.removeprefix("zerobench.")
-                assert level(other) <= level(me), f"{path.name} imports {other} from above"
+def _runs(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes beneath `node` that run: not what stands under `if TYPE_CHECKING`."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    for child in ast.iter_child_nodes(node):
+        yield child
+        yield from _runs(child)
+
+
+def graph_of(package: Path) -> Graph:
+    """Each module of the package, and the modules of it that it imports."""
+    paths = {name_of(path, package): path for path in package.rglob("*.py")}
+    return {name: imports_of(path, package) & paths.keys() - {name} for name, path in paths.items()}
+
+
+def children(graph: Graph, parent: str) -> Graph:
+    """`graph` as seen from one package: its modules and sub-packages, each sub-package as one."""
+
+    def child(name: str) -> str | None:
+        return name.removeprefix(f"{parent}.").split(".")[0] if name.startswith(f"{parent}.") else None
+
+    seen: Graph = {}
+    for name, imported in graph.items():
+        if me := child(name):
+            seen.setdefault(me, set()).update({other for each in imported if (other := child(each))} - {me})
+    return seen
+
+
+def circle_in(graph: Graph) -> list[str]:
+    """One circle of imports; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def faults_of(package: Path) -> list[str]:
+    """A sentence for each import that runs upwards, and for a circle in each package."""
+    graph, faults = graph_of(package), []
+    for parent in sorted({name.rpartition(".")[0] for name in graph}):
+        seen = children(graph, parent)
+        if circle := circle_in(seen):
+            faults.append(f"{parent}: a circle: {' imports '.join(reversed(circle))}")
+        layers = LAYERS.get(parent, [])
+        level = {name: number for number, layer in enumerate(layers) for name in layer}
+        for name in sorted(seen) if layers else []:
+            faults += [] if name in level else [f"{parent}.{name} has no layer in tests/test_layers.py"]
+            upwards = sorted(other for other in seen[name] if level.get(other, 0) > level.get(name, 0))
+            faults += [f"{parent}.{name} imports {other} from above" for other in upwards]
+    return faults
+
+
+def test_imports_run_downwards_and_there_is_no_circle() -> None:
+    assert faults_of(PACKAGE) == []
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    graph = graph_of(PACKAGE)
+    modules = {n: {i for i in found if not i.endswith("__init__")} for n, found in graph.items()}
+    assert circle_in(modules) == []
+
+
+PLANTED = {
+    "upwards, between packages": (
+        "theory/shapes.py",
+        "from ..config import schema",
+        "theory imports config from above",
+    ),
+    "upwards, in a function": ("records/names.py", "def f():\n    from ..sweep import cell", "records imports sweep"),
+    "upwards, absolute": ("host/pipes.py", "import zerobench.sweep.cell", "host imports sweep from above"),
+    "upwards, inside the engine": ("zero/labels.py", "from . import stage3", "zero.labels imports stage3 from above"),
+    "upwards, between its packages": ("zero/comm/base.py", "from ..units.unit import Unit", "comm imports units"),
+    "a circle inside a package": ("results/attempts.py", "from .tables import load", "results: a circle"),
+    "a circle inside a deep one": (
+        "zero/offload/disk/checksum.py",
+        "from . import file_store",
+        "offload.disk: a circle",
+    ),
+    "a module without a layer": ("stray.py", "", "zerobench.stray has no layer"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_import_is_seen(tmp_path: Path, planted: str) -> None:
+    where, line, sentence = PLANTED[planted]
+    package = tmp_path / "zerobench"
+    shutil.copytree(PACKAGE, package, ignore=lambda _, names: [n for n in names if n == "__pycache__"])
+    with (package / where).open("a") as file:
+        file.write(f"\n{line}\n")
+    assert any(sentence in fault for fault in faults_of(package))
 
 
 def test_the_bottom_layer_knows_nobody() -> None:
     for name in ("records", "theory", "zero"):
-        where = PACKAGE / name
-        for path in [where] if where.is_file() else where.rglob("*.py"):
-            allowed = set(sys.stdlib_module_names) | {f"zerobench.{name.removesuffix('.py')}"}
-            if name == "zero":
-                allowed |= {"torch"}
-            assert imports_of(path) <= allowed, path
+        for path in (PACKAGE / name).rglob("*.py"):
+            allowed = set(sys.stdlib_module_names) | ({"torch"} if name == "zero" else set())
+            others = {one for one in imports_of(path, PACKAGE) if not one.startswith(f"zerobench.{name}.")}
+            assert others <= allowed, path
 
 
 def test_analysis_stands_on_tables_alone() -> None:

@@ -1,9 +1,9 @@
 """zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
 
     zerobench.initialize(model, optimizer, strategy="zero2")   the engine as a library (zerobench.zero)
-    zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.tables)
-    zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibration)
-    zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.disk_calibration)
+    zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.results.tables)
+    zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibrate.collectives)
+    zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.calibrate.disk)
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.main()                                           the command line
@@ -17,11 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calibration import load_calibration
+    from .calibrate.collectives import load_calibration
+    from .calibrate.disk import load_disk_calibration
     from .cli import main
-    from .disk_calibration import load_disk_calibration
     from .registry import register_data, register_model
-    from .tables import Results, load
+    from .results.tables import Results, load
     from .zero import initialize
 
 __version__ = "0.1.0"
@@ -38,10 +38,10 @@ __all__ = [
 
 _HOMES = {
     "initialize": ".zero",
-    "load": ".tables",
-    "Results": ".tables",
-    "load_calibration": ".calibration",
-    "load_disk_calibration": ".disk_calibration",
+    "load": ".results.tables",
+    "Results": ".results.tables",
+    "load_calibration": ".calibrate.collectives",
+    "load_disk_calibration": ".calibrate.disk",
     "register_data": ".registry",
     "register_model": ".registry",
     "main": ".cli",

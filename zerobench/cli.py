@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
-from . import fork_server
-from .job import JobError, find_job
-from .signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
-from .streams import patient
-from .units import printable
+from .cluster.job import JobError, find_job
+from .host.pipes import patient
+from .host.signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
+from .launch import fork_server
+from .sizes import printable
 
 HELP = """\
 zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
@@ -72,8 +72,19 @@ Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
 Tab completion: eval "$(zerobench -sc install=bash)"
 """
 
-VERBS = ("status", "show", "export", "compare", "noise", "budget", "prune", "calibrate", "codes", "gpu-suite")
-"""Each is a function of a module of that name in verbs/, with _ for -, imported when asked for."""
+VERBS = {
+    "status": "status",
+    "show": "show",
+    "export": "export",
+    "compare": "compare.command",
+    "noise": "compare.noise",
+    "budget": "budget.command",
+    "prune": "prune",
+    "calibrate": "calibrate.command",
+    "codes": "quantization_error",
+    "gpu-suite": "gpu_suite.command",
+}
+"""The module of commands/ that has a function of the verb's name, with _ for -; imported when asked for."""
 
 VERSIONS = ("zerobench", "torch", "hydra-core")
 """What --version tells."""
@@ -123,7 +134,7 @@ def _join(arguments: list[str]) -> int:
         return 2
     if job is None:
         return _run(arguments)
-    from .joined import follow, lead
+    from .launch.over_cluster import follow, lead
 
     return follow(job) if job.rank else lead(job, lambda: _run(arguments))
 
@@ -134,7 +145,7 @@ def _run(arguments: list[str]) -> int:
 
         verb = arguments[0].replace("-", "_")
         try:
-            code: int = getattr(import_module(f".verbs.{verb}", __package__), verb)(arguments[1:])
+            code: int = getattr(import_module(f".commands.{VERBS[arguments[0]]}", __package__), verb)(arguments[1:])
         except OSError as error:  # a file that cannot be read or written to, which the error names
             print(printable(f"zerobench {arguments[0]}: {error}"), file=sys.stderr)
             return 2
@@ -144,8 +155,8 @@ def _run(arguments: list[str]) -> int:
 
 def _help(words: list[str], extra_dirs: list[Path]) -> int:
     """Of the whole command line, or of each of `words`: a verb, a group, GROUP=CHOICE or a key."""
-    from . import help
-    from .compose import checker
+    from .config import help
+    from .config.compose import checker
 
     if words and words[0] in VERBS:
         return _run([words[0], "--help"])
@@ -170,7 +181,7 @@ def _sweep(arguments: list[str]) -> int:
     if "--version" in arguments:  # ahead of the imports: a version is asked for often, and torch takes a second
         print(", ".join(f"{name} {_installed(name)}" for name in VERSIONS))
         return 0
-    from .flags import only_compose, split_arguments, unknown_flags
+    from .config.flags import only_compose, split_arguments, unknown_flags
 
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
@@ -181,17 +192,17 @@ def _sweep(arguments: list[str]) -> int:
     dry_run = "--dry-run" in arguments
     if not dry_run and only_compose(flags):
         fork_server.start()
-    from . import completion
-    from .compose import RefusedError, checker, compose_cells
+    from .config import completion
+    from .config.compose import RefusedError, checker, compose_cells
 
     try:
         if set(completion.FLAGS) & set(flags):
             checker(extra_dirs)  # what users have registered is among what can be chosen
-            completion.complete(words, VERBS)
+            completion.complete(words, tuple(VERBS))
             return 0
-        cells = compose_cells([a for a in arguments if a != "--dry-run"], VERBS)
+        cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))
         if not dry_run:
-            from .runner import run_cells
+            from .sweep.command import run_cells
 
             return run_cells(cells)[0] if cells else 0
     except RefusedError as refused:
@@ -200,6 +211,6 @@ def _sweep(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    from .verbs.dry_run import print_plan
+    from .commands.dry_run import print_plan
 
     return print_plan(cells) if cells else 0

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from .precision import DTYPES
 from .registry import DATA
+from .zero.precision import DTYPES
 
 TEXT_VOCABULARY = 256
 

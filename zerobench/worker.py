@@ -14,28 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import (
-    baselines,
-    composition,
-    contract,
-    data,
-    gradient_norm,
-    offloading,
-    optimizers,
-    own_activations,
-    policies,
-    precision,
-)
-from .construction import build_model, initial_options, place_model, shapes_of
-from .environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
-from .probes import AccountedPass, TracedPass, make_pass
-from .probes.extremes import ASIDE
+from . import data, strategies
+from .config import activations, combinations, offload, optimizers, precision
+from .config.schema_training import NORMS
+from .host.environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
+from .models import contract
+from .predict import activations as predicted_activations
+from .predict.build import build_model, initial_options, place_model, shapes_of
+from .probes import AccountedPass, TracedPass, gradient_norm, make_pass
+from .probes.ledger_maxima import ASIDE
 from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
+from .probes.step_values import StepResult, StepValues, scale_of, skipped_by
 from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .step_values import StepResult, StepValues, scale_of, skipped_by
 from .theory.shapes import ROOT, ParameterShape, Schedule
-from .training import NORMS
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -55,7 +47,7 @@ class RankJob:
     @property
     def scratch(self) -> str | None:
         """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
-        return offloading.files_in(self.config, self.folder)
+        return offload.files_in(self.config, self.folder)
 
     @property
     def records_history(self) -> bool:
@@ -80,11 +72,11 @@ class RankRecord:
     buffer_bytes: int = 0
     """Of the module's buffers."""
     own_activation_bytes: int | None = None
-    """What the model needs of activations without an engine (own_activations.py), where that can be foretold."""
+    """What the model needs of activations without an engine (predict/activations.py), where that can be foretold."""
     kept: str = ""
     """The largest storage of kept_bytes, in words."""
     witness: str = ""
-    """Of the accounted pass: what told of the allocator's total (probes/witness.py)."""
+    """Of the accounted pass: what told of the allocator's total (probes/allocator_total.py)."""
     wall_s: float | None = None
     """From the begin of the first measured step to the end of the last; None in a pass without times."""
     gradient_holders: int = 1
@@ -126,7 +118,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
                 tell(news | {"loss": results[-1].loss if results else None})
 
-        baselines.settle(engine)
+        strategies.settle(engine)
         probe.end_steps()
         results += [values.read() for values in unread]
         holders = gradient_norm.holders(engine)
@@ -134,7 +126,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
     # 3 bring home
     buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
     record = _record(job, probe, results, shapes, holders)
-    own = own_activations.of(config, batches, build_model) if job.mode == "accounted" and job.rank == 0 else None
+    own = predicted_activations.of(config, batches, build_model) if job.mode == "accounted" and job.rank == 0 else None
     return replace(record, buffer_bytes=buffer_bytes, own_activation_bytes=own)
 
 
@@ -153,7 +145,7 @@ def _accumulate(
         with probe.phase("data"):
             batch = batches.batch(number, micro)
         probe.inputs(*data.tensors_of(batch))
-        with baselines.synchronising(engine, accumulate, last=micro == micro_batches - 1):
+        with strategies.synchronising(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
                 loss = contract.loss_of(engine, batch, config)
             probe.before_backward(loss)
@@ -195,8 +187,8 @@ def _build(
         probe.adopt(model)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
-        options |= composition.engine_options(config, job.scratch) | initial_options(config, device)
-        engine = baselines.wrap(config["strategy"], model, optimizer, **options)
+        options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
+        engine = strategies.wrap(config["strategy"], model, optimizer, **options)
         batches = data.build_batches(config, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
@@ -206,7 +198,7 @@ def _build(
 
 def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) -> Schedule:
     """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
-    more = policies.of_schedule(config)
+    more = activations.of_schedule(config)
     if not isinstance(probe, AccountedPass):
         return replace(Schedule.sequential(shapes, config["accumulation"]), **more)
     units = {shape.unit for shape in shapes if shape.unit != ROOT}

@@ -18,7 +18,7 @@ from tests.distributed.training import loss_of
 from zerobench.zero import STAGES, LossScaling, initialize
 from zerobench.zero.checkpoint import storage
 from zerobench.zero.checkpoint.contents import tensors_of
-from zerobench.zero.checkpoint.facts import facts_of, merge
+from zerobench.zero.checkpoint.metadata import facts_of, merge
 
 BATCH = 6
 BUCKETS = {"zero1": 4096, "zero2": 2048, "zero3": 4096, "megatron": 8192}

@@ -8,9 +8,11 @@ import torch
 
 from tests import zoo
 from tests.compositions import Combination, cell_of
-from zerobench import baselines, composition, construction, optimizers, precision
-from zerobench.training import NORMS
-from zerobench.zero.infinity import FilePlaces
+from zerobench import strategies
+from zerobench.config import combinations, optimizers, precision
+from zerobench.config.schema_training import NORMS
+from zerobench.predict import build
+from zerobench.zero.offload.nvme import FilePlaces
 
 STEPS = 3
 
@@ -32,16 +34,16 @@ Outcome = tuple[list[float], dict[str, torch.Tensor]]
 def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
     """(losses and norms, the full state at the end) of a resolved cell, over the zoo's data, built as a run is."""
     torch.manual_seed(0)
-    model = construction.build_model(config)
+    model = build.build_model(config)
     optimizer = optimizers.build(config["optimizer"], model.parameters())
     options = precision.options_of(config["precision"], config["strategy"]["name"])
-    options |= composition.engine_options(config, folder)
-    engine = baselines.wrap(config["strategy"], model, optimizer, **options)
+    options |= combinations.engine_options(config, folder)
+    engine = strategies.wrap(config["strategy"], model, optimizer, **options)
     heard = []
     for step in range(STEPS):
         for micro in range(config["accumulation"]):
             last = micro == config["accumulation"] - 1
-            with baselines.synchronising(engine, config["strategy"]["accumulate"], last):
+            with strategies.synchronising(engine, config["strategy"]["accumulate"], last):
                 loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
                 engine.backward(loss / config["accumulation"])
             heard.append(loss.item())

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from zerobench.baselines.ddp import DdpEngine
-from zerobench.baselines.ddp_masters import MasterDdpEngine
+from zerobench.strategies.ddp import DdpEngine
+from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.zero.precision import LossScaling
 
 STEPS = 4

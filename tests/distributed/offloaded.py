@@ -12,11 +12,11 @@ import torch.distributed as dist
 from tests import zoo
 from tests.cells import cell
 from tests.distributed.variants import account
-from zerobench import offloading
-from zerobench.estimate import training_shapes
-from zerobench.systems import CpuOffload, NvmeOffload
-from zerobench.theory.memory import Prediction, predict_states
-from zerobench.training import Bf16
+from zerobench.config import offload
+from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.config.schema_training import Bf16
+from zerobench.predict.estimate import training_shapes
+from zerobench.theory.states import Prediction, predict_states
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 
@@ -47,7 +47,7 @@ class Measured:
     @property
     def prediction(self) -> Prediction:
         config, schedule = self.config, self.records[0].schedule
-        tiers = offloading.shape_of(config)
+        tiers = offload.shape_of(config)
         return predict_states(config["strategy"], schedule, N, *training_shapes(config), tiers=tiers)
 
     @property

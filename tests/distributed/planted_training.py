@@ -9,11 +9,14 @@ from unittest import mock
 import torch
 
 from tests.cells import cell
-from zerobench import baselines, construction, data, gradient_norm, optimizers, worker
-from zerobench import composition as systems
-from zerobench import precision as numbers
-from zerobench.step_values import scale_of
-from zerobench.zero.unit import Unit
+from zerobench import data, strategies, worker
+from zerobench.config import combinations as systems
+from zerobench.config import optimizers
+from zerobench.config import precision as numbers
+from zerobench.predict import build
+from zerobench.probes import gradient_norm
+from zerobench.probes.step_values import scale_of
+from zerobench.zero.units.unit import Unit
 
 written = Unit.write_gradient
 
@@ -75,17 +78,17 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
     for name, more in cases:
         config = cell(name, n, **more).config
         torch.manual_seed(0)
-        model = construction.build_model(config)
+        model = build.build_model(config)
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = numbers.options_of(config["precision"], name) | systems.engine_options(config, folder)
-        engine = baselines.wrap(config["strategy"], model, optimizer, **options)
+        engine = strategies.wrap(config["strategy"], model, optimizer, **options)
         batches = data.build_batches(config, rank, torch.device("cpu"))
         steps = []
         for step in range(STEPS):
             scale = scale_of(engine)
             for micro in range(config["accumulation"]):
                 last = micro == config["accumulation"] - 1
-                with baselines.synchronising(engine, config["strategy"].get("accumulate", "last"), last):
+                with strategies.synchronising(engine, config["strategy"].get("accumulate", "last"), last):
                     engine.backward(engine(*batches.batch(step, micro)) / config["accumulation"])
             squares = gradient_norm.squares(engine, scale)
             assert squares is not None

@@ -23,8 +23,8 @@ from unittest import mock
 
 import torch
 
-from zerobench.zero import exchange
-from zerobench.zero.comm import Handle
+from zerobench.zero.comm import gloo
+from zerobench.zero.comm.base import Handle
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3
@@ -55,13 +55,13 @@ class Transfer:
 
 
 class LateNetwork:
-    """`send` and `receive` of exchange.py, late. `forgotten`: (name, kind) of transfers nobody waits for."""
+    """`send` and `receive` of comm/gloo.py, late. `forgotten`: (name, kind) of transfers nobody waits for."""
 
     def __init__(self, rank: int, forgotten: tuple[str, str] | None) -> None:
         self._rank, self._random = rank, random.Random(rank)
         self._forgotten = forgotten
-        self._real = {"send": exchange.send, "receive": exchange.receive}
-        self._tag_of, self._kinds = exchange.tag_of, {}
+        self._real = {"send": gloo.send, "receive": gloo.receive}
+        self._tag_of, self._kinds = gloo.tag_of, {}
         self._unsent: SimpleQueue[tuple[Transfer, Callable[[], Any]] | None] = SimpleQueue()
         self._transfers: list[tuple[Transfer, torch.Tensor]] = []  # with what they move: it must outlive a mistake
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -104,9 +104,9 @@ class LateNetwork:
 def late(rank: int, forgotten: tuple[str, str] | None = None) -> Iterator[None]:
     network = LateNetwork(rank, forgotten)
     with (
-        mock.patch.object(exchange, "send", partial(network.launch, "send")),
-        mock.patch.object(exchange, "receive", partial(network.launch, "receive")),
-        mock.patch.object(exchange, "tag_of", network.tag_of),
+        mock.patch.object(gloo, "send", partial(network.launch, "send")),
+        mock.patch.object(gloo, "receive", partial(network.launch, "receive")),
+        mock.patch.object(gloo, "tag_of", network.tag_of),
     ):
         yield
         network.drain()

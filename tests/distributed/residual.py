@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
 from tests.distributed.training import engine_of, loss_of
-from zerobench.zero.residual import POLICIES, ActivationPolicy, apply
+from zerobench.zero.activations.policies import POLICIES, ActivationPolicy, apply
 
 
 class Attending(nn.Module):

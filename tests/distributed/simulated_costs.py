@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zerobench.environment import SIMULATED, rank_environment
-from zerobench.zero.backends import connect
+from zerobench.host.environment import SIMULATED, rank_environment
+from zerobench.zero.comm.connect import connect
 
 
 class Counted(TorchDispatchMode):

@@ -77,7 +77,7 @@ class Stream:
 
 
 class ModelledCuda:
-    """What lanes.py uses of torch.cuda. Stream 0 computes."""
+    """What comm/streams.py uses of torch.cuda. Stream 0 computes."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []

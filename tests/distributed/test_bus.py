@@ -1,4 +1,4 @@
-"""Copies between a GPU and host memory in streams of their own: no race in a modelled GPU (streams.py)."""
+"""Copies between a GPU and host memory in streams of their own: no race in a modelled GPU (host/pipes.py)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ import torch.distributed as dist
 
 from tests import zoo
 from tests.distributed.streams import AtOnce, ModelledCuda, RaceDetector
-from zerobench.zero import NvmeOffload, Offload, delayed, host, infinity, initialize, simulated, unit
-from zerobench.zero.backends import FAKE
+from zerobench.zero import NvmeOffload, Offload, initialize
+from zerobench.zero.comm import simulated
+from zerobench.zero.comm.backends import FAKE
+from zerobench.zero.offload import cpu, nvme
+from zerobench.zero.optim import delayed_update
+from zerobench.zero.units import unit
 
 PARTS = {
     "all": Offload(),
@@ -40,8 +44,8 @@ def cuda() -> Iterator[ModelledCuda]:
     on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modelled)}
     with (
         mock.patch.object(simulated, "KINDS", on_gpu),
-        mock.patch.object(host, "STREAMS", {"cpu": modelled}),
-        mock.patch.object(delayed, "threading", SimpleNamespace(Thread=AtOnce)),
+        mock.patch.object(cpu, "STREAMS", {"cpu": modelled}),
+        mock.patch.object(delayed_update, "threading", SimpleNamespace(Thread=AtOnce)),
     ):
         yield modelled
     dist.destroy_process_group()
@@ -99,35 +103,35 @@ def let_go_at_once() -> Iterator[None]:
 @contextmanager
 def nobody_waits() -> Iterator[None]:
     """The host reads gradients that are still on their way."""
-    with mock.patch.object(host, "wait_for", return_value=None):
+    with mock.patch.object(cpu, "wait_for", return_value=None):
         yield
 
 
 @contextmanager
 def nobody_keeps() -> Iterator[None]:
     """A buffer is another cut's while it goes up."""
-    with mock.patch.object(infinity, "wait_for", return_value=None):
+    with mock.patch.object(nvme, "wait_for", return_value=None):
         yield
 
 
 @contextmanager
 def gathered_too_early() -> Iterator[None]:
     """Updated parameters are sent on before they are up."""
-    with mock.patch.object(host.Bus, "join", return_value=None):
+    with mock.patch.object(cpu.Bus, "join", return_value=None):
         yield
 
 
 @contextmanager
 def overtaken() -> Iterator[None]:
     """Masters are updated, or loaded, while they go up."""
-    with mock.patch.object(host.Bus, "wait", return_value=None):
+    with mock.patch.object(cpu.Bus, "wait", return_value=None):
         yield
 
 
 @contextmanager
 def still_being_read() -> Iterator[None]:
     """Shards in host memory are updated while an evaluation fetches them."""
-    with mock.patch.object(host.Bus, "wait_for_fetches", return_value=None):
+    with mock.patch.object(cpu.Bus, "wait_for_fetches", return_value=None):
         yield
 
 

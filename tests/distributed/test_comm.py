@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks
-from zerobench.zero import exchange
-from zerobench.zero.backends import NcclComm, connect
-from zerobench.zero.comm import Comm, Handle
-from zerobench.zero.stamp import STAMP_NUMEL, LateStamps, Stamp, sums_are_exact
+from zerobench.zero.comm import gloo
+from zerobench.zero.comm.backends import NcclComm
+from zerobench.zero.comm.base import Comm, Handle
+from zerobench.zero.comm.connect import connect
+from zerobench.zero.comm.desync import STAMP_NUMEL, LateStamps, Stamp, sums_are_exact
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NUMEL = 16 * 33
@@ -34,8 +35,8 @@ def sum_in_rank_order(n: int, dtype: torch.dtype, numel: int = NUMEL) -> torch.T
 
 def collectives(rank: int, n: int) -> None:
     comm = connect(None, torch.device("cpu"))
-    for size, exchange.SLOTS in ((2**20, 4), (256, 2), (192, 3), (64, 16)):
-        exchange.GATHER_PIECE_BYTES = exchange.REDUCE_PIECE_BYTES = size
+    for size, gloo.SLOTS in ((2**20, 4), (256, 2), (192, 3), (64, 16)):
+        gloo.GATHER_PIECE_BYTES = gloo.REDUCE_PIECE_BYTES = size
         for dtype in DTYPES:
             whole = sum_in_rank_order(n, dtype)
             full = random_full(rank, n, dtype)
@@ -51,7 +52,7 @@ def collectives(rank: int, n: int) -> None:
 
 def in_flight_together(rank: int, n: int) -> None:
     """Reductions and gathers under way at once neither mix nor depend on who waits first; tensors are let go of."""
-    exchange.GATHER_PIECE_BYTES = exchange.REDUCE_PIECE_BYTES = 1024
+    gloo.GATHER_PIECE_BYTES = gloo.REDUCE_PIECE_BYTES = 1024
     comm = connect(None, torch.device("cpu"))
     sizes = [16 * k for k in (1, 200, 3, 77, 500)]
     reduced = [random_full(rank, n, torch.float32, size) for size in sizes]

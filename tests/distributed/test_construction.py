@@ -11,7 +11,7 @@ from torch import nn
 from tests.ranks import run_ranks
 from zerobench.models.gpt import GPT
 from zerobench.models.mlp import MLP
-from zerobench.probes.memory import Ledger
+from zerobench.probes.ledger import Ledger
 from zerobench.zero import STAGES, initialize, labels
 
 

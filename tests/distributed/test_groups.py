@@ -13,9 +13,10 @@ from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_comm import NUMEL, random_full
 from tests.ranks import run_ranks
-from zerobench.zero import exchange, initialize
-from zerobench.zero.groups import connect_groups
-from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+from zerobench.zero import initialize
+from zerobench.zero.comm import gloo
+from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.hierarchical import connect_groups
 
 CPU = torch.device("cpu")
 OURS = ("zero1", "zero2", "zero3")
@@ -27,7 +28,7 @@ def total(n: int, dtype: torch.dtype) -> torch.Tensor:
 
 def hops(rank: int, n: int, node_size: int) -> int:
     """Two-hop collectives by value, several in flight at once and waited for in another order on each rank."""
-    exchange.GATHER_PIECE_BYTES = exchange.REDUCE_PIECE_BYTES = 512
+    gloo.GATHER_PIECE_BYTES = gloo.REDUCE_PIECE_BYTES = 512
     comm = connect_groups(None, CPU, node_size, None)
     assert (comm.size, comm.ranks, comm.replica) == (n, n, 0)
     own = slice(comm.rank * NUMEL, (comm.rank + 1) * NUMEL)

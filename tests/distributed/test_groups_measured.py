@@ -8,18 +8,18 @@ import pytest
 
 from tests.cells import cell
 from tests.distributed.variants import BUCKET_BYTES, account
-from zerobench import systems
-from zerobench.coded import coded_share, units_of
-from zerobench.estimate import training_shapes
-from zerobench.grouping import shape_of
+from zerobench.config import schema_memory as memory
+from zerobench.config.schema_training import Bf16
+from zerobench.config.topology import shape_of
+from zerobench.predict.estimate import training_shapes
+from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.theory.groups import GroupShape
-from zerobench.theory.memory import predict_states
+from zerobench.theory.states import predict_states
 from zerobench.theory.traffic import predict_traffic
-from zerobench.training import Bf16
 
 N = 4
 NODES, PAPER, LATE = {"node_size": 2}, {"mode": "paper"}, {"accumulate": "last"}
-ALL = systems.AllOfZeropp()
+ALL = memory.AllOfZeropp()
 WIDE = Bf16(wire_dtype="fp32")
 
 CELLS: dict[str, dict[str, Any]] = {
@@ -31,11 +31,11 @@ CELLS: dict[str, dict[str, Any]] = {
     "zero1 groups": {"shard_group": 2},
     "zero2 groups": {"shard_group": 2, "precision": Bf16(gradient_dtype="fp32", wire_dtype="bf16"), "accumulation": 2},
     "zero3 groups": {"shard_group": 2, "precision": Bf16(), **NODES},
-    "zero3 qwz": {"precision": Bf16(), "zeropp": systems.Qwz(), **NODES},
-    "zero3 hpz": {"precision": Bf16(), "zeropp": systems.Hpz(), "accumulation": 2, **NODES},
-    "zero3 qgz": {"precision": Bf16(), "zeropp": systems.Qgz(gradient_block=100), "strategy": PAPER, **NODES},
+    "zero3 qwz": {"precision": Bf16(), "zeropp": memory.Qwz(), **NODES},
+    "zero3 hpz": {"precision": Bf16(), "zeropp": memory.Hpz(), "accumulation": 2, **NODES},
+    "zero3 qgz": {"precision": Bf16(), "zeropp": memory.Qgz(gradient_block=100), "strategy": PAPER, **NODES},
     "zero3 all": {"precision": Bf16(), "zeropp": ALL, "strategy": PAPER, "model": "million", **NODES},
-    "zero3 all fp32": {"zeropp": systems.AllOfZeropp(weight_block=2048, gradient_block=64), "model": "odd", **NODES},
+    "zero3 all fp32": {"zeropp": memory.AllOfZeropp(weight_block=2048, gradient_block=64), "model": "odd", **NODES},
     "zero3 all, frozen": {"zeropp": ALL, "model": "half_frozen", "accumulation": 2, **NODES},
     "zero3 all, late": {"zeropp": ALL, "precision": WIDE, "accumulation": 2, "strategy": LATE, **NODES},
     "zero3 all, one node": {"zeropp": ALL, "strategy": {"persistence_numel": 600}},

@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector
 
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
-from zerobench.zero.hidden import Hiding, placeholder
+from zerobench.zero.parameters.absent import Hiding, placeholder
 
 WIDTH = 16
 

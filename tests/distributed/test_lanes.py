@@ -1,4 +1,4 @@
-"""The engine's streams on a GPU, without one: no race in a modelled GPU (streams.py), and planted races are seen."""
+"""The engine's streams on a GPU, without one: no race in a modelled GPU (host/pipes.py), and planted races are seen."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import torch.distributed as dist
 from tests import zoo
 from tests.distributed.streams import ModelledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
-from zerobench.zero import Zeropp, backends, initialize, lanes, simulated
-from zerobench.zero.backends import FAKE
-from zerobench.zero.comm import Handle
-from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+from zerobench.zero import Zeropp, initialize
+from zerobench.zero.comm import backends, connect, simulated, streams
+from zerobench.zero.comm.backends import FAKE
+from zerobench.zero.comm.base import Handle
+from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 
 STEPS = 3
 
@@ -155,7 +156,7 @@ def test_no_race_with_unused_parameters(cuda: ModelledCuda, strategy: str) -> No
 @contextmanager
 def unawaited() -> Iterator[None]:
     """The current stream goes on before the collective has ended."""
-    with mock.patch.object(lanes.InLane, "wait", return_value=None):
+    with mock.patch.object(streams.InLane, "wait", return_value=None):
         yield
 
 
@@ -163,12 +164,12 @@ def unawaited() -> Iterator[None]:
 def launched_too_early() -> Iterator[None]:
     """The lane does not wait for what is to be sent."""
 
-    def launch(lane: lanes.Lane, collective: Callable[..., Any]) -> lanes.InLane:
+    def launch(lane: streams.Lane, collective: Callable[..., Any]) -> streams.InLane:
         with lane._cuda.stream(lane._stream):
             collective(async_op=False)
-        return lanes.InLane(lane._cuda, lane._stream.record_event())
+        return streams.InLane(lane._cuda, lane._stream.record_event())
 
-    with mock.patch.object(lanes.Lane, "launch", launch):
+    with mock.patch.object(streams.Lane, "launch", launch):
         yield
 
 
@@ -176,14 +177,14 @@ def launched_too_early() -> Iterator[None]:
 def ended_too_early() -> Iterator[None]:
     """The event that is waited for was recorded before the collective."""
 
-    def launch(lane: lanes.Lane, collective: Callable[..., Any]) -> lanes.InLane:
+    def launch(lane: streams.Lane, collective: Callable[..., Any]) -> streams.InLane:
         lane._stream.wait_stream(lane._cuda.current_stream())
         end = lane._stream.record_event()
         with lane._cuda.stream(lane._stream):
             collective(async_op=False)
-        return lanes.InLane(lane._cuda, end)
+        return streams.InLane(lane._cuda, end)
 
-    with mock.patch.object(lanes.Lane, "launch", launch):
+    with mock.patch.object(streams.Lane, "launch", launch):
         yield
 
 
@@ -195,7 +196,7 @@ def test_planted_races_are_seen(cuda: ModelledCuda, strategy: str, mistake: Any)
 
 def test_a_collective_that_is_dropped_is_waited_for() -> None:
     cuda = ModelledCuda()
-    lane = lanes.Lane(cuda)
+    lane = streams.Lane(cuda)
     ticket = lane.launch(lambda async_op: cuda.current_stream().tick())
     assert cuda.current_stream().clock == {}
     del ticket
@@ -203,6 +204,6 @@ def test_a_collective_that_is_dropped_is_waited_for() -> None:
 
 
 def test_seams_by_backend_and_device() -> None:
-    assert backends._kinds()["nccl", "cuda"] is backends.NcclComm
-    assert backends._kinds()["gloo", "cuda"] is backends.StagedComm
-    assert backends._kinds()[FAKE, "cuda"] is simulated.SimulatedNccl
+    assert connect.kinds()["nccl", "cuda"] is backends.NcclComm
+    assert connect.kinds()["gloo", "cuda"] is backends.StagedComm
+    assert connect.kinds()[FAKE, "cuda"] is simulated.SimulatedNccl

@@ -10,11 +10,16 @@ import pytest
 
 from tests.cells import cell
 from tests.distributed.variants import account
-from zerobench.cell import _blank_row
-from zerobench.join import join
+from zerobench.config.schema_memory import (
+    CheckpointOffloadActivations,
+    CpuOffload,
+    NvmeOffload,
+    OffloadActivations,
+)
+from zerobench.config.schema_training import Adagrad, Bf16, Fp16
 from zerobench.records import LINKS, RunRow
-from zerobench.systems import CheckpointOffloadActivations, CpuOffload, NvmeOffload, OffloadActivations
-from zerobench.training import Adagrad, Bf16, Fp16
+from zerobench.sweep.aggregate import join
+from zerobench.sweep.cell import _blank_row
 
 BF16, WIDE = Bf16(), Bf16(gradient_dtype="bf16", wire_dtype="fp32")
 ALL, HALF, SHARDS = CpuOffload(), CpuOffload(fraction=0.3), CpuOffload(parameters=True)

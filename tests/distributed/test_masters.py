@@ -10,8 +10,9 @@ import torch
 from tests.cells import cell
 from tests.distributed import masters
 from tests.ranks import run_ranks
-from zerobench import cell as cells
-from zerobench import tables, training
+from zerobench.config import schema_training
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 
 
 def test_masters_train_as_a_loop_by_hand() -> None:
@@ -65,9 +66,9 @@ def test_small_updates_add_up_in_masters_alone() -> None:
 @pytest.mark.parametrize(
     ("section", "n", "accumulation"),
     [
-        (training.Bf16(), 2, 1),
-        (training.Bf16(tile_bytes=4096), 2, 2),
-        (training.Fp16(initial_scale=1024.0), 3, 1),
+        (schema_training.Bf16(), 2, 1),
+        (schema_training.Bf16(tile_bytes=4096), 2, 2),
+        (schema_training.Fp16(initial_scale=1024.0), 3, 1),
     ],
 )
 def test_ddp_holds_the_papers_sixteen_bytes_a_parameter(tmp_path, section, n: int, accumulation: int) -> None:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 
 from tests.cells import MODELS, cell
-from zerobench import cell as cells
-from zerobench import tables
-from zerobench.config import Measure
+from zerobench.config.schema import Measure
+from zerobench.config.schema_training import Sgd
 from zerobench.records import CATEGORIES, COLLECTIVES, STATES
-from zerobench.training import Sgd
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3")
 

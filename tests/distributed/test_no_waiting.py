@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import zoo
 from tests.distributed.test_lanes import cuda  # noqa: F401  # a fixture
-from zerobench.baselines import wrap
+from zerobench.strategies import wrap
 from zerobench.zero import initialize
 from zerobench.zero.precision import LossScaling
 

@@ -18,10 +18,11 @@ from tests.distributed import offloaded
 from tests.distributed.offloaded import CELLS, Measured, N
 from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
-from zerobench.config import Gpt
-from zerobench.systems import NvmeOffload
-from zerobench.zero import Offload, delayed, initialize, tiled_step
-from zerobench.zero.tiled_step import raw_step
+from zerobench.config.schema import Gpt
+from zerobench.config.schema_memory import NvmeOffload
+from zerobench.zero import Offload, initialize
+from zerobench.zero.optim import delayed_update, tiles
+from zerobench.zero.optim.tiles import raw_step
 
 STAGES = Path(__file__).parents[2] / "zerobench/zero"
 
@@ -88,7 +89,7 @@ def test_the_stages_know_nothing_of_it(stage: int) -> None:
 
 def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """`zero_grad` between forward and backward, while the update that began with the forward is at its gradients."""
-    monkeypatch.setattr(delayed, "threading", SimpleNamespace(Thread=AtOnce))
+    monkeypatch.setattr(delayed_update, "threading", SimpleNamespace(Thread=AtOnce))
 
     def step_disturbed(engine: Any, optimizer: torch.optim.Optimizer) -> None:
         if engine:
@@ -100,7 +101,7 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         engine = initialize(model, optimizer, "zero2", offload=Offload(delayed_after=0))
         with monkeypatch.context() as patch:
-            patch.setattr(tiled_step, "raw_step", partial(step_disturbed, engine if disturbed else None))
+            patch.setattr(tiles, "raw_step", partial(step_disturbed, engine if disturbed else None))
             for step in range(3):
                 engine.backward(engine(*zoo.tokens(0, 1, step)))
                 engine.step()

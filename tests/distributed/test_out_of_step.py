@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.ranks import run_ranks
 from zerobench import initialize
-from zerobench.zero import Zeropp, watch
-from zerobench.zero.positions import Position, circle, out_of_step
+from zerobench.zero import Zeropp
+from zerobench.zero.comm import hang_watch
+from zerobench.zero.comm.positions import Position, circle, out_of_step
 
 SOON_S = 8.0
 """For all that a case does, on a machine that is busy; the group's timeout is 100 s."""
@@ -155,17 +156,17 @@ def saves_alone(engine: Any, rank: int) -> None:
 def leaves(engine: Any, rank: int) -> None:
     """Closes its connections, as the end of a process does."""
     if rank == 1:
-        watch.break_connections(engine.comm.group)
+        hang_watch.break_connections(engine.comm.group)
         raise RuntimeError("left")
     train(engine, rank)
 
 
 def is_slow(engine: Any, rank: int) -> None:
     if rank == 0:
-        time.sleep(3 * watch.PATIENCE_S)
+        time.sleep(3 * hang_watch.PATIENCE_S)
     loss = engine(data(rank))
     if rank == 1:
-        time.sleep(3 * watch.PATIENCE_S)
+        time.sleep(3 * hang_watch.PATIENCE_S)
     engine.backward(loss)
     engine.step()
 
@@ -193,7 +194,7 @@ def hear(rank: int, act: Act, strategy: str, options: dict[str, Any]) -> Heard:
 
 def hear_all(rank: int, n: int, folder: str, cases: list[Case]) -> list[Heard]:
     """Each case in a process group of its own, for a fault breaks it."""
-    watch.PATIENCE_S, watch.LOOK_S, watch.ANSWER_S = 0.25, 0.05, 1.0
+    hang_watch.PATIENCE_S, hang_watch.LOOK_S, hang_watch.ANSWER_S = 0.25, 0.05, 1.0
     heard = []
     for number, (act, strategy, options) in enumerate(cases):
         dist.destroy_process_group()

@@ -10,14 +10,16 @@ import torch
 
 from tests.cells import cell
 from tests.ranks import run_ranks
-from zerobench import baselines, optimizers, precision, tables
-from zerobench import cell as cells
-from zerobench.config import SCHEMAS
-from zerobench.construction import build_model, shapes_of
+from zerobench import strategies
+from zerobench.config import optimizers, precision
+from zerobench.config.schema import SCHEMAS
+from zerobench.config.schema_peers import NEEDS, TUNING
+from zerobench.config.schema_training import Bf16, Fp16, Fp32
 from zerobench.data import build_batches
-from zerobench.peers import NEEDS, TUNING
+from zerobench.predict.build import build_model, shapes_of
 from zerobench.records import CATEGORIES
-from zerobench.training import Bf16, Fp16, Fp32
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
 TORCHS = [name for name in TUNING if name not in NEEDS]
@@ -37,13 +39,13 @@ def train(
     torch.manual_seed(0)
     model = build_model(config)
     optimizer = optimizers.build(config["optimizer"], model.parameters())
-    engine = baselines.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"], name))
+    engine = strategies.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"], name))
     batches, losses = build_batches(config, rank, torch.device("cpu")), []
     for step in range(STEPS):
         total = 0.0
         for micro in range(accumulation):
             how = config["strategy"].get("accumulate", "last")
-            with baselines.synchronising(engine, how, last=micro == accumulation - 1):
+            with strategies.synchronising(engine, how, last=micro == accumulation - 1):
                 loss = engine(*batches.batch(step, micro)) / accumulation
                 engine.backward(loss)
             total += loss.item()
@@ -217,5 +219,5 @@ def test_what_crosses_the_loopback_interface_is_at_least_what_the_strategy_sends
 
 
 def test_every_peer_is_a_strategy() -> None:
-    assert set(baselines.STRATEGIES) == set(SCHEMAS["strategy"])
-    assert set(TUNING) < set(baselines.STRATEGIES)
+    assert set(strategies.STRATEGIES) == set(SCHEMAS["strategy"])
+    assert set(TUNING) < set(strategies.STRATEGIES)

@@ -20,7 +20,7 @@ from tests.distributed import scenario_loops as loops
 from tests.distributed import scenario_models as models
 from tests.distributed import training
 from tests.ranks import run_ranks
-from zerobench.baselines.ddp_masters import MasterDdpEngine
+from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.zero import STAGES, initialize
 
 BUCKET_BYTES = 4096

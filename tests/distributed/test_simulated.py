@@ -11,11 +11,12 @@ import torch
 
 from tests.cells import cell
 from tests.distributed.simulated_costs import operators
-from zerobench import cell as cells
-from zerobench import systems, tables
-from zerobench.config import Measure
-from zerobench.launch import launch
-from zerobench.training import Bf16, Fp16
+from zerobench.config import schema_memory
+from zerobench.config.schema import Measure
+from zerobench.config.schema_training import Bf16, Fp16
+from zerobench.launch.processes import launch
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
@@ -46,7 +47,7 @@ def of_rank(rank: int, table: pd.DataFrame, *dropped: str) -> pd.DataFrame:
         ("zero3", 3, {"rank": 2}),
         ("zero3", 4, {}),
         ("zero2", 4, {"shard_group": 2, "node_size": 2}),
-        ("zero3", 4, {"zeropp": systems.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
+        ("zero3", 4, {"zeropp": schema_memory.AllOfZeropp(), "node_size": 2, "precision": Bf16()}),
     ],
 )
 def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
@@ -72,7 +73,10 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run(tmp_path: Path, strategy: str) -> None:
     """Of a model whose sizes divide by nothing, so that its ranks own different numbers of elements."""
-    more: dict[str, Any] = {"offload": systems.CpuOffload(), "measure": Measure(steps=1, warmup=2, passes="accounted")}
+    more: dict[str, Any] = {
+        "offload": schema_memory.CpuOffload(),
+        "measure": Measure(steps=1, warmup=2, passes="accounted"),
+    }
     real, there = measured(tmp_path, strategy, 3, "odd", **more)
     states = there.memory[(there.memory.phase == "step") & (there.memory.category == "optimizer")]
     owned = states.groupby("rank").max_bytes.sum()

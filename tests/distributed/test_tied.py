@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.distributed import scenario_loops, training
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
-from zerobench.zero.tied import ArrivalHook
+from zerobench.zero.modules.tied import ArrivalHook
 
 WIDTH = 6
 

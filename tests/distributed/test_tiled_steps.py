@@ -12,9 +12,9 @@ from torch import nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
 from tests.ranks import run_ranks
-from zerobench.baselines.ddp_masters import MasterDdpEngine
+from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.zero import NvmeOffload, Offload, initialize
-from zerobench.zero.tiled_step import raw_step
+from zerobench.zero.optim.tiles import raw_step
 
 WIDTH, STEPS = 24, 4
 

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from tests.cells import cell
-from zerobench import cell as cells
-from zerobench import tables
-from zerobench.config import Measure
-from zerobench.launch import launch
+from zerobench.config.schema import Measure
+from zerobench.launch.processes import launch
 from zerobench.probes.trace import overlaps, read_trace
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob, RankRecord, run_rank
 
 TRACED = Measure(steps=3, warmup=2, trace=True)

@@ -12,19 +12,22 @@ import pytest
 from tests.cells import cell
 from tests.distributed import planted_training as planted
 from tests.ranks import run_ranks
-from zerobench import cell as cells
-from zerobench import parity, systems, tables, training
-from zerobench.config import Measure
-from zerobench.parity_check import REFERENCES, ParityCheck
-from zerobench.sweep import Sweep
+from zerobench.config import schema_memory as memory
+from zerobench.config import schema_training
+from zerobench.config.schema import Measure
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
+from zerobench.sweep import parity
+from zerobench.sweep.parity_check import REFERENCES, ParityCheck
+from zerobench.sweep.sweep import Sweep
 
-DELAYED = systems.CpuOffload(delayed=True, delayed_after=1)
-HALVES = {"bf16": training.Bf16(), "fp16": training.Fp16()}
+DELAYED = memory.CpuOffload(delayed=True, delayed_after=1)
+HALVES = {"bf16": schema_training.Bf16(), "fp16": schema_training.Fp16()}
 CASES: dict[str, list[tuple[str, dict]]] = {
     "fp32": [
         *((name, {}) for name in ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "zero_redundancy")),
-        ("zero1", {"offload": systems.CpuOffload()}), ("zero2", {"offload": DELAYED}), ("zero2", {"arena": True}),
-        ("zero3", {"offload": systems.NvmeOffload()}), ("zero2", {"offload": systems.CpuOffload(fraction=0.5)}),
+        ("zero1", {"offload": memory.CpuOffload()}), ("zero2", {"offload": DELAYED}), ("zero2", {"arena": True}),
+        ("zero3", {"offload": memory.NvmeOffload()}), ("zero2", {"offload": memory.CpuOffload(fraction=0.5)}),
     ],
     "replicas": [("ddp", {}), ("zero2", {"shard_group": 2}), ("zero3", {"shard_group": 2})],
     "accumulated": [(name, {"accumulation": 2}) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")],

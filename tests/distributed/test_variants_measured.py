@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from tests.distributed.variants import BUCKET_BYTES, VARIANTS, account
-from zerobench.estimate import training_shapes
+from zerobench.predict.estimate import training_shapes
 from zerobench.records import MemoryRow
-from zerobench.theory.memory import Prediction, predict_states
+from zerobench.theory.states import Prediction, predict_states
 from zerobench.theory.traffic import predict_volume
 
 STEADY, FROM_THE_START = {"steps": 1, "warmup": 2}, {"steps": 1, "warmup": 0}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cells import cell
 from tests.distributed.wire import cell_of
-from zerobench.construction import build_model, shapes_of
+from zerobench.predict.build import build_model, shapes_of
 from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_volume
 

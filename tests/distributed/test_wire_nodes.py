@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.wire_nodes import CASES, NODE_SIZE, NODES, SETTING, cell_of
-from zerobench.construction import build_model, shapes_of
-from zerobench.estimate import training_shapes
-from zerobench.grouping import shape_of
+from zerobench.config.topology import shape_of
+from zerobench.predict.build import build_model, shapes_of
+from zerobench.predict.estimate import training_shapes
 from zerobench.theory.groups import Moved
 from zerobench.theory.shapes import Schedule
 from zerobench.theory.traffic import predict_traffic

@@ -13,11 +13,12 @@ from tests import zoo
 from tests.distributed import training
 from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
-from zerobench.zero import Zeropp, coding_error, initialize
-from zerobench.zero.codec import LEVELS, Codec
-from zerobench.zero.comm import Handle
-from zerobench.zero.stamp import STAMP_NUMEL, Stamp
-from zerobench.zero.zeropp import ZeroppComm, connect_zeropp
+from zerobench.zero import Zeropp, initialize
+from zerobench.zero.comm import quantization_error
+from zerobench.zero.comm.base import Handle
+from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.quantize import LEVELS, Codec
+from zerobench.zero.comm.zeropp import ZeroppComm, connect_zeropp
 
 CPU = torch.device("cpu")
 SLACK = 1 + 2**-14
@@ -106,10 +107,10 @@ def the_same_bits_in_one_process(rank: int, n: int, node_size: int | None) -> No
         brought = torch.stack([random_full(r, n, dtype, 16 * 33) for r in range(n)])
         full, own = brought[rank].clone(), slice(comm.rank * 16 * 33, (comm.rank + 1) * 16 * 33)
         comm.reduce_scatter(full).wait()
-        assert torch.equal(full[own], coding_error.exchanged(brought, node_size or n, Codec(4, 64))[own]), dtype
+        assert torch.equal(full[own], quantization_error.exchanged(brought, node_size or n, Codec(4, 64))[own]), dtype
         slices = brought[0].clone()
         comm.all_gather(slices).wait()
-        assert torch.equal(slices, coding_error.gathered(brought[0], n, Codec(8, 64)))
+        assert torch.equal(slices, quantization_error.gathered(brought[0], n, Codec(8, 64)))
 
 
 def test_every_element_is_within_the_bound() -> None:

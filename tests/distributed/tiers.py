@@ -14,7 +14,7 @@ from tests import zoo
 from tests.distributed.checkpoints import assert_same
 from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.checkpoint.contents import tensors_of
-from zerobench.zero.checkpoint.facts import facts_of, merge
+from zerobench.zero.checkpoint.metadata import facts_of, merge
 
 BATCH = 4
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import zoo
-from zerobench.baselines.ddp import DdpEngine
+from zerobench.strategies.ddp import DdpEngine
 from zerobench.zero import STAGES, initialize
 
 STEPS = 14

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import Gpt, Model
-from zerobench.launch import launch
+from zerobench.config.schema import Gpt, Model
+from zerobench.config.schema_memory import CheckpointActivations, FusedBuffers
+from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Rprop
+from zerobench.launch.processes import launch
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.systems import CheckpointActivations, FusedBuffers
-from zerobench.training import AdamW, Bf16, Fp16, Fp32, Rprop
 from zerobench.worker import RankJob, RankRecord, run_rank
 
 BUCKET_BYTES = 256 * 1024

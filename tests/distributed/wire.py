@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.cells import cell
-from zerobench.config import Measure
-from zerobench.launch import launch
-from zerobench.resolve import Cell
-from zerobench.training import Bf16
+from zerobench.config.resolve import Cell
+from zerobench.config.schema import Measure
+from zerobench.config.schema_training import Bf16
+from zerobench.launch.processes import launch
 from zerobench.worker import RankJob, run_rank
 
 BUCKET_BYTES = 2**20

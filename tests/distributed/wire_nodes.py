@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from tests.cells import cell
-from zerobench import systems
-from zerobench.config import Measure
-from zerobench.launch import launch
-from zerobench.resolve import Cell
-from zerobench.training import Bf16
+from zerobench.config import schema_memory
+from zerobench.config.resolve import Cell
+from zerobench.config.schema import Measure
+from zerobench.config.schema_training import Bf16
+from zerobench.launch.processes import launch
 from zerobench.worker import RankJob, run_rank
 
 NODES, NODE_SIZE = 2, 2
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "qwz": {"zeropp": systems.Qwz()},
-    "hpz": {"zeropp": systems.Hpz()},
-    "qgz": {"zeropp": systems.Qgz()},
-    "all": {"zeropp": systems.AllOfZeropp()},
+    "qwz": {"zeropp": schema_memory.Qwz()},
+    "hpz": {"zeropp": schema_memory.Hpz()},
+    "qgz": {"zeropp": schema_memory.Qgz()},
+    "all": {"zeropp": schema_memory.AllOfZeropp()},
     "groups": {"shard_group": NODE_SIZE},
 }
 

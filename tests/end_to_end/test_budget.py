@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from tests.end_to_end.command import ROOT, SMALL
-from zerobench.verbs.budget import budget as verb
+from zerobench.commands.budget.command import budget as verb
 
 LEAK = (
-    "zerobench/zero/unit.py",
+    "zerobench/zero/units/unit.py",
     "            self.heap.give_back(wire)\n",
     "            self.kept = [*getattr(self, 'kept', []), wire][-2:]\n",
 )
 DOUBLE_GATHER = (
-    "zerobench/zero/module_unit.py",
+    "zerobench/zero/units/module_unit.py",
     "            self.gather = self.source.launch(full, ",
     "            self.comm.all_gather(full, self.name).wait()\n            self.gather = self.source.launch(full, ",
 )

@@ -17,9 +17,9 @@ import zerobench
 from tests.end_to_end.command import ROOT, SMALL
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
-from zerobench.compose import compose_cells
-from zerobench.config import SCHEMAS, Config
-from zerobench.keys import OTHER_WORDS, _keys_by_group
+from zerobench.config.compose import compose_cells
+from zerobench.config.schema import SCHEMAS, Config
+from zerobench.config.unknown_keys import OTHER_WORDS, _keys_by_group
 from zerobench.records import CATEGORIES
 
 
@@ -235,9 +235,9 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from zerobench.config import store_schemas
-    from zerobench.keys import stray_keys
-    from zerobench.resolve import resolve
+    from zerobench.config.resolve import resolve
+    from zerobench.config.schema import store_schemas
+    from zerobench.config.unknown_keys import stray_keys
 
     store_schemas({})
     GlobalHydra.instance().clear()

@@ -9,11 +9,11 @@ import pytest
 from tests.cells import cell
 from tests.end_to_end.command import SMALL
 from zerobench import cli
-from zerobench.cell import run_cell
-from zerobench.config import Measure
-from zerobench.provenance import PACKAGE
-from zerobench.tables import load
-from zerobench.verbs import interleave, noise, noise_floor
+from zerobench.commands.compare import interleave, noise, noise_floor
+from zerobench.config.schema import Measure
+from zerobench.results.provenance import PACKAGE
+from zerobench.results.tables import load
+from zerobench.sweep.cell import run_cell
 
 
 def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 
 import zerobench as package
 from tests.end_to_end.command import ROOT, heed_ctrl_c
-from zerobench.suite import SECTIONS
-from zerobench.suite.section import NONE
+from zerobench.commands.gpu_suite import SECTIONS
+from zerobench.commands.gpu_suite.section import NONE
 
 PACKAGES = (
     "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",

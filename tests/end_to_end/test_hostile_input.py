@@ -15,8 +15,8 @@ import yaml
 
 from tests.end_to_end.command import SMALL, zerobench
 from zerobench import cli
-from zerobench.safe_yaml import read_yaml
-from zerobench.units import parse_bytes
+from zerobench.config.safe_yaml import read_yaml
+from zerobench.sizes import parse_bytes
 
 HERE = ["world_size=1", *SMALL]
 

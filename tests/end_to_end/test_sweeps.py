@@ -23,12 +23,12 @@ from tests.cells import cell
 from tests.end_to_end.command import SMALL, heed_ctrl_c
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
-from zerobench.cell import _blank_row
-from zerobench.folders import TURNS
+from zerobench.config.resolve import Cell
 from zerobench.records import RunRow
-from zerobench.resolve import Cell
-from zerobench.sweep import Sweep
-from zerobench.tables import run_folders
+from zerobench.results.folders import TURNS
+from zerobench.results.tables import run_folders
+from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.sweep import Sweep
 
 RUNS = Path("results/runs")
 TINY = [*SMALL, "launch.threads=1"]
@@ -142,7 +142,7 @@ def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypa
         row.status = "crash" if mine is one else "ok"
         return row
 
-    monkeypatch.setattr("zerobench.cell.run_cell", run_cell)
+    monkeypatch.setattr("zerobench.sweep.cell.run_cell", run_cell)
     Sweep(MagicMock()).run([one, other])
     assert launched == [(1, 0), (2, 0), (2, 1)]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerobench.zero.nvme import FileStore, Scratch
+from zerobench.zero.offload.disk import FileStore, Scratch
 
 
 @contextmanager

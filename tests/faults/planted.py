@@ -18,16 +18,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zerobench import baselines, own_activations, precision
-from zerobench.baselines.ddp import DdpEngine
+from zerobench import strategies
+from zerobench.config import precision
 from zerobench.models.gpt import Block
+from zerobench.predict import activations
+from zerobench.strategies.ddp import DdpEngine
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
 from zerobench.zero.layout import Layout
-from zerobench.zero.module_unit import ModuleUnit
 from zerobench.zero.stage1 import Stage1
 from zerobench.zero.strategy import Strategy
-from zerobench.zero.unit import Unit
+from zerobench.zero.units.module_unit import ModuleUnit
+from zerobench.zero.units.unit import Unit
 
 MIB = 2**20
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -47,7 +49,7 @@ class Fault:
 def run_planted(jobs: list[tuple[str | None, RankJob]], tell: Any) -> list[Any]:
     """The records of a simulated rank for each job, with the fault of that name planted, or without one."""
     by_name = {fault.name: fault for fault in FAULTS}
-    records, foretold = [], own_activations.of
+    records, foretold = [], activations.of
     known: dict[str, int | None] = {}
 
     def once(config: dict[str, Any], *rest: Any) -> int | None:
@@ -58,7 +60,7 @@ def run_planted(jobs: list[tuple[str | None, RankJob]], tell: Any) -> list[Any]:
         return known[key]
 
     for name, job in jobs:
-        with by_name[name].plant() if name else ExitStack(), patch.object(own_activations, "of", once):
+        with by_name[name].plant() if name else ExitStack(), patch.object(activations, "of", once):
             records.append(run_rank(job, lambda _: None))
         gc.collect()  # what one run leaves is not to be freed in the next
     return records
@@ -178,12 +180,12 @@ def unshards_twice() -> Iterator[None]:
 
 @contextmanager
 def larger_buckets() -> Iterator[None]:
-    wrap = baselines.wrap
+    wrap = strategies.wrap
 
     def doubled(strategy: dict[str, Any], *args: Any, **options: Any) -> Any:
         return wrap(strategy | {"bucket_bytes": 2 * strategy["bucket_bytes"]}, *args, **options)
 
-    with patch.object(baselines, "wrap", doubled):
+    with patch.object(strategies, "wrap", doubled):
         yield
 
 
@@ -267,7 +269,7 @@ def mislabelled() -> torch.Tensor:
 
 @contextmanager
 def uploads_twice() -> Iterator[None]:
-    from zerobench.zero.host import Upload
+    from zerobench.zero.offload.cpu import Upload
 
     send = Upload.send
 
@@ -281,7 +283,7 @@ def uploads_twice() -> Iterator[None]:
 
 @contextmanager
 def larger_pool() -> Iterator[None]:
-    from zerobench.zero.nvme.pool import Pool
+    from zerobench.zero.offload.disk.buffer_pool import Pool
 
     make = Pool.__init__
 
@@ -294,7 +296,7 @@ def larger_pool() -> Iterator[None]:
 
 @contextmanager
 def reads_twice() -> Iterator[None]:
-    from zerobench.zero.nvme.files import Region
+    from zerobench.zero.offload.disk.file_store import Region
 
     read = Region.read
 

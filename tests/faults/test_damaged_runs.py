@@ -18,7 +18,7 @@ import pytest
 import zerobench
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.tables import TABLES, collect, load
+from zerobench.results.tables import TABLES, collect, load
 
 LARGE = 10**30
 
@@ -199,7 +199,7 @@ def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None
 
 def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:
     from tests.cells import cell
-    from zerobench.cell import _prefix, find_reusable
+    from zerobench.sweep.cell import _prefix, find_reusable
 
     one = cell("zero2", 2, results_dir=str(tmp_path), model="tiny")
     run = make(tmp_path, "zero2")

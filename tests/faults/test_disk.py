@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from tests.faults import disk
-from zerobench.launch import launch
-from zerobench.zero.nvme import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
+from zerobench.launch.processes import launch
+from zerobench.zero.offload.disk import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
 
 BLOCK = 4 * ALIGN_BYTES
 
@@ -212,7 +212,7 @@ def test_no_file_outlives_its_rank(tmp_path: Path) -> None:
 
 
 def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None:
-    script = f"import time; from zerobench.zero.nvme import Scratch; s = Scratch(r'{tmp_path}'); time.sleep(60)"
+    script = f"import time; from zerobench.zero.offload.disk import Scratch; s = Scratch(r'{tmp_path}'); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", script])
     deadline = time.monotonic() + 60
     while not (left := list(tmp_path.glob("zerobench-*"))) and time.monotonic() < deadline:

@@ -17,10 +17,10 @@ import zerobench
 from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.cell import _prefix, find_or_run, run_cell
-from zerobench.rescue import Unwritten, sentences
-from zerobench.resolve import Cell
-from zerobench.sweep import Sweep
+from zerobench.config.resolve import Cell
+from zerobench.results.rescue import Unwritten, sentences
+from zerobench.sweep.cell import _prefix, find_or_run, run_cell
+from zerobench.sweep.sweep import Sweep
 
 ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
 """A name that the system takes, with what means something to URLs, shells, globs, Hydra's grammar or people."""
@@ -164,7 +164,7 @@ def test_a_read_only_folder_is_refused_unless_all_is_there(small_disk: Path, mon
 HOLD = """
 import sys
 from pathlib import Path
-from zerobench.folders import turn
+from zerobench.results.folders import turn
 with turn(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()

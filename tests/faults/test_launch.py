@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.faults import workers
-from zerobench.launch import launch
+from zerobench.launch.processes import launch
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -79,7 +79,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) -> None:
     """Also where so many of them, which nothing but SIGKILL reaches, are stopped."""
     script = (
-        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch import launch\n"
+        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch.processes import launch\n"
         f"launch(workers.says_pid_and_sleeps, [r'{tmp_path}/0', r'{tmp_path}/1'], Path(r'{tmp_path}/logs'), 300)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])

@@ -14,18 +14,19 @@ import pytest
 
 from tests.cells import cell
 from tests.faults.planted import FAULTS, Fault, run_planted
-from zerobench import join, systems
-from zerobench.cell import _blank_row
-from zerobench.launch import launch
-from zerobench.resolve import Cell
-from zerobench.training import Bf16
-from zerobench.verbs.limits import Limit, judge_cell, recorded
+from zerobench.commands.budget.limits import Limit, judge_cell, recorded
+from zerobench.config import schema_memory
+from zerobench.config.resolve import Cell
+from zerobench.config.schema_training import Bf16
+from zerobench.launch.processes import launch
+from zerobench.sweep import aggregate
+from zerobench.sweep.cell import _blank_row
 from zerobench.worker import RankJob
 
 NAMED = {
     "bf16": Bf16(),
-    "cpu": systems.CpuOffload(),
-    "nvme": systems.NvmeOffload(block_bytes=64 * 1024, buffers=8, depth=2),
+    "cpu": schema_memory.CpuOffload(),
+    "nvme": schema_memory.NvmeOffload(block_bytes=64 * 1024, buffers=8, depth=2),
 }
 
 
@@ -56,7 +57,7 @@ def records(folder: Path) -> dict[tuple[str, ...] | str, Any]:
     for (key, one), record in zip(jobs.items(), found, strict=True):
         rows[key] = row = _blank_row(one)
         row.status = "ok"
-        join.join(row, one.config, [record])
+        aggregate.join(row, one.config, [record])
     return rows
 
 

@@ -28,8 +28,10 @@ from unittest import mock
 import torch
 from torch import nn
 
-from zerobench.zero import host, initialize, lanes
+from zerobench.zero import initialize
 from zerobench.zero.checkpoint.contents import tensors_of
+from zerobench.zero.comm import streams
+from zerobench.zero.offload import cpu
 
 LATE_CYCLES = 2_000_000
 """About a millisecond: longer than what computes beside it in these models."""
@@ -146,22 +148,22 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 @contextmanager
 def late() -> Iterator[None]:
     """See above."""
-    launch, copy = lanes.Lane.launch, host.Bus._copy
+    launch, copy = streams.Lane.launch, cpu.Bus._copy
 
-    def launch_late(lane: lanes.Lane, collective: Any) -> Any:
+    def launch_late(lane: streams.Lane, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
             torch.cuda._sleep(LATE_CYCLES)
             return collective(async_op=async_op)
 
         return launch(lane, collective_late)
 
-    def copy_late(bus: host.Bus, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
+    def copy_late(bus: cpu.Bus, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
         if bus._cuda is not None:
             with bus._cuda.stream(getattr(bus, way)):
                 torch.cuda._sleep(LATE_CYCLES)
         return copy(bus, place, source, way)
 
-    with mock.patch.object(lanes.Lane, "launch", launch_late), mock.patch.object(host.Bus, "_copy", copy_late):
+    with mock.patch.object(streams.Lane, "launch", launch_late), mock.patch.object(cpu.Bus, "_copy", copy_late):
         yield
 
 

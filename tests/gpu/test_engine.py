@@ -24,12 +24,13 @@ from torch import nn
 from tests import zoo
 from tests.distributed.test_no_waiting import VARIANTS
 from tests.distributed.test_races import RUNS
-from zerobench.environment import rank_environment
-from zerobench.suite.collectives import check_comm
-from zerobench.zero import initialize, lanes
-from zerobench.zero.backends import FAKE, NcclComm
-from zerobench.zero.simulated import SimulatedNccl
-from zerobench.zero.stamp import Stamp
+from zerobench.commands.gpu_suite.collectives import check_comm
+from zerobench.host.environment import rank_environment
+from zerobench.zero import initialize
+from zerobench.zero.comm import streams
+from zerobench.zero.comm.backends import FAKE, NcclComm
+from zerobench.zero.comm.desync import Stamp
+from zerobench.zero.comm.simulated import SimulatedNccl
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -114,31 +115,31 @@ def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
 @contextmanager
 def late() -> Iterator[None]:
     """Every collective takes its time to start."""
-    launch = lanes.Lane.launch
+    launch = streams.Lane.launch
 
-    def launch_late(lane: lanes.Lane, collective: Any) -> Any:
+    def launch_late(lane: streams.Lane, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
             torch.cuda._sleep(LATE_CYCLES)
             return collective(async_op=async_op)
 
         return launch(lane, collective_late)
 
-    with mock.patch.object(lanes.Lane, "launch", launch_late):
+    with mock.patch.object(streams.Lane, "launch", launch_late):
         yield
 
 
 @contextmanager
 def in_series() -> Iterator[None]:
     """The device is idle whenever a collective is launched or waited for."""
-    launch, wait = lanes.Lane.launch, lanes.InLane.wait
+    launch, wait = streams.Lane.launch, streams.InLane.wait
 
-    def launch_alone(lane: lanes.Lane, collective: Any) -> Any:
+    def launch_alone(lane: streams.Lane, collective: Any) -> Any:
         torch.cuda.synchronize()
         ticket = launch(lane, collective)
         torch.cuda.synchronize()
         return ticket
 
-    with mock.patch.object(lanes.Lane, "launch", launch_alone), mock.patch.object(lanes.InLane, "wait", wait):
+    with mock.patch.object(streams.Lane, "launch", launch_alone), mock.patch.object(streams.InLane, "wait", wait):
         yield
 
 
@@ -168,7 +169,7 @@ def unawaited() -> Iterator[None]:
         return storage if size in (0, storage.nbytes()) else resize(storage, size)
 
     with (
-        mock.patch.object(lanes.InLane, "wait", forgotten.append),
+        mock.patch.object(streams.InLane, "wait", forgotten.append),
         mock.patch.object(torch.UntypedStorage, "resize_", keep),
     ):
         yield

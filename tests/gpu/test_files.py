@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Pool
+from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, Pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

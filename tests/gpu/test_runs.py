@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.cells import cell
-from zerobench import cell as cells
-from zerobench import tables
+from zerobench.results import tables
+from zerobench.sweep import cell as cells
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -30,11 +30,12 @@ from tests.gpu.injected import (
     model_of,
     train,
 )
-from zerobench.probes import cuda as probe
-from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize, residual
-from zerobench.zero.backends import FAKE
-from zerobench.zero.codec import Codec
-from zerobench.zero.residual import POLICIES
+from zerobench.probes import cuda_memory as probe
+from zerobench.zero import NvmeOffload, Offload, Zeropp, initialize
+from zerobench.zero.activations import policies
+from zerobench.zero.activations.policies import POLICIES
+from zerobench.zero.comm.backends import FAKE
+from zerobench.zero.comm.quantize import Codec
 
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS = 3
@@ -195,7 +196,7 @@ def trained(device: torch.device, strategy: str, policy: str, slabs: bool = Fals
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(5)))
     chosen = replace(POLICIES[policy], least_bytes=4 * WIDTH * ROWS)
-    residual.apply(model, replace(chosen, keep="slab") if slabs else chosen)
+    policies.apply(model, replace(chosen, keep="slab") if slabs else chosen)
     model.to(device)
     engine = initialize(model, adam(model.parameters()), strategy, bucket_bytes=16 * 1024, **options)
     losses = []

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from tests.cells import cell
-from zerobench import cell as cells
-from zerobench.attempts import in_order, moments, split
-from zerobench.folders import claim_folder, write_run
-from zerobench.resolve import Cell
-from zerobench.tables import collect, latest, load, merge
-from zerobench.verbs.holdings import look
-from zerobench.verbs.interleave import load_runs
+from zerobench.commands.compare.interleave import load_runs
+from zerobench.commands.holdings import look
+from zerobench.config.resolve import Cell
+from zerobench.results.attempts import in_order, moments, split
+from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.tables import collect, latest, load, merge
+from zerobench.sweep import cell as cells
 
 
 def attempt(one: Cell, hour: int, **more: object) -> str:

@@ -9,12 +9,19 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from zerobench.units import parse_bytes, show_bytes
-from zerobench.verbs.budget import record_cell
-from zerobench.verbs.budget_check import exit_code
-from zerobench.verbs.budget_file import BudgetFile, CellBudget, Environment, environment_of, read_budget, write_budget
-from zerobench.verbs.budget_report import write_junit, write_markdown
-from zerobench.verbs.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.commands.budget.check import exit_code
+from zerobench.commands.budget.command import record_cell
+from zerobench.commands.budget.file import (
+    BudgetFile,
+    CellBudget,
+    Environment,
+    environment_of,
+    read_budget,
+    write_budget,
+)
+from zerobench.commands.budget.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.commands.budget.report import write_junit, write_markdown
+from zerobench.sizes import parse_bytes, show_bytes
 
 MIB = 2**20
 

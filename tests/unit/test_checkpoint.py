@@ -12,7 +12,7 @@ from torch import nn
 
 import zerobench
 from tests import zoo
-from zerobench.zero.checkpoint.tensor_file import buffer_of, bytes_of, layout
+from zerobench.zero.checkpoint.safetensors import buffer_of, bytes_of, layout
 
 
 def engine_of(model: nn.Module, optimizer: str = "adamw", strategy: str = "zero2"):

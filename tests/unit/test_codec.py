@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from zerobench.probes import allocator_hook
-from zerobench.zero.codec import CHUNK, LEVELS, Codec
-from zerobench.zero.stamp import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.quantize import CHUNK, LEVELS, Codec
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -11,16 +11,16 @@ import pytest
 from scipy import stats
 
 from tests.cells import cell
-from zerobench.cell import _blank_row
+from zerobench.commands.compare import noise_floor
+from zerobench.commands.compare.comparison import Compared, Comparison, compare_runs
+from zerobench.commands.compare.interleave import turns
+from zerobench.commands.compare.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
+from zerobench.commands.compare.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
+from zerobench.config.resolve import Cell
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
-from zerobench.resolve import Cell
-from zerobench.summary import TIMES
-from zerobench.tables import frame_of
-from zerobench.verbs import noise_floor
-from zerobench.verbs.comparison import Compared, Comparison, compare_runs
-from zerobench.verbs.interleave import turns
-from zerobench.verbs.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
-from zerobench.verbs.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
+from zerobench.results.summary import TIMES
+from zerobench.results.tables import frame_of
+from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20
 Row = dict[str, Any]

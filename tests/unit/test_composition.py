@@ -15,10 +15,11 @@ from torch import nn
 from tests import compositions
 from tests.cells import cell
 from tests.compositions import CORE, FREE, STRATEGIES, core, problems_of
-from zerobench import composition, precision, systems, training
-from zerobench.environment import rank_environment
+from zerobench.config import combinations as composition
+from zerobench.config import precision, schema_memory, schema_training
+from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
-from zerobench.zero.nvme import DiskError
+from zerobench.zero.offload.disk import DiskError
 
 SENTENCE = re.compile(r"[a-z_.]+(=\S+)?: [^\n]+[^.\n]")
 """`key=value: what is wrong; what would be right`."""
@@ -107,17 +108,21 @@ def test_the_engine_refuses_what_the_config_refuses_and_no_more(tmp_path: Path) 
 
 
 ODD: list[tuple[str, dict[str, Any], str]] = [
-    ("zero2", {"offload": systems.CpuOffload(optimizer=False, gradients=False)}, "nothing is to leave"),
-    ("zero2", {"offload": systems.CpuOffload(fraction=0.0)}, "offload.fraction=0.0: must be at least 1e-09"),
-    ("zero2", {"offload": systems.CpuOffload(delayed=True, fraction=0.5)}, "offload.delayed_after"),
-    ("zero2", {"offload": systems.CpuOffload(delayed=True), "precision": training.Fp16()}, "use bf16 or fp32"),
-    ("zero2", {"offload": systems.NvmeOffload(optimizer=False)}, "they need an optimizer there"),
-    ("zero2", {"offload": systems.NvmeOffload(block_bytes=5000)}, "use a multiple of 4096"),
-    ("zero2", {"offload": systems.NvmeOffload(buffers=7)}, "offload.buffers=7: must be at least 8"),
-    ("zero2", {"offload": systems.NvmeOffload(path="/no/such/folder")}, "there is no such folder"),
-    ("zero2", {"offload": systems.NvmeOffload(parameters=True)}, "use zero3"),
-    ("ddp", {"offload": systems.CpuOffload()}, "strategy=ddp does not offload here"),
-    ("megatron", {"offload": systems.NvmeOffload()}, "strategy=megatron does not offload here"),
+    ("zero2", {"offload": schema_memory.CpuOffload(optimizer=False, gradients=False)}, "nothing is to leave"),
+    ("zero2", {"offload": schema_memory.CpuOffload(fraction=0.0)}, "offload.fraction=0.0: must be at least 1e-09"),
+    ("zero2", {"offload": schema_memory.CpuOffload(delayed=True, fraction=0.5)}, "offload.delayed_after"),
+    (
+        "zero2",
+        {"offload": schema_memory.CpuOffload(delayed=True), "precision": schema_training.Fp16()},
+        "use bf16 or fp32",
+    ),
+    ("zero2", {"offload": schema_memory.NvmeOffload(optimizer=False)}, "they need an optimizer there"),
+    ("zero2", {"offload": schema_memory.NvmeOffload(block_bytes=5000)}, "use a multiple of 4096"),
+    ("zero2", {"offload": schema_memory.NvmeOffload(buffers=7)}, "offload.buffers=7: must be at least 8"),
+    ("zero2", {"offload": schema_memory.NvmeOffload(path="/no/such/folder")}, "there is no such folder"),
+    ("zero2", {"offload": schema_memory.NvmeOffload(parameters=True)}, "use zero3"),
+    ("ddp", {"offload": schema_memory.CpuOffload()}, "strategy=ddp does not offload here"),
+    ("megatron", {"offload": schema_memory.NvmeOffload()}, "strategy=megatron does not offload here"),
     ("fsdp2", {"node_size": 2}, "strategy=fsdp2 knows no groups of ranks"),
     ("zero1", {"node_size": 3}, "node_size=3: must be a divisor of world_size=4"),
     ("zero1", {"node_size": 4, "shard_group": 2}, "a shard group must be a node"),

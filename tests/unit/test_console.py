@@ -12,11 +12,12 @@ import pytest
 
 from tests.cells import cell
 from tests.made_up import MIB, results_of, run
-from zerobench import cli, console
-from zerobench.cell import _blank_row
-from zerobench.systems import CpuOffload, NvmeOffload
-from zerobench.tables import collect
-from zerobench.verbs.dry_run import print_plan
+from zerobench import cli
+from zerobench.commands.dry_run import print_plan
+from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.results import console
+from zerobench.results.tables import collect
+from zerobench.sweep.cell import _blank_row
 
 
 def rows() -> list[dict]:
@@ -103,7 +104,7 @@ def test_exported_markdown_has_them_where_anything_is_there(tmp_path: Path, caps
 
 
 def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("zerobench.verbs.dry_run.find_reusable", lambda *_: None)
+    monkeypatch.setattr("zerobench.commands.dry_run.find_reusable", lambda *_: None)
     assert print_plan([cell("zero3", 2), cell("zero3", 2, offload=CpuOffload())]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in (" host ", " down ", " up ", console.ONE_MEMORY))

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.cells import cell
-from zerobench import provenance
-from zerobench.join import PROCESS_MEMORY
-from zerobench.probes import AccountedPass, TimedPass, clock, cuda, memory
+from zerobench.probes import AccountedPass, TimedPass, clock, cuda_memory, ledger
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import ALLOCATOR, RunRow
+from zerobench.results import provenance
+from zerobench.sweep.aggregate import PROCESS_MEMORY
 
 GPU = torch.device("cuda", 0)
 
@@ -37,7 +37,10 @@ class Played:
 
     def memory_stats(self) -> dict[str, int]:
         assert self.started
-        return {key: self.most[name] for name, key in cuda.PEAKS.items()} | {"num_alloc_retries": 2, "num_ooms": 0}
+        return {key: self.most[name] for name, key in cuda_memory.PEAKS.items()} | {
+            "num_alloc_retries": 2,
+            "num_ooms": 0,
+        }
 
     def reset_peak_memory_stats(self) -> None:
         self.most = dict(self.now)
@@ -109,7 +112,7 @@ def test_the_names_are_torchs() -> None:
     for name in NAMES:
         assert callable(getattr(torch.cuda, name)), name
     said = torch.cuda.memory_stats.__doc__ or ""
-    for key in cuda.PEAKS.values():
+    for key in cuda_memory.PEAKS.values():
         assert f'"{key.split(".")[0]}.{{all,large_pool,small_pool}}.{{current,peak,allocated,freed}}"' in said, key
     assert '"num_alloc_retries"' in said
     host = torch.cuda.host_memory_stats.__doc__ or ""
@@ -119,7 +122,7 @@ def test_the_names_are_torchs() -> None:
 
 def test_the_allocators_figures_become_columns(played: Played) -> None:
     played.use(100, reserved=160)
-    columns = cuda.process_memory(cuda.take_peaks())
+    columns = cuda_memory.process_memory(cuda_memory.take_peaks())
     assert columns == {
         "allocated_bytes": 100,
         "reserved_bytes": 160,
@@ -137,8 +140,8 @@ def test_the_allocators_figures_become_columns(played: Played) -> None:
 def test_a_torch_without_host_statistics_says_nothing_of_pinned_memory(played: Played, monkeypatch) -> None:
     monkeypatch.delattr(torch.cuda, "host_memory_stats")
     monkeypatch.delattr(torch.cuda, "reset_peak_host_memory_stats")
-    cuda.reset_peaks()
-    columns = cuda.process_memory(cuda.take_peaks())
+    cuda_memory.reset_peaks()
+    columns = cuda_memory.process_memory(cuda_memory.take_peaks())
     assert (columns["pinned_requested_bytes"], columns["pinned_bytes"]) == (None, None)
 
 
@@ -154,7 +157,7 @@ def test_what_the_allocator_never_had_is_0(played: Played, monkeypatch) -> None:
 def test_the_accounted_pass_tells_phases_of_the_allocator_apart(played: Played, monkeypatch) -> None:
     """The ledger's bytes are those of real tensors, taken for CUDA's; the allocator's what is played around them."""
     kind = {True: "cuda", False: "cpu"}
-    monkeypatch.setattr(memory, "device_of", lambda storage: kind[storage.nbytes() >= 400])  # the rest is the host's
+    monkeypatch.setattr(ledger, "device_of", lambda storage: kind[storage.nbytes() >= 400])  # the rest is the host's
     with AccountedPass(GPU) as probe:
         with probe.phase("init"):
             played.use(2048, reserved=4096)

@@ -7,8 +7,9 @@ import torch
 
 import zerobench
 from tests.cells import cell
-from zerobench import construction, models, registry
+from zerobench import models, registry
 from zerobench.data import Batches, default_text, read_text, text_hash
+from zerobench.predict import build as construction
 
 CPU = torch.device("cpu")
 

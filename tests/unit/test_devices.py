@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench import world
+from zerobench.config import world
 
 
 @pytest.fixture(params=[0, 1, 4])

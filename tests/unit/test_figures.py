@@ -15,11 +15,11 @@ from analysis import calibration
 from analysis.common import FIGURES
 from tests.cells import cell
 from tests.made_up import GRID, MIB, NUMBERS, OF_RUNS, figure_of, results_of, run, texts, tops
-from zerobench.calibration import load_calibration
-from zerobench.cell import _blank_row
+from zerobench.calibrate.collectives import load_calibration
 from zerobench.records import CATEGORIES, STATES
-from zerobench.summary import summarize
-from zerobench.tables import Results, collect
+from zerobench.results.summary import summarize
+from zerobench.results.tables import Results, collect
+from zerobench.sweep.cell import _blank_row
 
 
 @pytest.mark.parametrize("name", OF_RUNS)

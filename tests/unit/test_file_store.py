@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from zerobench.zero import labels
-from zerobench.zero.nvme import ALIGN_BYTES, FileStore, Handle, Pool
-from zerobench.zero.nvme.checksum import checksum, memory_of
+from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, Handle, Pool
+from zerobench.zero.offload.disk.checksum import checksum, memory_of
 
 BLOCK = 4 * ALIGN_BYTES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cells import cell
-from zerobench.flops import _count_fp32, step_flops, utilisation
-from zerobench.training import Bf16, Fp32
+from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.predict.flops import _count_fp32, step_flops, utilisation
 
 
 def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import zerobench
-from zerobench.zero.host import Offload
-from zerobench.zero.infinity import NvmeOffload
+from zerobench.zero.offload.cpu import Offload
+from zerobench.zero.offload.nvme import NvmeOffload
 
 
 class Tied(nn.Module):

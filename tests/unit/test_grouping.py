@@ -9,36 +9,41 @@ import torch
 import torch.distributed as dist
 
 from tests.cells import cell
-from zerobench import composition, systems
-from zerobench.coded import coded_share, units_of
-from zerobench.naming import base_name
+from zerobench.config import combinations, schema_memory
+from zerobench.config.names import base_name
+from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.probes.traffic import TrafficMeter
 from zerobench.records import TrafficRow
 from zerobench.theory.groups import GroupShape, payload_bytes
 from zerobench.theory.shapes import ParameterShape
 from zerobench.zero import Zeropp
-from zerobench.zero.codec import Codec
-from zerobench.zero.coding_error import Error
+from zerobench.zero.comm.quantization_error import Error
+from zerobench.zero.comm.quantize import Codec
 
 REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
     ("zero2", 4, {"node_size": 3}, "node_size=3: must be a divisor of world_size=4, and at least 1"),
     ("zero2", 4, {"shard_group": 1}, "shard_group=1: must be a divisor of world_size=4, and at least 2"),
     ("ddp", 4, {"node_size": 2}, "node_size=2: strategy=ddp knows no groups of ranks"),
     ("megatron", 4, {"shard_group": 2}, "shard_group=2: strategy=megatron knows no groups"),
-    ("fsdp2", 4, {"zeropp": systems.Qwz()}, "zeropp=qwz: it is for zero3"),
-    ("zero2", 4, {"zeropp": systems.Hpz()}, "zeropp=hpz: it is for zero3"),
-    ("zero3", 4, {"zeropp": systems.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
+    ("fsdp2", 4, {"zeropp": schema_memory.Qwz()}, "zeropp=qwz: it is for zero3"),
+    ("zero2", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: it is for zero3"),
+    ("zero3", 4, {"zeropp": schema_memory.Qgz(), "shard_group": 2}, "zeropp=qgz: its shards are over all ranks"),
     ("zero3", 8, {"node_size": 4, "shard_group": 2}, "shard_group=2: beside node_size=4 a shard group must be a node"),
-    ("zero3", 4, {"zeropp": systems.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
+    ("zero3", 4, {"zeropp": schema_memory.Qwz(weight_block=4)}, "zeropp.weight_block=4: must be at least 8"),
     (
         "zero3",
         4,
-        {"zeropp": systems.Qwz(quantize_weights=False)},
+        {"zeropp": schema_memory.Qwz(quantize_weights=False)},
         "zeropp.quantize_weights=false: zeropp=qwz means that",
     ),
-    ("zero3", 4, {"zeropp": systems.Hpz()}, "zeropp=hpz: all 4 ranks are one node"),
-    ("zero3", 4, {"zeropp": systems.Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
-    ("zero3", 4, {"zeropp": systems.AllOfZeropp(secondary_shards=False)}, "zeropp.secondary_shards=false: zeropp=all"),
+    ("zero3", 4, {"zeropp": schema_memory.Hpz()}, "zeropp=hpz: all 4 ranks are one node"),
+    ("zero3", 4, {"zeropp": schema_memory.Hpz(), "node_size": 4}, "zeropp=hpz: all 4 ranks are one node"),
+    (
+        "zero3",
+        4,
+        {"zeropp": schema_memory.AllOfZeropp(secondary_shards=False)},
+        "zeropp.secondary_shards=false: zeropp=all",
+    ),
 ]
 
 
@@ -50,10 +55,13 @@ def test_what_makes_no_sense_is_one_sentence(strategy: str, ranks: int, more: di
 
 
 HARMLESS: list[tuple[int, dict[str, Any]]] = [
-    (1, {"zeropp": systems.AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
-    (1, {"zeropp": systems.Hpz()}),
-    (4, {"zeropp": systems.AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
-    (4, {"zeropp": systems.Hpz(), "node_size": 1}),  # every rank keeps whole units: the end of a sweep over node sizes
+    (1, {"zeropp": schema_memory.AllOfZeropp()}),  # the baseline of a sweep over world sizes: nothing travels
+    (1, {"zeropp": schema_memory.Hpz()}),
+    (4, {"zeropp": schema_memory.AllOfZeropp()}),  # one node: codes, and in the backward exact parameters
+    (
+        4,
+        {"zeropp": schema_memory.Hpz(), "node_size": 1},
+    ),  # every rank keeps whole units: the end of a sweep over node sizes
 ]
 
 
@@ -63,14 +71,14 @@ def test_what_has_an_effect_or_is_a_baseline_is_not_refused(ranks: int, more: di
 
 
 def test_what_the_engine_hears() -> None:
-    one = cell("zero3", 4, zeropp=systems.AllOfZeropp(weight_block=128), node_size=2)
+    one = cell("zero3", 4, zeropp=schema_memory.AllOfZeropp(weight_block=128), node_size=2)
     assert not one.problems
-    assert composition.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
-    assert composition.engine_options(cell("zero3", 4).config) == {}
+    assert combinations.engine_options(one.config) == {"node_size": 2, "zeropp": Zeropp(True, True, True, 128, 256)}
+    assert combinations.engine_options(cell("zero3", 4).config) == {}
     assert base_name(one.config).endswith("zeropp=all node_size=2")
-    two = cell("zero3", 4, zeropp=systems.Qwz(quantize_gradients=True))
+    two = cell("zero3", 4, zeropp=schema_memory.Qwz(quantize_gradients=True))
     assert not two.problems
-    assert composition.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
+    assert combinations.engine_options(two.config) == {"zeropp": Zeropp(True, False, True)}
     with pytest.raises(ValueError, match="weight_block is 2; use a whole number of at least 8"):
         Zeropp(weight_block=2)
 

@@ -7,11 +7,12 @@ from dataclasses import MISSING, fields, is_dataclass
 
 import pytest
 
-from zerobench import cli, help
-from zerobench.compose import checker
-from zerobench.config import SCHEMAS, Config
-from zerobench.keys import _keys_by_group
-from zerobench.meanings import GROUPS, KEYS
+from zerobench import cli
+from zerobench.config import help
+from zerobench.config.compose import checker
+from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.schema import SCHEMAS, Config
+from zerobench.config.unknown_keys import _keys_by_group
 from zerobench.registry import MODELS
 
 TOP = [one.name for one in fields(Config) if one.default is not MISSING and one.name not in SCHEMAS]

@@ -13,14 +13,15 @@ from torch.distributed import TCPStore
 
 from tests.cells import cell
 from tests.ranks import free_port
-from zerobench import board, job
-from zerobench.board import Board, Listener, LostError, Pulse
-from zerobench.job import Job, JobError, Roster, Seat, Team, find_job, joined
-from zerobench.plain import plain, rebuild
+from zerobench.cluster import job
+from zerobench.cluster import store as board
+from zerobench.cluster.job import Job, JobError, Roster, Seat, Team, find_job, joined
+from zerobench.cluster.serialize import plain, rebuild
+from zerobench.cluster.store import Board, Listener, LostError, Pulse
+from zerobench.commands.calibrate.command import calibrate
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
-from zerobench.verbs.calibrate import calibrate
 from zerobench.worker import RankRecord
 
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

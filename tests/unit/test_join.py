@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench import tables
-from zerobench.cell import _blank_row, passes_of, run_cell
-from zerobench.config import Measure, Search
-from zerobench.join import (
+from zerobench.config.schema import Measure, Search
+from zerobench.config.world import has_times
+from zerobench.probes.nvidia_smi import GpuState
+from zerobench.records import CATEGORIES, MemoryRow, StepRow
+from zerobench.results import tables
+from zerobench.results.summary import summarize
+from zerobench.sweep.aggregate import (  # fmt: skip
     _join_gpu,
     _join_losses,
     _join_memory,
@@ -19,12 +22,9 @@ from zerobench.join import (
     _join_trace,
     _losses,
     median_interval,
-)  # fmt: skip
-from zerobench.probes.nvidia_smi import GpuState
-from zerobench.records import CATEGORIES, MemoryRow, StepRow
-from zerobench.summary import summarize
+)
+from zerobench.sweep.cell import _blank_row, passes_of, run_cell
 from zerobench.worker import RankRecord
-from zerobench.world import has_times
 
 
 def row():

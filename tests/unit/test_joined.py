@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from zerobench import joined
-from zerobench.job import Job, Team
-from zerobench.launch import Outcome
-from zerobench.plain import plain
+from zerobench.cluster.job import Job, Team
+from zerobench.cluster.serialize import plain
+from zerobench.launch import over_cluster
+from zerobench.launch.processes import Outcome
 
 PASSES = 12
 DISK_FULL = 5
@@ -33,15 +33,15 @@ def launch_here(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first:
 
 def follow(mine: Team) -> None:
     """joined.follow without its signals, which a thread cannot have."""
-    while (order := joined._next_order(mine)) is not None:
+    while (order := over_cluster._next_order(mine)) is not None:
         if mine.job.rank < len(order["jobs"]):
-            mine.board.post(f"end/{mine.passes}/{mine.job.rank}", plain(joined._end_of(mine, order)))
+            mine.board.post(f"end/{mine.passes}/{mine.job.rank}", plain(over_cluster._end_of(mine, order)))
 
 
 def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined.here, "launch", launch_here)
-    monkeypatch.setattr(joined, "POLL_S", 0.005)
-    monkeypatch.setitem(joined.WORKERS, "double", double)
+    monkeypatch.setattr(over_cluster.here, "launch", launch_here)
+    monkeypatch.setattr(over_cluster, "POLL_S", 0.005)
+    monkeypatch.setitem(over_cluster.WORKERS, "double", double)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seats = [Job(rank, 3, rank, "127.0.0.1", store.port, True, "run/0", "host/0") for rank in range(3)]
     teams = [Team(seat, "code") for seat in seats]
@@ -53,11 +53,11 @@ def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: py
         reasons = []
         for number in range(PASSES):
             ranks = 1 + number % 3
-            outcome = joined._Pass(teams[0], double, [number] * ranks, tmp_path, 20).run(print)
+            outcome = over_cluster._Pass(teams[0], double, [number] * ranks, tmp_path, 20).run(print)
             reasons.append(outcome.reason)
             assert outcome.results == ([] if outcome.reason else [2 * number] * ranks)
     finally:
-        joined._dismiss(teams[0])
+        over_cluster._dismiss(teams[0])
         for thread in threads:
             thread.join(20)
         for team in teams:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerobench.theory import partition
+from zerobench.theory import layout as partition
 from zerobench.theory.choices import settle
-from zerobench.theory.partition import TAIL_NUMEL, lay_out, lay_out_buckets
+from zerobench.theory.layout import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
-from zerobench.zero import exchange
+from zerobench.zero.comm import gloo
 from zerobench.zero.layout import buckets, one_unit
 from zerobench.zero.options import Options
 
@@ -92,6 +92,6 @@ def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> 
 
 
 def test_theory_and_the_exchange_mean_the_same_slots() -> None:
-    assert (partition.PIECE_BYTES, partition.SLOTS) == (exchange.REDUCE_PIECE_BYTES, exchange.SLOTS)
+    assert (partition.PIECE_BYTES, partition.SLOTS) == (gloo.REDUCE_PIECE_BYTES, gloo.SLOTS)
     sizes = [partition.slots_bytes(size, n) for size, n in ((2048, 2), (3072, 4), (50 * 2**20, 2), (50 * 2**20, 64))]
     assert sizes == [1024, 2 * 768, 2 * 2**20, 2 * 50 * 2**14]

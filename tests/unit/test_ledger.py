@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from zerobench.probes.memory import Ledger
+from zerobench.probes.ledger import Ledger
 from zerobench.zero import labels
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench.records import SearchRow
-from zerobench.tables import collect, frame_of
+from zerobench.results.tables import collect, frame_of
 
 
 def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:

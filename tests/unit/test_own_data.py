@@ -10,9 +10,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import zerobench
-from zerobench import contract, flops, rank_process
-from zerobench.compose import compose_cells
+from zerobench.config.compose import compose_cells
 from zerobench.data import OwnBatches, arguments_of, build_batches, tensors_of, words_of
+from zerobench.launch import rank_process
+from zerobench.models import contract
+from zerobench.predict import flops
 from zerobench.registry import DATA, MODELS
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from zerobench import live
-from zerobench.compose import compose_cells
-from zerobench.pace import seconds_left
-from zerobench.sweep import Launch, rounds
+from zerobench.config.compose import compose_cells
+from zerobench.sweep import progress
+from zerobench.sweep.remaining_time import seconds_left
+from zerobench.sweep.sweep import Launch, rounds
 
 START_S, FIRST_S, END_S = 3.0, 20.0, 0.5
 """Until a pass's first step, what the very first pass takes longer, and what follows a launch's last step."""
@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
 
 
 def launches_of(*arguments: str) -> list[Launch]:
@@ -34,7 +34,9 @@ def step_s(launch: Launch) -> float:
     return 1e-10 * config["batch"] * config["sequence"] * config["model"]["hidden"] ** 2 * config["model"]["layers"]
 
 
-def run(clock: Clock, reporter: live.Reporter, launches: list[Launch], alike: float = 1.0) -> Iterator[tuple[int, Any]]:
+def run(
+    clock: Clock, reporter: progress.Reporter, launches: list[Launch], alike: float = 1.0
+) -> Iterator[tuple[int, Any]]:
     """Plays the launches; yields (launch number, estimate) after each. `alike`: by how much passes differ."""
     for number, launch in enumerate(launches):
         reporter.start(launch)
@@ -54,7 +56,7 @@ def truth(launches: list[Launch], alike: float = 1.0) -> float:
 
 def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypatch) -> None:
     """A mean of whole launches would be off by a factor of three after the first."""
-    clock, reporter = Clock(monkeypatch), live.Reporter()
+    clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny,gpt_small,gpt_medium", "batch=8,32", "strategy=zero1")
     reporter.expect(launches)
     assert reporter._left() == "time left unknown"
@@ -64,7 +66,7 @@ def test_larger_models_take_longer_and_the_first_pass_pays_for_starting(monkeypa
 
 
 def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
-    clock, reporter = Clock(monkeypatch), live.Reporter()
+    clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1")
     reporter.expect(launches)
     reporter.start(launches[0])
@@ -77,7 +79,7 @@ def test_a_launch_under_way_counts_for_its_rest(monkeypatch) -> None:
 
 
 def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypatch) -> None:
-    clock, reporter = Clock(monkeypatch), live.Reporter()
+    clock, reporter = Clock(monkeypatch), progress.Reporter()
     launches = launches_of("model=gpt_tiny", "seed=0,1,2,3", "world_size=2,1000")
     invalid = [one for one in launches if one.cell.problems]
     good = [one for one in launches if not one.cell.problems]

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from tests.cells import cell
-from zerobench import parity, systems, training
-from zerobench.estimate import estimate
-from zerobench.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
+from zerobench.config import schema_memory, schema_training
+from zerobench.predict.estimate import estimate
+from zerobench.sweep import parity
+from zerobench.sweep.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
 
 
 def steps(losses: list[float], norms: list[float | None], ranks: int = 2) -> pd.DataFrame:
@@ -40,7 +41,7 @@ def test_equal_is_to_the_bit_on_two_ranks_and_near_is_not() -> None:
         {"strategy": "fsdp2"},
         {"shard_group": 1},
         {"accumulation": 2, "micro_batch": 2},
-        {"optimizer": training.Sgd()},
+        {"optimizer": schema_training.Sgd()},
     ):
         name = more.pop("strategy", "zero2")
         config = cell(name, 2, **more).config
@@ -72,12 +73,12 @@ def test_what_differs_first_is_to_blame(losses: list[float], norms: list[float],
 
 
 def test_what_is_late_or_lossy_by_intent_is_judged_by_what_it_promises() -> None:
-    late = cell("zero2", 2, offload=systems.CpuOffload(delayed=True, delayed_after=1)).config
+    late = cell("zero2", 2, offload=schema_memory.CpuOffload(delayed=True, delayed_after=1)).config
     found = verdict([5.0, 4.0, 3.5], [1.0, 0.9, 0.5], late)
     assert found.kind == EQUAL
     assert "over 2 steps, after which updates are late by intent" in found.words
     assert verdict([5.0, 4.1, 3.5], [1.0, 0.9, 0.5], late).kind == DIFFERS
-    lossy = cell("zero3", 2, node_size=1, zeropp=systems.AllOfZeropp()).config
+    lossy = cell("zero3", 2, node_size=1, zeropp=schema_memory.AllOfZeropp()).config
     assert verdict([5.0, 4.01, 3.01], [1.0, 0.95, 0.75], lossy).kind == CLOSE
     assert verdict([5.0, 4.01, 3.01], [2.0, 1.9, 1.5], lossy).kind == DIFFERS
 

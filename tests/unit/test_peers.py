@@ -7,30 +7,31 @@ from dataclasses import asdict
 import pytest
 
 from tests.cells import cell
-from zerobench import console, peers
-from zerobench.cell import run_cell
-from zerobench.config import PEERS, SCHEMAS
-from zerobench.estimate import estimate
-from zerobench.naming import base_name, name_cells
-from zerobench.theory.memory import predicts
+from zerobench.config import schema_peers
+from zerobench.config.names import base_name, name_cells
+from zerobench.config.schema import PEERS, SCHEMAS
+from zerobench.predict.estimate import estimate
+from zerobench.results import console
+from zerobench.sweep.cell import run_cell
+from zerobench.theory.states import predicts
 
 
-@pytest.mark.parametrize("name", sorted(peers.TUNING))
+@pytest.mark.parametrize("name", sorted(schema_peers.TUNING))
 def test_null_follows_tuned_and_a_value_stands(name: str) -> None:
-    assert set(peers.TUNING) == set(PEERS)
+    assert set(schema_peers.TUNING) == set(PEERS)
     section = asdict(PEERS[name]())
-    assert {key for key, value in section.items() if value is None} == set(peers.TUNING[name])
-    plain, best = (peers.tuned({**section, "tuned": tuned}) for tuned in (False, True))
+    assert {key for key, value in section.items() if value is None} == set(schema_peers.TUNING[name])
+    plain, best = (schema_peers.tuned({**section, "tuned": tuned}) for tuned in (False, True))
     assert None not in plain.values()
     assert plain != {**best, "tuned": False}
-    key, (default, _) = next(iter(peers.TUNING[name].items()))
-    assert peers.tuned({**section, "tuned": True, key: default})[key] == default
+    key, (default, _) = next(iter(schema_peers.TUNING[name].items()))
+    assert schema_peers.tuned({**section, "tuned": True, key: default})[key] == default
 
 
 def test_ours_have_nothing_to_fill_in() -> None:
     for name in set(SCHEMAS["strategy"]) - set(PEERS):
         section = asdict(SCHEMAS["strategy"][name]())
-        assert peers.tuned(section) == section
+        assert schema_peers.tuned(section) == section
         assert predicts({"name": name})
 
 
@@ -43,7 +44,7 @@ def test_what_is_tuned_is_in_the_cell_and_in_its_name() -> None:
 
 
 def test_what_is_not_installed_is_said_before_ranks_start(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(peers.NEEDS, "zero2", "no_such_module")
+    monkeypatch.setitem(schema_peers.NEEDS, "zero2", "no_such_module")
     one = cell("zero2", 2, results_dir=str(tmp_path))
     row = run_cell(one, lambda _: None)
     assert row.status == "invalid"
@@ -60,7 +61,7 @@ def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys
     one = cell("fsdp2", 2)
     assert estimate(one.config).psi > 0
     assert estimate(one.config).states_bytes is estimate(one.config).volume_psi is None
-    from zerobench.cell import _blank_row
+    from zerobench.sweep.cell import _blank_row
 
     row = asdict(_blank_row(one)) | {"status": "ok", "peak_bytes": 2**24, "states_bytes": 2**23, "volume_psi": 2.9}
     row |= {"step_s": 0.1, "step_s_low": 0.09, "step_s_high": 0.11, "tokens_per_s": 100.0, "loss_last": 2.5}

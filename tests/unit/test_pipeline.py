@@ -14,8 +14,8 @@ from torch import nn
 
 import zerobench
 from zerobench.zero import NvmeOffload
-from zerobench.zero.file_runs import MASTER
-from zerobench.zero.nvme.channel import Channel, DiskError
+from zerobench.zero.offload.disk.direct_io import Channel, DiskError
+from zerobench.zero.offload.nvme_shard import MASTER
 
 CUTS, BLOCK = 5, 4096
 PATIENCE_S = 20.0

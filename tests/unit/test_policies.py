@@ -10,16 +10,16 @@ from torch import nn
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench import config as schemas
-from zerobench import policies, systems
-from zerobench.flops import step_flops
-from zerobench.naming import base_name
+from zerobench.config import activations, schema_memory
+from zerobench.config import schema as schemas
+from zerobench.config.names import base_name
+from zerobench.config.schema_training import Bf16
+from zerobench.predict.flops import step_flops
 from zerobench.registry import MODELS as REGISTRY
-from zerobench.training import Bf16
-from zerobench.zero.residual import POLICIES, ActivationPolicy
+from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
 
-CHECKPOINT, OFFLOAD = systems.CheckpointActivations(), systems.OffloadActivations()
-BOTH, FUSED = systems.CheckpointOffloadActivations(), systems.FusedBuffers()
+CHECKPOINT, OFFLOAD = schema_memory.CheckpointActivations(), schema_memory.OffloadActivations()
+BOTH, FUSED = schema_memory.CheckpointOffloadActivations(), schema_memory.FusedBuffers()
 
 
 class Pairs(nn.Module):
@@ -67,8 +67,8 @@ def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
     plain = config_of("zero2", 2)
     assert not {"activation", "buffers", "arena"} & plain.keys()
     assert "tiles" not in plain["model"]
-    assert policies.activation_policy(plain) == POLICIES["none"]
-    assert policies.engine_options(plain) == {}
+    assert activations.activation_policy(plain) == POLICIES["none"]
+    assert activations.engine_options(plain) == {}
 
 
 def test_checkpointing_is_one_thing_with_one_name() -> None:
@@ -77,16 +77,16 @@ def test_checkpointing_is_one_thing_with_one_name() -> None:
     by_model = config_of("zero2", 2, "checkpointed")
     by_policy["model"]["name"] = "checkpointed"
     assert by_policy == by_model
-    assert policies.activation_policy(by_model) == POLICIES["none"]  # the model does it
+    assert activations.activation_policy(by_model) == POLICIES["none"]  # the model does it
     both = config_of("zero2", 2, "tiny", activation=BOTH)
     assert both["model"]["checkpointing"] is True
-    assert policies.activation_policy(both) == POLICIES["offload"]
+    assert activations.activation_policy(both) == POLICIES["offload"]
     assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
 
 
 def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
     config = config_of("ddp", 2, "pairs", activation=CHECKPOINT)
-    assert policies.activation_policy(config) == POLICIES["checkpoint"]
+    assert activations.activation_policy(config) == POLICIES["checkpoint"]
     assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
     counted = step_flops(config)
     assert counted is not None
@@ -96,14 +96,14 @@ def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
 
 def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
     recomputed = config_of("zero2", 2, "checkpointed", arena=True)
-    assert policies.activation_policy(recomputed) == ActivationPolicy(keep="slab")
-    assert policies.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
-    assert policies.engine_options(recomputed) == {"arena": True}
+    assert activations.activation_policy(recomputed) == ActivationPolicy(keep="slab")
+    assert activations.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
+    assert activations.engine_options(recomputed) == {"arena": True}
 
 
 def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
     config = config_of("zero1", 2, buffers=FUSED)
-    assert config["strategy"]["bucket_bytes"] == policies.UNBOUNDED_BYTES
+    assert config["strategy"]["bucket_bytes"] == activations.UNBOUNDED_BYTES
     assert config["precision"]["tile_bytes"] is None
     assert base_name(config).endswith("buffers=fused")
     assert config_of("zero3", 2, buffers=FUSED, precision=Bf16())["precision"]["tile_bytes"] is None
@@ -123,7 +123,11 @@ REFUSED = [
     (("ddp", 2), {"buffers": FUSED}, "buffers=fused: strategy=ddp has buffers of its own"),
     (("fsdp2", 2), {"buffers": FUSED}, "buffers=fused: strategy=fsdp2 has buffers of its own"),
     (("zero3", 2), {"buffers": FUSED}, "there is nothing to fuse; use precision=bf16"),
-    (("zero2", 2), {"activation": systems.OffloadActivations(least_bytes=-1)}, "activation.least_bytes=-1: must be at"),
+    (
+        ("zero2", 2),
+        {"activation": schema_memory.OffloadActivations(least_bytes=-1)},
+        "activation.least_bytes=-1: must be at",
+    ),
 ]
 
 

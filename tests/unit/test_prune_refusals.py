@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.unit.test_status_show_prune import make, prune
-from zerobench.tables import collect, load
+from zerobench.results.tables import collect, load
 
 
 def test_prune_asks_on_a_terminal_and_leaves_what_changed_meanwhile(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -10,7 +10,7 @@ import pytest
 from analysis import compare
 from analysis.readme import compare as readme_block
 from tests.made_up import results_of, run, texts
-from zerobench.tables import collect
+from zerobench.results.tables import collect
 
 NAN = float("nan")
 

@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.streams import ModelledCuda, RaceDetector
 from zerobench.probes import AccountedPass
-from zerobench.zero import lanes, residual
-from zerobench.zero.parcels import Lanes, Offloader, Parcel
-from zerobench.zero.residual import POLICIES, ActivationPolicy
+from zerobench.zero.activations import policies
+from zerobench.zero.activations.offload import Lanes, Offloader, Parcel
+from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
+from zerobench.zero.comm import streams
 
 WIDTH, ROWS, BLOCKS = 64, 32, 5
 BYTES = 4 * WIDTH * ROWS
@@ -39,7 +40,7 @@ class Block(nn.Module):
 def model_of(policy: ActivationPolicy, block: Callable[[], nn.Module] = Block, blocks: int = BLOCKS) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(*(block() for _ in range(blocks)))
-    residual.apply(model, replace(policy, least_bytes=BYTES))
+    policies.apply(model, replace(policy, least_bytes=BYTES))
     return model
 
 
@@ -155,7 +156,7 @@ class Overwriting(nn.Module):
 def test_a_saved_tensor_that_is_written_to_is_an_error_as_it_is_without(least_bytes: int) -> None:
     for policy, words in ((POLICIES["none"], "modified by an inplace operation"), (POLICIES["offload"], "written to")):
         model = nn.Sequential(Block(), Overwriting(), Block(), Block())
-        residual.apply(model, replace(policy, least_bytes=least_bytes))
+        policies.apply(model, replace(policy, least_bytes=least_bytes))
         with pytest.raises(RuntimeError, match=words):
             model(inputs()).sum().backward()
 
@@ -188,7 +189,7 @@ def test_backward_may_come_twice_and_a_graph_may_be_needed_of_it() -> None:
 def test_a_copy_of_the_model_is_plain_and_its_own(policy: ActivationPolicy) -> None:
     model = model_of(policy)
     twin = copy.deepcopy(model)
-    assert not any(isinstance(block.forward, residual.Wrapped) for block in twin)
+    assert not any(isinstance(block.forward, policies.Wrapped) for block in twin)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()
@@ -210,17 +211,17 @@ def test_recomputation_of_all_blocks_by_somebody_else(policy: ActivationPolicy, 
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"activation: Linear has no blocks .* nn\.ModuleList"):
-        residual.apply(nn.Linear(3, 3), POLICIES["offload"])
+        policies.apply(nn.Linear(3, 3), POLICIES["offload"])
 
 
-# -- on a modelled GPU (streams.py) -----------------------------------------------------------------------
+# -- on a modelled GPU (host/pipes.py) -----------------------------------------------------------------------
 
 
 def races_of(policy: ActivationPolicy) -> list[str]:
     """Of two steps with the lanes of a GPU; a forward in between, of which no backward comes."""
     cuda = ModelledCuda()
-    on_gpu = {"cpu": Lanes(lanes.Lane(cuda), lanes.Lane(cuda))}
-    with mock.patch.dict(residual.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):
+    on_gpu = {"cpu": Lanes(streams.Lane(cuda), streams.Lane(cuda))}
+    with mock.patch.dict(policies.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):
         model = model_of(policy)
     with RaceDetector(cuda) as detector:
         for _ in range(2):
@@ -238,7 +239,7 @@ def test_no_race(name: str) -> None:
 
 
 def unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes.InLane, "wait", lambda one: None)
+    monkeypatch.setattr(streams.InLane, "wait", lambda one: None)
 
 
 def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dropped_while_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Parcel, "__del__")
-    monkeypatch.delattr(lanes.InLane, "__del__")
+    monkeypatch.delattr(streams.InLane, "__del__")
 
 
 @pytest.mark.parametrize("mistake", [unawaited, let_go_of_at_once, dropped_while_it_travels])

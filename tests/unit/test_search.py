@@ -9,12 +9,12 @@ import pytest
 
 import zerobench
 from tests.cells import cell
-from zerobench.cell import _blank_row
-from zerobench.config import Search as SearchConfig
-from zerobench.resolve import Cell
-from zerobench.search import Search, combinations, is_search, run_searches
-from zerobench.search import _blank_row as _blank_search_row
-from zerobench.training import Bf16
+from zerobench.config.resolve import Cell
+from zerobench.config.schema import Search as SearchConfig
+from zerobench.config.schema_training import Bf16
+from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.search import Search, combinations, is_search, run_searches
+from zerobench.sweep.search import _blank_row as _blank_search_row
 
 MIB = 2**20
 

@@ -11,13 +11,14 @@ import pytest
 
 from tests.cells import cell
 from tests.made_up import results_of, run
-from zerobench import cli, selection
-from zerobench.cell import _blank_row
-from zerobench.conditions import Where
+from zerobench import cli
+from zerobench.config.schema_memory import CpuOffload
+from zerobench.config.schema_training import AdamW, Sgd
 from zerobench.records import RunRow
-from zerobench.systems import CpuOffload
-from zerobench.tables import Results, collect
-from zerobench.training import AdamW, Sgd
+from zerobench.results import selection
+from zerobench.results.conditions import Where
+from zerobench.results.tables import Results, collect
+from zerobench.sweep.cell import _blank_row
 
 
 def of(name: str, **choices: Any) -> RunRow:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from zerobench import cli, compose
-from zerobench.signals import HANG_UP, TERMINATE, heed, insist, interrupt_on, unclaimed
+from zerobench import cli
+from zerobench.config import compose
+from zerobench.host.signals import HANG_UP, TERMINATE, heed, insist, interrupt_on, unclaimed
 
 
 def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:

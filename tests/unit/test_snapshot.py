@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.cells import cell
-from zerobench import cell as cells
-from zerobench import world
-from zerobench.launch import Outcome
+from zerobench.config import world
+from zerobench.launch.processes import Outcome
 from zerobench.probes.snapshot import FOLDER, snapshots, written
+from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob
 
 GPU = torch.device("cuda", 0)
@@ -84,7 +84,7 @@ def test_the_row_of_a_run_out_of_memory_names_the_snapshot(tmp_path: Path, monke
 
 
 def test_the_key_is_for_cuda_and_the_accounted_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerobench.config import Measure
+    from zerobench.config.schema import Measure
 
     asked = Measure(steps=2, warmup=2, snapshot=True)
     [problem] = cell("ddp", 2, measure=asked).problems

@@ -16,13 +16,13 @@ import pytest
 import zerobench
 from tests.cells import cell
 from zerobench import cli
-from zerobench.cell import _blank_row
-from zerobench.console import print_failures
-from zerobench.folders import claim_folder, write_run
+from zerobench.commands.account import account
+from zerobench.commands.holdings import look
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
-from zerobench.tables import collect, load
-from zerobench.verbs import account
-from zerobench.verbs.holdings import look
+from zerobench.results.console import print_failures
+from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.tables import collect, load
+from zerobench.sweep.cell import _blank_row
 
 clock = itertools.count()
 

@@ -13,21 +13,22 @@ import psutil
 import pytest
 import torch
 
-import zerobench.suite.largest as largest_module
+import zerobench.commands.gpu_suite.largest as largest_module
 from tests.cells import MODELS, cell
-from zerobench import config as schemas
-from zerobench import provenance, world
-from zerobench.cell import run_cell
-from zerobench.config import Measure
-from zerobench.suite import SECTIONS, bus, card, collectives, parity, run
-from zerobench.suite.record import Record
-from zerobench.suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
-from zerobench.systems import CheckpointOffloadActivations, OffloadActivations
+from zerobench.commands.gpu_suite import SECTIONS, bus, card, collectives, parity, run
+from zerobench.commands.gpu_suite import command as verb
+from zerobench.commands.gpu_suite.command import MINUTES, RESERVE_S, _failures, gpu_suite
+from zerobench.commands.gpu_suite.record import Record
+from zerobench.commands.gpu_suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
+from zerobench.config import schema as schemas
+from zerobench.config import world
+from zerobench.config.schema import Measure
+from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
+from zerobench.config.schema_training import Bf16, Fp32
+from zerobench.results import provenance
+from zerobench.sweep.cell import run_cell
 from zerobench.theory.activations import GptShape, activation_bytes, host_bytes
-from zerobench.training import Bf16, Fp32
-from zerobench.verbs import gpu_suite as verb
-from zerobench.verbs.gpu_suite import MINUTES, RESERVE_S, _failures, gpu_suite
-from zerobench.zero.comm import Comm
+from zerobench.zero.comm.base import Comm
 
 DDP = {(0, 0): 5.0, (0, 1): 4.0, (1, 0): 5.5, (1, 1): 4.5}
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.test_status_show_prune import make
-from zerobench import table_cache
-from zerobench.tables import ALL_TABLES, load
+from zerobench.results import table_cache
+from zerobench.results.tables import ALL_TABLES, load
 
 RUNS = 8
 
@@ -37,7 +37,9 @@ def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
     opened: list[object] = []
     with monkeypatch.context() as patch:
         real = pq.ParquetFile
-        patch.setattr("zerobench.tables.pq.ParquetFile", lambda path, **more: opened.append(path) or real(path, **more))
+        patch.setattr(
+            "zerobench.results.tables.pq.ParquetFile", lambda path, **more: opened.append(path) or real(path, **more)
+        )
         load(where)
     return len(opened)
 

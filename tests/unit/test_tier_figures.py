@@ -12,9 +12,9 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
+from zerobench.commands.account.tiers import tables_of
 from zerobench.records import MemoryRow, RunRow
-from zerobench.tables import collect, frame_of
-from zerobench.verbs.tiers import tables_of
+from zerobench.results.tables import collect, frame_of
 
 POOL = {"name": "nvme", "block_bytes": 4 * MIB, "buffers": 16}
 

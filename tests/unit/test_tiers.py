@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from tests.cells import cell
+from zerobench.config.schema_memory import CpuOffload
 from zerobench.probes import AccountedPass
 from zerobench.records import MemoryRow
-from zerobench.systems import CpuOffload
 from zerobench.zero import labels
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from torch import nn
 
 from zerobench import models
 from zerobench.zero import initialize
-from zerobench.zero.modules import blocks, default_units, unit_of_parameters
-from zerobench.zero.tiling import TiledLinear, tiled_state, whole_state
+from zerobench.zero.modules.tiled_linear import TiledLinear, tiled_state, whole_state
+from zerobench.zero.modules.wrapping import blocks, default_units, unit_of_parameters
 
 SHAPE: dict[str, Any] = {
     "layers": 2, "hidden": 20, "heads": 2, "vocabulary": 50, "positions": 16, "tied": True, "checkpointing": False

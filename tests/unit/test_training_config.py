@@ -10,36 +10,36 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from zerobench import config as schemas
-from zerobench import optimizers, precision, training
-from zerobench.naming import name_cells
-from zerobench.resolve import _resolve_strategy
+from zerobench.config import optimizers, precision, schema_training
+from zerobench.config import schema as schemas
+from zerobench.config.names import name_cells
+from zerobench.config.resolve import _resolve_strategy
+from zerobench.zero.optim.segments import ELEMENTWISE
 from zerobench.zero.precision import LossScaling
-from zerobench.zero.segments import ELEMENTWISE
 
-VARIANTS: list[training.Optimizer] = [
-    *(schema() for schema in training.OPTIMIZERS.values()),
-    training.Sgd(momentum=0.9),
-    training.Sgd(momentum=0.9, nesterov=True),
-    training.Adam(amsgrad=True),
-    training.AdamW(amsgrad=True, implementation="loop"),
-    training.AdamW(implementation="foreach"),
-    training.RMSprop(momentum=0.9),
-    training.RMSprop(momentum=0.9, centered=True),
-    training.NAdam(decoupled_weight_decay=True),
-    training.RAdam(decoupled_weight_decay=True),
-    training.Adagrad(initial_accumulator_value=0.1, implementation="loop"),
+VARIANTS: list[schema_training.Optimizer] = [
+    *(schema() for schema in schema_training.OPTIMIZERS.values()),
+    schema_training.Sgd(momentum=0.9),
+    schema_training.Sgd(momentum=0.9, nesterov=True),
+    schema_training.Adam(amsgrad=True),
+    schema_training.AdamW(amsgrad=True, implementation="loop"),
+    schema_training.AdamW(implementation="foreach"),
+    schema_training.RMSprop(momentum=0.9),
+    schema_training.RMSprop(momentum=0.9, centered=True),
+    schema_training.NAdam(decoupled_weight_decay=True),
+    schema_training.RAdam(decoupled_weight_decay=True),
+    schema_training.Adagrad(initial_accumulator_value=0.1, implementation="loop"),
 ]
 
 
-def section_of(optimizer: training.Optimizer) -> dict[str, Any]:
+def section_of(optimizer: schema_training.Optimizer) -> dict[str, Any]:
     one = cell("zero2", 2, optimizer=optimizer)
     assert not one.problems
     return dict(one.config["optimizer"])
 
 
 @pytest.mark.parametrize("optimizer", VARIANTS, ids=lambda o: f"{o.name}-{o.implementation}")
-def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: training.Optimizer) -> None:
+def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: schema_training.Optimizer) -> None:
     section = section_of(optimizer)
     parameters = [nn.Parameter(torch.randn(7, 11)), nn.Parameter(torch.randn(13))]
     built = optimizers.build(section, parameters)
@@ -58,8 +58,8 @@ def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: trai
 
 def test_every_elementwise_optimizer_of_torch_has_a_name_a_schema_and_a_choice() -> None:
     assert {kind.make for kind in optimizers.KINDS.values()} == set(ELEMENTWISE)
-    assert optimizers.KINDS.keys() == training.OPTIMIZERS.keys()
-    assert all(schema().name == name for name, schema in training.OPTIMIZERS.items())
+    assert optimizers.KINDS.keys() == schema_training.OPTIMIZERS.keys()
+    assert all(schema().name == name for name, schema in schema_training.OPTIMIZERS.items())
 
 
 def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
@@ -80,28 +80,43 @@ def test_fused_is_claimed_exactly_where_torch_has_it() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"optimizer": training.NAdam(implementation="fused")}, "torch has no fused nadam (it has sgd, adam, adamw,"),
-        ({"optimizer": training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
-        ({"optimizer": training.Sgd(nesterov=True)}, "optimizer.nesterov=true: it needs optimizer.momentum above 0"),
-        ({"optimizer": training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
-        ({"optimizer": training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
-        ({"optimizer": training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
+        (
+            {"optimizer": schema_training.NAdam(implementation="fused")},
+            "torch has no fused nadam (it has sgd, adam, adamw,",
+        ),
+        ({"optimizer": schema_training.Sgd(implementation="quick")}, "use auto, fused, foreach, loop"),
+        (
+            {"optimizer": schema_training.Sgd(nesterov=True)},
+            "optimizer.nesterov=true: it needs optimizer.momentum above 0",
+        ),
+        ({"optimizer": schema_training.Rprop(step_min=2, step_max=1)}, "optimizer.step_min=2: it must be below"),
+        ({"optimizer": schema_training.Rprop(eta_minus=1.1)}, "optimizer.eta_minus=1.1: must be at most 1"),
+        ({"optimizer": schema_training.RMSprop(momentum=2.0)}, "optimizer.momentum=2.0: must be at most 1"),
         ({"clip": 0.0}, "clip=0: a norm to clip at must be above 0 and finite"),
         ({"clip": -1.0}, "clip=-1: a norm to clip at"),
         ({"clip": math.inf}, "clip=inf: a norm to clip at"),
         ({"clip": math.nan}, "clip=nan: a norm to clip at"),
         ({"clip": 1.0, "clip_norm": "1"}, "clip_norm=1: use 2 or inf"),
-        ({"precision": training.Bf16(wire_dtype="int8")}, "precision.wire_dtype=int8: use one of fp32, bf16, fp16"),
         (
-            {"precision": training.Bf16(gradient_dtype="fp16")},
+            {"precision": schema_training.Bf16(wire_dtype="int8")},
+            "precision.wire_dtype=int8: use one of fp32, bf16, fp16",
+        ),
+        (
+            {"precision": schema_training.Bf16(gradient_dtype="fp16")},
             "of a bf16 model are accumulated in bf16 or fp32",
         ),
-        ({"precision": training.Fp32(gradient_dtype="bf16")}, "gradients of a fp32 model are accumulated in fp32"),
-        ({"precision": training.Fp16(initial_scale=None)}, "precision.initial_scale=null: fp16 needs loss scaling"),
-        ({"precision": training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
-        ({"precision": training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
-        ({"precision": training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
-        ({"precision": training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
+        (
+            {"precision": schema_training.Fp32(gradient_dtype="bf16")},
+            "gradients of a fp32 model are accumulated in fp32",
+        ),
+        (
+            {"precision": schema_training.Fp16(initial_scale=None)},
+            "precision.initial_scale=null: fp16 needs loss scaling",
+        ),
+        ({"precision": schema_training.Fp16(initial_scale=2, minimum_scale=4)}, "at least precision.minimum_scale=4"),
+        ({"precision": schema_training.Fp16(backoff=1.5)}, "precision.backoff=1.5: must be at most 1"),
+        ({"precision": schema_training.Fp16(growth=0.5)}, "precision.growth=0.5: must be at least 1"),
+        ({"precision": schema_training.Bf16(tile_bytes=8)}, "precision.tile_bytes=8: must be at least 1024"),
     ],
 )
 def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -> None:
@@ -112,7 +127,7 @@ def test_what_makes_no_sense_gets_a_sentence(more: dict[str, Any], words: str) -
 
 def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
     for more, key in (({"gradient_dtype": "fp32"}, "gradient_dtype"), ({"wire_dtype": "fp32"}, "wire_dtype")):
-        problems = cell("ddp", 2, precision=training.Bf16(**more)).problems
+        problems = cell("ddp", 2, precision=schema_training.Bf16(**more)).problems
         assert f"precision.{key}=fp32: strategy=ddp keeps and sends gradients in the model's dtype, bf16" in problems[0]
 
 
@@ -149,37 +164,39 @@ def test_strategies_say_which_micro_batches_they_reduce() -> None:
 
 
 def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell() -> None:
-    plain = cell("zero2", 2, precision=training.Bf16())
+    plain = cell("zero2", 2, precision=schema_training.Bf16())
     assert plain.config["precision"]["wire_dtype"] == "bf16"
-    assert plain.cell_id == cell("zero2", 2, precision=training.Bf16(gradient_dtype="bf16")).cell_id
-    assert plain.cell_id != cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32")).cell_id
+    assert plain.cell_id == cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="bf16")).cell_id
+    assert plain.cell_id != cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="fp32")).cell_id
 
 
 def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
-    section = cell("megatron", 2, precision=training.Bf16()).config["precision"]
+    section = cell("megatron", 2, precision=schema_training.Bf16()).config["precision"]
     assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("fp32", "fp32", None)
-    section = cell("megatron", 2, precision=training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config["precision"]
+    section = cell("megatron", 2, precision=schema_training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config[
+        "precision"
+    ]
     assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("bf16", "bf16", 4096)
-    assert cell("zero1", 2, precision=training.Bf16()).config["precision"]["tile_bytes"] == 4 * 2**20
+    assert cell("zero1", 2, precision=schema_training.Bf16()).config["precision"]["tile_bytes"] == 4 * 2**20
 
 
 def test_a_precision_becomes_an_engines_options() -> None:
-    def options(section: training.Precision) -> dict[str, Any]:
+    def options(section: schema_training.Precision) -> dict[str, Any]:
         return precision.options_of(cell("zero2", 2, precision=section).config["precision"], "zero2")
 
     tiles = {"tile_bytes": 4 * 2**20}
-    assert options(training.Fp32()) == tiles
-    assert options(training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
-    assert options(training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
-    assert options(training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
-    fp16 = options(training.Fp16(initial_scale=8.0, interval=5))
+    assert options(schema_training.Fp32()) == tiles
+    assert options(schema_training.Fp32(wire_dtype="bf16")) == {"wire_dtype": torch.bfloat16, **tiles}
+    assert options(schema_training.Bf16(gradient_dtype="fp32")) == {"gradient_dtype": torch.float32, **tiles}
+    assert options(schema_training.Bf16(gradient_dtype="fp32", wire_dtype="bf16"))["wire_dtype"] == torch.bfloat16
+    fp16 = options(schema_training.Fp16(initial_scale=8.0, interval=5))
     assert fp16["loss_scaling"] == LossScaling(8.0, 2.0, 0.5, 5, 1.0)
 
 
 def test_a_row_says_precision_and_clipping() -> None:
-    from zerobench.cell import _blank_row
+    from zerobench.sweep.cell import _blank_row
 
-    one = cell("zero2", 2, precision=training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
+    one = cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="fp32"), clip=0.5, clip_norm="inf")
     row = _blank_row(one)
     assert row.precision == "bf16, gradient_dtype=fp32"
     assert row.optimizer == "adamw/fused, clipped at 0.5 (norm inf)"
@@ -187,7 +204,7 @@ def test_a_row_says_precision_and_clipping() -> None:
 
 
 def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:
-    section = cell("zero2", 2, precision=training.Bf16()).config["precision"]
+    section = cell("zero2", 2, precision=schema_training.Bf16()).config["precision"]
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.add_module("tied", model[0])
     assert {t.dtype for t in precision.cast(model, section, "zero2").state_dict().values()} == {
@@ -200,7 +217,7 @@ def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_t
 
 
 def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:
-    half, adagrad = training.Fp16(), training.Adagrad()
+    half, adagrad = schema_training.Fp16(), schema_training.Adagrad()
     cells = [cell("ddp", 2), cell("ddp", 2, precision=half), cell("ddp", 2, optimizer=adagrad)]
     cells.append(cell("ddp", 2, precision=half, optimizer=adagrad, clip=1.0))
     base = "ddp tiny N=2 b=8"

@@ -10,8 +10,8 @@ from torch import nn
 
 import zerobench
 from zerobench.zero import STAGES, Offload
-from zerobench.zero.stand_ins import StandIn
-from zerobench.zero.versions import Versions
+from zerobench.zero.gradients.placeholders import StandIn
+from zerobench.zero.parameters.versions import Versions
 
 X = torch.ones(2, 4)
 

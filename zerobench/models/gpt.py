@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..zero import residual, tiling
+from ..zero.activations import policies
+from ..zero.modules import tiled_linear
 
 
 class Block(nn.Module):
@@ -29,7 +30,7 @@ class Block(nn.Module):
         self.attention_in = nn.Linear(hidden, 3 * hidden)
         self.attention_out = nn.Linear(hidden, hidden)
         self.mlp_norm = nn.LayerNorm(hidden)
-        linear = nn.Linear if tiles == 1 else partial(tiling.TiledLinear, out_splits=tiles)
+        linear = nn.Linear if tiles == 1 else partial(tiled_linear.TiledLinear, out_splits=tiles)
         self.mlp_in = linear(hidden, 4 * hidden)
         self.mlp_out = linear(4 * hidden, hidden)
 
@@ -74,7 +75,7 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
         if checkpointing:
             for block in self.blocks:
-                residual.recompute(block)
+                policies.recompute(block)
 
     def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
         """What the constructor does to its modules, in order; a model built on meta is initialised by it later."""
@@ -84,7 +85,7 @@ class GPT(nn.Module):
         for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
             assert isinstance(block, Block)
             yield block.attention_out, smaller
-            for part in tiling.parts_of(block.mlp_out):
+            for part in tiled_linear.parts_of(block.mlp_out):
                 yield part, smaller
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -98,11 +99,11 @@ class GPT(nn.Module):
 
 
 def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding | tiling.Tile):
-        tiling.draw_weight(module, partial(nn.init.normal_, std=0.02))
-    if isinstance(module, nn.Linear | tiling.Tile) and module.bias is not None:
+    if isinstance(module, nn.Linear | nn.Embedding | tiled_linear.Tile):
+        tiled_linear.draw_weight(module, partial(nn.init.normal_, std=0.02))
+    if isinstance(module, nn.Linear | tiled_linear.Tile) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
 def _initialise_projection(module: nn.Module, std: float) -> None:
-    tiling.draw_weight(module, partial(nn.init.normal_, std=std))
+    tiled_linear.draw_weight(module, partial(nn.init.normal_, std=std))

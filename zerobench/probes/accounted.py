@@ -20,16 +20,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..records import ALLOCATOR, CATEGORIES, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
-from ..zero.modules import tensors_that_require_grad
-from . import cuda, witness
+from ..zero.modules.wrapping import tensors_that_require_grad
+from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks
-from .elsewhere import backends_watched, threads_relayed
-from .extremes import extremes_rows
-from .heap import HeapGrowth
-from .memory import Ledger
+from .allocator_total import ProfiledPeak
+from .dtensor import parts_of
+from .ledger import Ledger
+from .ledger_maxima import extremes_rows
+from .malloc_heap import HeapGrowth
+from .outside_dispatch import backends_watched, threads_relayed
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
-from .witness import ProfiledPeak
-from .wrapped import parts_of
 
 
 class AccountedPass:
@@ -37,9 +37,9 @@ class AccountedPass:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self.witness, take = witness.take_allocated(device)
+        self.witness, take = allocator_total.take_allocated(device)
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
-        self._profiled = ProfiledPeak() if self.witness == witness.NONE else None
+        self._profiled = ProfiledPeak() if self.witness == allocator_total.NONE else None
         self.ledger = Ledger(device.type)
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.times: list[dict[str, float]] = []
@@ -77,7 +77,7 @@ class AccountedPass:
             self._stack.callback(hook.remove)
         if self._profiled is not None:
             self._profiled.start()
-            self.witness = witness.PROFILER
+            self.witness = allocator_total.PROFILER
         self.allocator.begin()
         self._heap.begin()
         return self
@@ -87,7 +87,7 @@ class AccountedPass:
         if self._profiled is not None:
             self._profiled.finish(self.allocator)
         if self._cuda and error[0] is None and "step" in self.allocator.of:
-            self.memory |= cuda.process_memory(self.allocator.of["step"])
+            self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
         """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
@@ -124,7 +124,7 @@ class AccountedPass:
     def step(self, measured: bool) -> Iterator[None]:
         """One whole step; what is not measured leaves no trace."""
         if measured and not self._measured and self._cuda:
-            cuda.reset_peaks()
+            cuda_memory.reset_peaks()
         self.ledger.begin()
         self.allocator.begin()
         self.meter.operations.clear()

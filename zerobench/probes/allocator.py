@@ -1,7 +1,7 @@
 """The allocator by phase, beside the ledger: its peaks are taken and start anew wherever a phase begins.
 
 Its counters live on the host, CUDA's too, and move when a tensor is made or freed there, as the ledger does, so a phase
-is the same stretch of time for both, whatever the device is still busy with. Which allocator: witness.py.
+is the same stretch of time for both, whatever the device is still busy with. Which allocator: allocator_total.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..records import ALLOCATOR, MemoryRow
-from .extremes import ASIDE
+from .ledger_maxima import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
 """What of ALLOCATOR there is of an allocator that keeps nothing back: a CPU's."""
@@ -22,7 +22,7 @@ def nothing() -> dict[str, int]:
 
 
 class PhasePeaks:
-    """`take`: the peaks by name since the last call, "allocated" and on CUDA those of probes/cuda.py;
+    """`take`: the peaks by name since the last call, "allocated" and on CUDA those of probes/cuda_memory.py;
     `categories`: the rows that there are of them. `begin` and `end` bound a stretch, as they do for
     the ledger; `of` has the largest of each phase and of each whole stretch, by name.
     """

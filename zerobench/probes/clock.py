@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
-from . import cuda, witness
+from ..host.environment import loopback_bytes, reset_resident_peak, resident_peak_bytes
+from . import allocator_total, cuda_memory
 from .allocator import nothing
-from .extremes import ASIDE
+from .ledger_maxima import ASIDE
 from .nvidia_smi import GpuState, read_state
 
 APART = ("data", ASIDE)
@@ -57,7 +57,7 @@ class TimedPass:
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
-            self._take_allocated = witness.take_allocated(self._device)[1]
+            self._take_allocated = allocator_total.take_allocated(self._device)[1]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -68,7 +68,7 @@ class TimedPass:
         before, after = self._carried, loopback_bytes()
         self.memory["loopback_bytes"] = None if before is None or after is None else after - before
         if self._cuda and error[0] is None:  # after an error of the device it would raise another
-            self.memory |= cuda.process_memory(cuda.take_peaks())
+            self.memory |= cuda_memory.process_memory(cuda_memory.take_peaks())
             self._read_gpu()
 
     def adopt(self, model: nn.Module) -> None:
@@ -124,7 +124,7 @@ class TimedPass:
     @property
     def peak_bytes(self) -> int | None:
         """The allocator's peak so far, where it keeps one without being asked: on CUDA."""
-        return cuda.max_allocated() if self._cuda else None
+        return cuda_memory.max_allocated() if self._cuda else None
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The loss is there; a clock does not care."""
@@ -146,7 +146,7 @@ class TimedPass:
         if self._cuda:
             self._read_gpu()
             dist.barrier()
-            cuda.reset_peaks()
+            cuda_memory.reset_peaks()
         self._take_allocated()
         reset_resident_peak()
         self._carried = loopback_bytes()

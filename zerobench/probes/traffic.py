@@ -38,9 +38,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
-from .extremes import ASIDE
-from .operators import KINDS, NAMESPACES, RULES, SILENT, Rule, tensors_in
-from .wrapped import holds_others
+from .collective_operators import KINDS, NAMESPACES, RULES, SILENT, Rule, tensors_in
+from .dtensor import holds_others
+from .ledger_maxima import ASIDE
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operators that move values to where there are none yet, perhaps to another tier."""
@@ -141,7 +141,7 @@ class TrafficMeter(TorchDispatchMode):
         self.operations.append((operation, 1))
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
-        """A collective that was given to a backend itself, of which no operator tells (elsewhere.py)."""
+        """A collective that was given to a backend itself, of which no operator tells (probes/outside_dispatch.py)."""
         self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:

@@ -1,14 +1,14 @@
 """Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
 
 A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow, run.py) and
-a parquet file for each of the long tables (long.py), whose rows carry the run's id.
+a parquet file for each of the long tables (records/long_rows.py), whose rows carry the run's id.
 """
 
 from __future__ import annotations
 
-from .long import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .run import RunRow, SearchRow
-from .words import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
+from .long_rows import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
+from .run_row import RunRow, SearchRow
 
 __all__ = [
     "ALLOCATOR",

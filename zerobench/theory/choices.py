@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .replay import bytes_of
-from .shapes import ROOT, ParameterShape
+from .shapes import ROOT, ParameterShape, bytes_of
 
 AUTO = "auto"
 BUCKETS_A_SHARD = 2
@@ -14,7 +13,7 @@ LEAST_BYTES, MOST_BYTES = 2**20, 25 * 2**20
 
 
 def root_goes(strategy: dict[str, Any], shapes: Sequence[ParameterShape]) -> bool:
-    """Whether zero3 gives its root back while backward is at other units (zero/root.py)."""
+    """Whether zero3 gives its root back while backward is at other units (units/root.py)."""
     root = [shape for shape in shapes if shape.unit == ROOT]
     return strategy["keep_root"] == AUTO and len(root) < len(shapes) and not any(shape.pinned for shape in root)
 

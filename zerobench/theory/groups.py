@@ -9,7 +9,7 @@ With N ranks in Z nodes of L, a buffer of S bytes and E elements, 1 < L < N, eac
     in int4             (L-1) · payload(E/L)  (Z-1) · payload(E/N)     L and Z payloads' bytes    qgZ
 
 and with shards in groups of k, R = N/k replicas: (k-1)/k · S inside a group for each, and for a reduction
-2(R-1)/R · S/k between replicas, 2E/k. A payload is codec.py's: a byte or half a byte an
+2(R-1)/R · S/k between replicas, 2E/k. A payload is comm/quantize.py's: a byte or half a byte an
 element, 4 bytes a block, 8 and padding to 64.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .partition import slots_bytes
+from .layout import slots_bytes
 
 STAMP_BYTES, PAYLOAD_ALIGN = 8, 64
 

@@ -1,7 +1,7 @@
 """Ranks are not quite alike: shards are equal, padding included, but what of them is padding has no optimizer states.
 
 Rank r of Z nodes of L owns slice (r mod L) · Z + r div L where collectives take hops through nodes, slice r mod k where
-k ranks share a shard, else slice r (zero/groups.py).
+k ranks share a shard, else slice r (comm/hierarchical.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 
 from .choices import settle
 from .groups import GroupShape
-from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from .replay import trainable
-from .shapes import ParameterShape
+from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .shapes import ParameterShape, trainable
 
 
 def fullest_rank(strategy: dict[str, Any], shapes: Sequence[ParameterShape], groups: GroupShape) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 ROOT = ""
 """The stage 3 unit of what lies in no module group."""
@@ -86,3 +87,49 @@ class Schedule:
         before = [{ROOT, *units[: place + 1]} for place in range(len(units))]
         returns = tuple(any(s.trainable for s in shapes if s.unit in names) for names in before)
         return Schedule(tuple(shapes), (*heads, *trained), units, micro_batches, returns)
+
+
+def bytes_of(shape: ParameterShape) -> int:
+    """Bytes of the whole parameter."""
+    return shape.numel * shape.element_bytes
+
+
+def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
+    """The numbers of the parameters that are trained."""
+    return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
+
+
+def is_half(shape: ParameterShape) -> bool:
+    """Whether the parameter has an fp32 master beside it."""
+    return shape.element_bytes < 4
+
+
+def master_bytes(shape: ParameterShape) -> int:
+    """Bytes of what the optimizer updates, and of each of its states: fp32, or the parameter's own dtype above."""
+    return shape.numel * max(4, shape.element_bytes)
+
+
+def gradient_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
+    """Of an element of the parameter's gradient, as it is accumulated."""
+    return precision.gradient_bytes if is_half(shape) else shape.element_bytes
+
+
+def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
+    """Of an element of the parameter's gradient, as it is sent; fp64 is never cast."""
+    return precision.wire_bytes if is_half(shape) or casts(shape, precision) else shape.element_bytes
+
+
+def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
+    """Whether the parameter's gradient is sent in another dtype than it is accumulated in."""
+    return precision.casts and shape.element_bytes < 8
+
+
+def micro_batches(schedule: Schedule) -> list[bool]:
+    """Of each micro-batch, whether it is the last. The fourth is like the third."""
+    count = min(schedule.micro_batches, 3)
+    return [number == count - 1 for number in range(count)]
+
+
+def is_synchronising(strategy: dict[str, Any], last: bool) -> bool:
+    """Whether a micro-batch is reduced over the ranks."""
+    return last or strategy["accumulate"] == "every"

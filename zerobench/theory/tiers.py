@@ -13,7 +13,7 @@ Over a step and all ranks, r reductions and g gathers of stage 3 a unit::
     read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
     write      12ψ, r · 2ψ, 2ψ
 
-With padding, and where something is read twice: links.py.
+With padding, and where something is read twice: theory/link_traffic.py.
 """
 
 from __future__ import annotations

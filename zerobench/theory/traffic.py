@@ -21,9 +21,8 @@ from typing import Any
 
 from .choices import reads, root_goes, settle
 from .groups import GroupShape, Moved
-from .partition import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from .replay import wire_bytes
-from .shapes import ROOT, PrecisionShape, Schedule
+from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .shapes import ROOT, PrecisionShape, Schedule, wire_bytes
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
 

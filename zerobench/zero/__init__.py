@@ -6,7 +6,7 @@
         engine.backward(loss)
         engine.step()
 
-Read layout.py and unit.py for the tensors, strategy.py for the life of a unit, then stage1.py (P_os),
+Read layout.py and units/unit.py for the tensors, strategy.py for the life of a unit, then stage1.py (P_os),
 stage2.py (P_os+g) and stage3.py (P_os+g+p).
 """
 
@@ -20,22 +20,23 @@ import torch
 import torch.distributed as dist
 from torch import nn, optim
 
-from . import materialise, megatron
-from .guards import check_groups
-from .host import Offload
-from .infinity import NvmeOffload
+from . import megatron
+from .comm.checked_later import sealed
+from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import Megatron
+from .modules import meta_init
+from .offload.cpu import Offload
+from .offload.nvme import NvmeOffload
+from .optim.guards import check_groups
+from .optim.segments import ELEMENTWISE, check_optimizer
+from .option_words import spelled_out
 from .options import BUCKETED, MODES, TILE_BYTES, Options
 from .precision import HALF, LossScaling
-from .sealed import sealed
-from .segments import ELEMENTWISE, check_optimizer
 from .stage1 import Stage1
+from .stage1_offloaded import StreamedStage1
 from .stage2 import Stage2
 from .stage3 import Stage3
 from .strategy import Strategy
-from .streamed import StreamedStage1
-from .words import spelled_out
-from .zeropp import Zeropp, connect_zeropp
 
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
 
@@ -68,7 +69,7 @@ def initialize(
     `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (words.py).
 
     The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
-    construction with rank 0's seed, unit by unit, on `device` (materialise.py).
+    construction with rank 0's seed, unit by unit, on `device` (modules/meta_init.py).
 
     Raises ValueError, with a sentence, for what cannot be sharded.
     """
@@ -131,8 +132,8 @@ def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> No
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
-    if materialise.on_meta(model):
-        materialise.check_replay(model)
+    if meta_init.on_meta(model):
+        meta_init.check_replay(model)
     check_optimizer(optimizer, trainable, options.elementwise)
 
 

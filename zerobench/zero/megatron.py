@@ -22,7 +22,7 @@ import torch
 
 from . import labels
 from .stage1 import Stage1
-from .unit import Unit
+from .units.unit import Unit
 
 DEFAULTS: dict[str, Any] = {
     "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None

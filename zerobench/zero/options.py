@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .comm import Comm, Handle
-from .delayed import DelayedUpdate
-from .host import Offload
-from .places import Places
+from .comm.base import Comm, Handle
+from .comm.desync import Stamp
+from .comm.zeropp import Zeropp
+from .offload.cpu import Offload
+from .offload.placement import Places
+from .optim.delayed_update import DelayedUpdate
+from .optim.update import Update
 from .precision import Dtypes, LossScaling
-from .stamp import Stamp
-from .update import Update
-from .zeropp import Zeropp
 
 Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
@@ -70,7 +70,7 @@ class Options:
                          nn.ModuleList, the rest is the root unit
     `persistence_numel`  stage 3: parameters of up to so many elements stay whole on every rank
     `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is given back while backward
-                         is at others (root.py)
+                         is at others (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
     `overlap_gather`     stages 1 and 2: updated parameters travel while the next forward runs
     `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
@@ -88,7 +88,7 @@ class Options:
     `offload`            what leaves the device, and whereto: host.Offload
     `node_size`          ranks a node has: gathers and reductions go in two hops (groups.py)
     `shard_group`        ranks that share a shard, each group a replica of the others; default: all (groups.py)
-    `zeropp`             stage 3: which parts of ZeRO++ (zeropp.py)
+    `zeropp`             stage 3: which parts of ZeRO++ (comm/zeropp.py)
     """
 
     bucket_bytes: int | str = AUTO

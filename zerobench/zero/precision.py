@@ -27,6 +27,9 @@ from torch import nn, optim
 
 from . import labels
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""By the name that options and configs have for them."""
+
 HALF = (torch.bfloat16, torch.float16)
 
 NORM_CHUNK = 2**16

@@ -17,12 +17,12 @@ import torch
 from torch import nn, optim
 
 from . import labels
-from .comm import Comm
-from .gathers import LateGathers
+from .comm.base import Comm
 from .layout import Layout, buckets
 from .options import Options
 from .strategy import Strategy
-from .unit import ALIGN_BYTES, Unit
+from .units.param_gathers import LateGathers
+from .units.unit import ALIGN_BYTES, Unit
 
 
 class Stage1(Strategy):

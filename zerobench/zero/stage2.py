@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 
 from . import labels
-from .gradients import REDUCTIONS_IN_FLIGHT
+from .gradients.flow import REDUCTIONS_IN_FLIGHT
 from .stage1 import Stage1
-from .unit import Unit
+from .units.unit import Unit
 
 
 class Stage2(Stage1):

@@ -1,6 +1,6 @@
 """ZeRO-3, P_os+g+p: parameters are partitioned too (ZeRO, arXiv 1910.02054, section 5.3).
 
-A unit is a module group (module_unit.py): a transformer block, and the root that holds the rest. Each rank
+A unit is a module group (units/module_unit.py): a transformer block, and the root that holds the rest. Each rank
 keeps 1/N of every unit; the full parameters are there only while someone reads them::
 
     before forward     unshard (all-gather), the next unit ahead of its use           ψ on the wire
@@ -24,10 +24,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from .adoption import adopt_group
-from .hidden import Hiding, let_look
-from .module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
-from .modules import (
+from .comm.desync import Stamp
+from .modules.order import GathersAhead, UnitOrder
+from .modules.wrapping import (
     ROOT,
     Hook,
     check_visible,
@@ -40,11 +39,12 @@ from .modules import (
     warn_of_modules_not_called,
 )
 from .options import AUTO
-from .prefetch import GathersAhead, UnitOrder
-from .root import Root
+from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
-from .stamp import Stamp
-from .unit import Unit
+from .units.adoption import adopt_group
+from .units.module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
+from .units.root import Root
+from .units.unit import Unit
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""

@@ -23,21 +23,21 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from . import materialise
 from .arena import Arena, Heap
-from .comm import Comm
-from .face import ModuleFace
-from .gradient_face import GradientFace
-from .gradients import REDUCTIONS_IN_FLIGHT, GradientFlow
-from .hidden import as_they_are
-from .loading import take_loads
+from .attributes import ModuleFace
+from .checkpoint.state_dict import StateFace
+from .comm.base import Comm
+from .comm.desync import Stamp
+from .gradients.access import GradientFace
+from .gradients.flow import REDUCTIONS_IN_FLIGHT, GradientFlow
+from .modules import meta_init
+from .optim.segments import OptimizerSegment
 from .options import Options
+from .parameters.absent import as_they_are
+from .parameters.loading import take_loads
+from .parameters.writes import Writes
 from .precision import LossScaler
-from .segments import OptimizerSegment
-from .stamp import Stamp
-from .state import StateFace
-from .unit import Unit
-from .writes import Writes
+from .units.unit import Unit
 
 
 class Strategy(GradientFace, StateFace, ModuleFace):
@@ -56,18 +56,18 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.options = options = options.settled(self.trainable, comm.size)
         self.units: list[Unit] = []
         self.steps = 0
-        self.orders = materialise.orders_of(module)
+        self.orders = meta_init.orders_of(module)
         heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
-        hollow = materialise.on_meta(module)
+        hollow = meta_init.on_meta(module)
         if hollow:
-            materialise.hollow(module, options.device or torch.device("cpu"))
+            meta_init.hollow(module, options.device or torch.device("cpu"))
         self.share = (lambda tensor: None) if hollow else comm.broadcast  # values come from rank 0, or from a replay
         with torch.no_grad():
             self.adopt()
             if hollow:
-                materialise.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
+                meta_init.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
             for buffer in module.buffers():
                 comm.broadcast(buffer)
             for unit in self.units:

@@ -4,10 +4,10 @@
     master.<parameter>              what the optimizer updates; each rank's segments are its chunks
     optimizer.<parameter>.<state>   states of the parameter's size, cut in the same way
     frozen.<parameter>              parameters that are not trained: cut as the stage cuts them, else from one rank
-    pending.<parameter>             gradients whose update is late (delayed.py), cut in the same way
+    pending.<parameter>             gradients whose update is late (optim/delayed_update.py), cut in the same way
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat, a parameter's in the order of its memory (facts.py says which), and a chunk is known by its first element
+All are flat, a parameter's in the order of its memory (see metadata.py), and a chunk is known by its first element
 in the whole parameter: nothing of stage, N or bucket size is in it. Tied parameters have one name, their first. Where
 the engine that loads has a parameter in another order, each rank reads all of it and picks its elements.
 """
@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from .. import labels
-from .facts import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
+from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
 from .planner import Flat
-from .tensor_file import DTYPES
+from .safetensors import DTYPES
 
 if TYPE_CHECKING:
-    from ..segments import OptimizerSegment
+    from ..optim.segments import OptimizerSegment
     from ..strategy import Strategy
 
 

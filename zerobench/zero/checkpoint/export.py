@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import torch
 
-from .facts import buffers_of
-from .ranks import ranks_of
-from .tensor_file import bytes_of, layout, sync
+from .consensus import ranks_of
+from .metadata import buffers_of
+from .safetensors import bytes_of, layout, sync
 
 if TYPE_CHECKING:
     from ..strategy import Strategy

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from .checks import check_contents
-from .tensor_file import DTYPES, sync
+from .index_checks import check_contents
+from .safetensors import DTYPES, sync
 
 INDEX = "checkpoint.json"
 FORMAT = "zerobench checkpoint"

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .index import INDEX, File, Place, write_index
-from .tensor_file import buffer_of, bytes_of, layout, sync
+from .safetensors import buffer_of, bytes_of, layout, sync
 
 
 class FolderWriter(StorageWriter):

@@ -21,9 +21,9 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from ..strides import MemoryOrder
-from .facts import is_order, saved_order
 from .index import INDEX, check_files, read_index
-from .tensor_file import DTYPES, NAMES, buffer_of
+from .metadata import is_order, saved_order
+from .safetensors import DTYPES, NAMES, buffer_of
 
 KNOWN = {name: dtype for dtype, name in NAMES.items()}
 """The format's names of dtypes."""

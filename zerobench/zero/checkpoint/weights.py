@@ -2,7 +2,7 @@
 
 Each rank reads the elements that it keeps, in the dtype of the file, into its masters and parts of frozen parameters;
 then the parameters become the rounded masters, as after `load`. Optimizer states, options and loss scale stay; an
-update that is late (delayed.py) is dropped, for it belongs to the weights that go.
+update that is late (optim/delayed_update.py) is dropped, for it belongs to the weights that go.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from .. import labels
-from ..state import before_load
 from ..strides import MemoryOrder
+from .around_load import before_load
+from .consensus import ranks_of
 from .contents import sharded_frozen, whole_frozen
-from .ranks import ranks_of
 from .weight_files import Stored, WeightFiles, find_weights
 
 if TYPE_CHECKING:

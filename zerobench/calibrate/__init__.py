@@ -1,0 +1,1 @@
+"""Measurements of the machine itself: collectives by size, and the disk."""

@@ -1,0 +1,1 @@
+"""`zerobench show`'s account of one run: memory, traffic, tiers, and other witnesses than the ledger."""

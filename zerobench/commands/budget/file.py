@@ -1,0 +1,153 @@
+"""Budget files: yaml, committed, written by `zerobench budget record` and by people::
+
+command: [-m, "strategy=zero1,zero2", model=gpt_tiny]     # what makes the cells; budget check runs it
+environments:
+  cpu, torch 2.13:                                        # device class and torch's minor version; or: any
+    cells:
+      zero2 gpt_tiny N=2 b=8:
+        work: 0123456789ab                                # optional; without it the name is what counts
+        limits: {peak_bytes: 12345678, states_bytes: <= 24 GiB, step_s: 0.2 ± 25 %}
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...config.safe_yaml import read_yaml
+from ...results.provenance import torch_minor
+from .limits import METRICS, Limit, parse_limit, show_limit
+
+DEFAULT_FOLDER = Path("results/budgets")
+
+ANY = "any"
+"""An environment whose limits hold everywhere."""
+
+
+@dataclass
+class CellBudget:
+    """`work`: what is measured (resolve.work_id), or None where a person wrote the name alone."""
+
+    work: str | None
+    limits: dict[str, Limit]
+
+
+@dataclass
+class Environment:
+    """`about`: when, by which commit and on what the values were measured."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    cells: dict[str, CellBudget] = field(default_factory=dict)
+
+
+@dataclass
+class BudgetFile:
+    """`command`: the arguments that compose the cells; empty where they were recorded from runs."""
+
+    path: Path
+    command: list[str] = field(default_factory=list)
+    environments: dict[str, Environment] = field(default_factory=dict)
+
+    def of(self, environment: str) -> list[tuple[str, CellBudget]]:
+        """The cells that have a budget in this environment, by name; limits for any environment hold besides, but
+        do not stand in for it where other environments have limits of their own.
+        """
+        if environment not in self.environments and set(self.environments) != {ANY}:
+            return []
+        found = [self.environments[name] for name in (ANY, environment) if name in self.environments]
+        return [cell for one in found for cell in one.cells.items()]
+
+
+def environment_of(device_class: str, torch_version: str) -> str:
+    """The class of machines on which bytes agree: "cpu, torch 2.13"."""
+    return f"{device_class}, torch {torch_minor(torch_version)}"
+
+
+def read_budget(path: Path) -> BudgetFile:
+    """Reads and checks a budget file. Raises ValueError, or OSError, with a sentence."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such budget file")
+    content = read_yaml(path) or {}
+    _check_keys(path, "the file", content, ("command", "environments"))
+    command = content.get("command") or []
+    if not isinstance(command, list):
+        raise ValueError(f"{path}: command is {command!r:.80}; write a list, as in [-m, 'strategy=zero1,zero2']")
+    command = [str(part) for part in command]
+    try:
+        check_command(command)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    environments = content.get("environments") or {}
+    _check_keys(path, "environments", environments, None)
+    return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
+
+
+def _environment(path: Path, name: str, content: Any) -> Environment:
+    _check_keys(path, name, content, ("about", "cells"))
+    cells = content.get("cells") or {}
+    _check_keys(path, f"{name}: cells", cells, None)
+    about = content.get("about") or {}
+    _check_keys(path, f"{name}: about", about, None)
+    return Environment(about, {str(k): _cell(path, str(k), v) for k, v in cells.items()})
+
+
+def _cell(path: Path, name: str, content: Any) -> CellBudget:
+    _check_keys(path, name, content, ("work", "limits"))
+    limits = content.get("limits") or {}
+    _check_keys(path, f"{name}: limits", limits, METRICS)
+    if not limits:
+        raise ValueError(f"{path}: {name} has no limits; give it one, as peak_bytes: <= 24 GiB, or remove it")
+    try:
+        return CellBudget(content.get("work"), {metric: parse_limit(metric, text) for metric, text in limits.items()})
+    except ValueError as error:
+        raise ValueError(f"{path}: {name}: {error}") from error
+
+
+def check_command(command: list[str]) -> None:
+    """Raises ValueError for a part of a command that a file from elsewhere is not to decide: what Hydra imports, which
+    folders are read and written. Those are said on the command line of the one who checks.
+    """
+    for part in command:
+        key = part.lstrip("+~").partition("=")[0]
+        flag = part.startswith("-") and part not in ("-m", "--multirun")
+        if flag or key.partition(".")[0].partition("/")[0] in ("hydra", "results_dir") or "_target_" in part:
+            raise ValueError(
+                f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, none of hydra's or of a folder"
+            )
+
+
+def _check_keys(path: Path, where: str, content: Any, known: tuple[str, ...] | None) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: {where} is {content!r:.80}; it must be a mapping")
+    for key in content:
+        if known is not None and key not in known:
+            near = get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{path}: {where}: {key} is none of {', '.join(known)}{hint}")
+
+
+def write_budget(budget: BudgetFile) -> None:
+    """Writes the file aside and renames it."""
+    content = {
+        "command": budget.command,
+        "environments": {
+            name: {"about": one.about, "cells": {k: _plain(v) for k, v in one.cells.items()}}
+            for name, one in budget.environments.items()
+        },
+    }
+    budget.path.parent.mkdir(parents=True, exist_ok=True)
+    head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it anew.\n"
+    head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
+    aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
+    aside.write_text(head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    aside.replace(budget.path)
+
+
+def _plain(cell: CellBudget) -> dict[str, Any]:
+    limits = {metric: show_limit(metric, limit) for metric, limit in cell.limits.items()}
+    return {**({"work": cell.work} if cell.work else {}), "limits": limits}

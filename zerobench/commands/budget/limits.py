@@ -1,0 +1,193 @@
+"""Budgets: what chosen cells may need, and sentences where they need something else.
+
+A *limit* is what one metric of one cell is held against::
+
+    12345678               exactly this, both ways: more is a regression, less an improvement worth recording
+    12345678 ± 2 %         the same, with a tolerance
+    <= 24 GiB              a ceiling, by hand; >= is a floor
+
+A *finding* is one limit that does not simply hold. Bytes and volumes repeat to the last digit, so they need no
+tolerance; times do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from ...records import CATEGORIES, COLLECTIVES
+from ...sizes import parse_bytes, show_bytes
+
+MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
+PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
+ELSEWHERE = ("host_peak_bytes", "nvme_bytes", "down_bytes", "up_bytes")
+FILES = ("read_bytes", "write_bytes")
+BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
+SHARES = ("quantized_gather_share", "quantized_reduction_share")
+RECORDED = (
+    "peak_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
+    *ELSEWHERE, *FILES,
+    "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
+)  # fmt: skip
+"""Metrics that repeat exactly; what `record` writes unless told otherwise."""
+
+SAYS_NOTHING_WITHOUT = {
+    **dict.fromkeys(FILES, "offload"),
+    **dict.fromkeys(BETWEEN, "node_size"),
+    **dict.fromkeys(SHARES, "zeropp"),
+}
+"""Metric -> the choice that must stand in a cell's resolved config: elsewhere it is 0, or the same as another."""
+
+BY_HAND = (
+    "step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "pinned_bytes",
+    "payload_bytes", "timed_allocator_peak_bytes", "loopback_bytes",
+)  # fmt: skip
+METRICS = (*RECORDED, *BY_HAND)
+MORE_IS_BETTER = ("tokens_per_s", *SHARES)
+DEFAULT_TOLERANCE = {
+    "allocator_peak_bytes": 0.005,
+    "timed_allocator_peak_bytes": 0.01,
+    "loopback_bytes": 0.03,
+    "step_s": 0.25,
+    "tokens_per_s": 0.25,
+    "resident_bytes": 0.1,
+    "reserved_bytes": 0.02,
+}
+
+WHERE_READABLE = ("loopback_bytes",)
+"""Metrics that some systems do not tell: no reason to fail there."""
+
+SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
+"""What bytes may move by whatever they are: libraries' threads take theirs when they come to it."""
+
+ROUNDING = 1e-9
+"""Quotients may differ in the last digit between versions of Python."""
+
+_LIMIT = re.compile(r"(<=|>=)?\s*([^±]+?)\s*(?:±\s*([0-9.]+)\s*%)?")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """`bound`: "" for a value to meet, "<=" or ">=" for one not to cross. `tolerance`: a share of the value."""
+
+    value: float
+    bound: str = ""
+    tolerance: float = 0.0
+
+    def judge(self, metric: str, value: float) -> str:
+        """ok, regression or improvement."""
+        slack = max(max(self.tolerance, ROUNDING) * abs(self.value), SLACK.get(metric, 0))
+        if self.bound:
+            crossed = value > self.value + slack if self.bound == "<=" else value < self.value - slack
+            return "regression" if crossed else "ok"
+        if abs(value - self.value) <= slack:
+            return "ok"
+        better = value > self.value if metric in MORE_IS_BETTER else value < self.value
+        return "improvement" if better else "regression"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind`: regression, improvement, missing or unjudged. `sentence` says all that is to say."""
+
+    kind: str
+    cell: str
+    metric: str
+    sentence: str
+
+
+def recorded(config: dict[str, Any]) -> list[str]:
+    """The metrics that `record` writes of a cell with this resolved config unless told otherwise."""
+    return [metric for metric in RECORDED if SAYS_NOTHING_WITHOUT.get(metric, "model") in config]
+
+
+def parse_limit(metric: str, text: Any) -> Limit:
+    """A limit as it stands in a budget file. Raises ValueError with what would be right."""
+    found = _LIMIT.fullmatch(str(text).strip())
+    wrong = f"{metric}: {text!r} is no limit; write a value, a value ± 2 %, or <= with a ceiling, as in <= 24 GiB"
+    if found is None or isinstance(text, bool):
+        raise ValueError(wrong)
+    try:
+        value = float(parse_bytes(found[2])) if metric.endswith("_bytes") else float(found[2])
+        tolerance = float(found[3] or 0) / 100
+    except ValueError as error:
+        raise ValueError(wrong) from error
+    if not math.isfinite(value):
+        raise ValueError(wrong)
+    return Limit(value, found[1] or "", tolerance)
+
+
+def show_limit(metric: str, limit: Limit) -> Any:
+    """A limit as `record` writes it: a bare number where it is exact."""
+    number: Any = int(limit.value) if metric.endswith("_bytes") else limit.value
+    if not limit.bound and not limit.tolerance:
+        return number
+    return f"{limit.bound} {number}".strip() + (f" ± {limit.tolerance * 100:g} %" if limit.tolerance else "")
+
+
+def show_value(metric: str, value: float) -> str:
+    """A value with its unit, for people."""
+    if metric.endswith("_bytes"):
+        return f"{value:,.0f} B ({show_bytes(value)})" if abs(value) >= 1024 else f"{value:.0f} B"
+    if metric.endswith("_psi"):
+        return f"{value:.6g} ψ"
+    return f"{value * 1000:.4g} ms" if metric == "step_s" else f"{value:.6g}"
+
+
+def judge_cell(cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "") -> list[Finding]:
+    """Findings of one cell. `row`: its summarized row, None where there is none; `largest`: see `what_moved`."""
+    if row is None:
+        return [Finding("missing", cell, "", f"{cell}: the budget has it and the runs have not")]
+    if row["status"] != "ok":
+        words = f"{cell}: it could not be measured ({row['status']}: {row['reason']})"
+        return [Finding("unjudged", cell, "", words)]
+    findings = []
+    for metric, limit in limits.items():
+        value = row.get(metric)
+        if (value is None or pd.isna(value)) and metric in WHERE_READABLE:
+            continue
+        if value is None or pd.isna(value):
+            findings.append(Finding("missing", cell, metric, f"{cell}: {metric} is in the budget and was not measured"))
+            continue
+        verdict = limit.judge(metric, float(value))
+        if verdict != "ok":
+            sentence = _explain(cell, metric, limit, float(value), what_moved(metric, limits, row, largest))
+            findings.append(Finding(verdict, cell, metric, sentence))
+    return findings
+
+
+def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:
+    where = "above" if value > limit.value else "below"
+    off = abs(value / limit.value - 1) if limit.value else 0.0
+    share = f", {off:.2%}" if off >= 0.0001 else ""
+    kind = {"<=": "its ceiling", ">=": "its floor"}.get(limit.bound, "its budget")
+    tolerance = f" ± {limit.tolerance:.3g}" if limit.tolerance else ""
+    by = show_value(metric, abs(value - limit.value))
+    budget = f"{kind} of {show_value(metric, limit.value)}{tolerance}"
+    return f"{cell}: {metric} is {show_value(metric, value)}: {by}{share} {where} {budget}{moved}"
+
+
+def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], largest: str = "") -> str:
+    """The category, or the collective, that moved most against the budget, as the end of a sentence.
+
+    `largest` names the largest tensor at the peak; it is told for bytes.
+    """
+    if metric in ("peak_bytes", "states_bytes"):
+        parts: tuple[str, ...] = MAXIMA
+    elif metric in ("volume_psi", "wire_bytes", "payload_bytes"):
+        parts = PARTS
+    else:
+        return ""
+    exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
+    grown = float(row[metric]) > limits[metric].value
+    alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}  # what moved the other way explains nothing
+    part = max(alike, key=lambda p: abs(alike[p]), default=None)
+    if part is None:
+        return f"; the largest tensor at the peak is {largest}" if largest and parts is MAXIMA else ""
+    name = part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
+    was, now = show_value(part, limits[part].value), show_value(part, row[part])
+    return f"; {name} moved most: {was} before, {now} now"

@@ -1,0 +1,70 @@
+"""The rows that budgets are made from and held against: a row a cell, of new runs or of those in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import pandas as pd
+
+from ...config.names import name_cells
+from ...config.resolve import Cell, work_id
+from ...records import RunRow
+from ...results import selection, tables
+from ...results.provenance import device_class
+from ...results.summary import summarize
+from ...sizes import show_count
+from ...sweep.command import run_cells
+from .file import environment_of
+
+
+class UnjudgedError(Exception):
+    """Nothing can be said; the message is the sentence."""
+
+
+def environment_of_cell(cell: Cell) -> str:
+    """Names the kind of device and the torch version that a budget of the cell is good for."""
+    return environment_of(device_class(cell.config["device"]), version("torch"))
+
+
+def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
+    """Runs cells, finished ones reused, and summarizes them. Raises KeyboardInterrupt where the user stops it."""
+    code, rows = run_cells(cells)
+    if code == 130:
+        raise KeyboardInterrupt
+    ids = {row["run_id"] for row in rows}
+    folders = dict.fromkeys(cell.config["results_dir"] for cell in cells)
+    tensors = pd.concat([tables.load(folder).of(ids).tensors for folder in folders])
+    return _summaries(tables.frame_of(rows, RunRow), tensors)
+
+
+def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:
+    """The rows of --runs that --where asks for and, without --all, `keep` keeps."""
+    results = tables.load(chosen.runs)
+    if results.runs.empty:
+        raise UnjudgedError(f"{chosen.runs} holds no runs")
+    runs = selection.matching(results.runs, chosen.where)
+    kept = runs if chosen.all else keep(runs)
+    if kept.empty:
+        raise UnjudgedError(f"{chosen.runs}: every run there failed; --all takes failed attempts, too")
+    if len(kept) < len(runs):
+        number = show_count(len(runs) - len(kept), "failed or superseded run")
+        print(f"{chosen.runs}: {number} left out; --all takes them")
+    return _summaries(kept, results.tensors)
+
+
+def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row a cell, with its name, work and environment, and the largest tensor at its peak in words."""
+    rows: list[Any] = summarize(runs).to_dict("records")
+    configs = [json.loads(row["config"]) for row in rows]
+    for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
+        mine = tensors[tensors["run_id"] == row["run_id"]].sort_values("bytes", ascending=False)
+        row |= {"name": name, "work": work_id(config)}
+        row["environment"] = environment_of(row["device_class"], row["torch_version"])
+        top = next(mine.itertuples(), None)
+        name = (top.name or top.module or f"made in {top.phase}") if top else ""
+        row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
+    return rows

@@ -1,0 +1,278 @@
+"""What moved between two *sides*, A and B: sets of runs, of which each cell's newest launches count.
+
+A *pair of cells* is one of each side that is set against the other. Fields of a pair fall into three kinds. Those of
+the *work* say what is trained: where they differ, nothing is comparable. Those of a *condition* spoil one kind of
+metric: other cores the times, another seed the losses. All others are what is compared, as a strategy or the source.
+
+*Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so that any difference is a
+change. Where a side's launches do not (a storage may die a moment later in another thread), the metric is *unsteady*:
+it moved only if the two sides' ranges have nothing in common. *Rough* metrics are the process's memory as the system
+sees it. Times: compare/paired.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pandas as pd
+
+from ...config.names import base_name, differences, name_cells, show_value
+from ...config.resolve import work_id
+from ...host.environment import SIMULATED
+from ...records import CATEGORIES, COLLECTIVES, LINKS
+from ...results.summary import summarize
+from ...results.tables import latest
+from .noise_floor import NoiseFloor, environment_of, lookup
+from .paired import Effect, Pair, effects, pair_up
+
+Row = dict[str, Any]
+
+WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
+"""Keys, or their beginnings, that say what is trained; `device_class` and `device` belong to them."""
+
+CHOICES = ("model.name", "model.checkpointing")
+"""Keys below those that change how it is trained, or called, alone."""
+
+DEVICE = ("device", "device_class")
+LOSS_CONDITIONS = ("data.text_hash", "seed", "draw_on", "deterministic", "measure.steps", "measure.warmup")
+TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes", "deterministic")
+ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
+"""Columns of a run beside its config that say where its figures come from."""
+
+EXACT = (
+    "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES), "host_peak_bytes", "nvme_bytes",
+    *(f"{link}_bytes" for link in LINKS),
+    "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "within_nodes_bytes",
+    "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
+)  # fmt: skip
+ROUGH = (
+    "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
+    "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
+)  # fmt: skip
+ROUGH_NOISE = 0.05
+"""A rough metric that moved by less says nothing."""
+
+LOSSES = ("loss_first", "loss_last")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell of one side: its launches, and the one row that sums them up."""
+
+    name: str
+    config: dict[str, Any]
+    row: Row
+    launches: list[Row]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A metric's value on both sides; None where a side does not have it."""
+
+    metric: str
+    a: float | None
+    b: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """B less A."""
+        return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def relative(self) -> float | None:
+        """The difference over A."""
+        return self.difference / self.a if self.difference is not None and self.a else None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A pair of cells. What could not be compared is empty, and `refused` and the like name the field that differs."""
+
+    a: Measured
+    b: Measured
+    differs: tuple[str, ...]
+    """Sentences on the fields that are what is compared, and on the conditions."""
+    refused: tuple[str, ...] = ()
+    loss_refused: tuple[str, ...] = ()
+    time_refused: tuple[str, ...] = ()
+    moved: tuple[Change, ...] = ()
+    equal: tuple[str, ...] = ()
+    at_peak: tuple[Change, ...] = ()
+    """The categories whose parts at the peak moved."""
+    unsteady: tuple[str, ...] = ()
+    """Sentences on exact metrics in which a side's own launches differ by as much as the sides do."""
+    rough: tuple[Change, ...] = ()
+    losses: tuple[Change, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    floors: tuple[NoiseFloor, ...] = ()
+
+    @property
+    def failed(self) -> dict[str, Row]:
+        """The sides whose cell is not ok."""
+        return {side: one.row for side, one in (("A", self.a), ("B", self.b)) if one.row["status"] != "ok"}
+
+    @property
+    def worse(self) -> bool:
+        """Whether bytes or volumes moved, the step became slower, B alone failed, or it is other work."""
+        slower = any(effect.metric == "step_s" and effect.verdict == "slower" for effect in self.effects)
+        return bool(self.moved or self.refused or slower or list(self.failed) == ["B"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs of cells, and the cells that only one side has."""
+
+    pairs: list[Compared] = field(default_factory=list)
+    only_a: list[Measured] = field(default_factory=list)
+    only_b: list[Measured] = field(default_factory=list)
+
+    @property
+    def worse(self) -> bool:
+        """Whether a pair is worse, or a cell has lost its counterpart: a gate with holes is none."""
+        return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
+
+
+def compare_runs(a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor]) -> Comparison:
+    """Sets the cells of A against those of B. `floors`: all records that are at hand."""
+    ours, theirs = _measured(a), _measured(b)
+    matched = _match(ours, theirs)
+    taken = {id(cell) for pair in matched for cell in pair}
+    return Comparison(
+        [_compare_cells(one, other, minimum_effect, floors) for one, other in matched],
+        [cell for cell in ours if id(cell) not in taken],
+        [cell for cell in theirs if id(cell) not in taken],
+    )
+
+
+def _measured(runs: pd.DataFrame) -> list[Measured]:
+    launches: dict[str, list[Row]] = {}
+    for row in _records(latest(runs)):
+        launches.setdefault(row["cell_id"], []).append(row)
+    rows = _records(summarize(runs))
+    configs = [json.loads(row["config"]) for row in rows]
+    return [
+        Measured(name, config, row, launches[row["cell_id"]])
+        for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
+    ]
+
+
+def _records(frame: pd.DataFrame) -> list[Row]:
+    """Rows as plain dicts, None for what is missing."""
+    return [
+        {str(key): None if pd.isna(value) else value for key, value in row.items()} for row in frame.to_dict("records")
+    ]
+
+
+def _match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured]]:
+    """Equal cells first, then equal work, then equal names, as far as they are the only ones on their side.
+
+    One cell against one is a pair, however they differ: whoever names two runs wants to see them compared.
+    """
+    if len(a) == len(b) == 1:
+        return [(a[0], b[0])]
+    keys: list[Callable[[Measured], str]] = [
+        lambda cell: cell.row["cell_id"],
+        lambda cell: work_id(cell.config),
+        lambda cell: base_name(cell.config),
+    ]
+    found: dict[int, tuple[Measured, Measured]] = {}
+    left_a, left_b = list(a), list(b)
+    for key in keys:
+        ours, theirs = _unique(left_a, key), _unique(left_b, key)
+        for value in ours.keys() & theirs.keys():
+            one, other = ours[value], theirs[value]
+            found[id(one)] = one, other
+            left_a = [cell for cell in left_a if cell is not one]
+            left_b = [cell for cell in left_b if cell is not other]
+    return [found[id(cell)] for cell in a if id(cell) in found]
+
+
+def _unique(cells: list[Measured], key: Callable[[Measured], str]) -> dict[str, Measured]:
+    groups: dict[str, list[Measured]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return {value: mine[0] for value, mine in groups.items() if len(mine) == 1}
+
+
+def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[NoiseFloor]) -> Compared:
+    differing = differences(a.config, b.config) | {
+        name: (a.row[name], b.row[name]) for name in ORIGIN if a.row[name] != b.row[name]
+    }
+    said = {
+        key: f"{key} is {show_value(ours)} in A and {show_value(theirs)} in B"
+        for key, (ours, theirs) in differing.items()
+    }
+    refused = tuple(words for key, words in said.items() if is_work(key))
+    found = Compared(a, b, tuple(words for key, words in said.items() if not is_work(key)), refused)
+    if refused or found.failed:
+        return found
+    moved, equal, unsteady = _exact(EXACT, a, b)
+    parts = tuple(f"peak_{name}_bytes" for name in CATEGORIES)
+    time_refused = tuple(said[key] for key in TIME_CONDITIONS if key in said) + _sides(
+        a, b, lambda row: pd.isna(row["step_s"]), "has no times"
+    )
+    pairs = pair_up(a.launches, b.launches)
+    known = [] if "nodes" in a.config else _floors_of(a.row, b.row, floors)  # a floor is of one machine
+    return replace(
+        found,
+        loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)
+        + _sides(a, b, lambda row: row["backend"] == SIMULATED, "is simulated"),
+        time_refused=time_refused,
+        moved=moved,
+        equal=equal,
+        at_peak=_exact(parts, a, b)[0],
+        unsteady=unsteady,
+        rough=tuple(change for name in ROUGH if (change := _change(name, a.row, b.row))),
+        losses=tuple(change for name in LOSSES if (change := _change(name, a.row, b.row))),
+        pairs=tuple(pairs),
+        effects=tuple(effects(pairs, minimum_effect, known)) if not time_refused else (),
+        floors=tuple(known),
+    )
+
+
+def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> tuple[str, ...]:
+    """ "A has no times", for each side `of` whose row it is true."""
+    return tuple(f"{name} {words}" for name, side in (("A", a), ("B", b)) if of(side.row))
+
+
+def is_work(key: str) -> bool:
+    """Whether cells that differ in this field train something else."""
+    return key in DEVICE or (key.startswith(WORK) and key not in CHOICES)
+
+
+def _change(metric: str, a: Row, b: Row) -> Change | None:
+    """None where neither side has the metric."""
+    return None if a[metric] is None and b[metric] is None else Change(metric, a[metric], b[metric])
+
+
+def _exact(
+    metrics: tuple[str, ...], a: Measured, b: Measured
+) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
+    """What moved, the metrics that are equal, and sentences on those that are unsteady."""
+    moved, equal, unsteady = [], [], []
+    for metric in metrics:
+        change = _change(metric, a.row, b.row)
+        if change is None:
+            continue
+        ours, theirs = ({row[metric] for row in side.launches} for side in (a, b))
+        if ours == theirs:
+            equal.append(metric)
+        elif change.difference is None or max(ours) < min(theirs) or max(theirs) < min(ours):
+            moved.append(change)
+        else:
+            unsteady.append(f"{metric} differs among launches of one side: {_range(ours)} in A, {_range(theirs)} in B")
+    return tuple(moved), tuple(equal), tuple(unsteady)
+
+
+def _range(values: set[Any]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+
+
+def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
+    """The records of both sides' environments, which differ where the versions of torch do; one where they agree."""
+    found = [lookup(floors, environment_of(row)) for row in (a, b)]
+    return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]

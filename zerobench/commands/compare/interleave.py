@@ -1,0 +1,159 @@
+"""`zerobench compare --interleave REV_A REV_B -- OVERRIDES`: two git revisions measured in turns, A B B A A B ...
+
+Each revision is checked out in a worktree of its own and runs there as it is: its own package and conf/, with this
+Python and its packages. A launch is the whole command once, in a process of its own, so that nothing of a revision is
+left for the other. Turns are mirrored, A B and then B A, so that a drift that is even in time falls on both sides
+alike. `.` is the checkout as it is, with what is not committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ...results import tables
+from ...results.attempts import in_order
+from ...results.provenance import PACKAGE
+
+RUNS = "results/runs/interleaved"
+
+LEAST = 2
+"""Launches of each revision: of one alone nothing is in turns."""
+
+OURS = ("measure.repeats", "results_dir", "rerun")
+"""Keys that are set for every launch."""
+
+
+def add_interleave(parser: argparse.ArgumentParser) -> None:
+    """The options of a comparison that measures."""
+    parser.add_argument(
+        "--interleave",
+        nargs=2,
+        metavar=("REV_A", "REV_B"),
+        help="instead of A and B: measure two git revisions (. is the checkout as it is) in turns, A B B A; what is "
+        "measured stands behind --, as in -- -m strategy=ddp,zero1",
+    )
+    counted = "with --interleave: launches of each revision (default: %(default)s)"
+    parser.add_argument("--launches", type=int, default=6, metavar="K", help=counted)
+    where = f"with --interleave: a new folder for the runs (default: one in {RUNS})"
+    parser.add_argument("--runs", type=Path, metavar="DIR", help=where)
+
+
+def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """What is before `--`, and what is behind it; None where there is none."""
+    if "--" not in arguments:
+        return arguments, None
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+def check_sides(a: str | None, b: str | None, interleave: list[str] | None, overrides: list[str] | None) -> None:
+    """Raises ValueError, one sentence, where it is not said once what is compared."""
+    if interleave and (a or b):
+        raise ValueError(f"{a}: with --interleave the sides are {' and '.join(interleave)}; leave folders out")
+    if interleave and overrides is None:
+        raise ValueError("--interleave: say behind -- what is measured, as in -- strategy=zero1 model=gpt_small")
+    if not interleave and overrides is not None:
+        raise ValueError("--: what is measured is for --interleave REV_A REV_B; folders hold it already")
+    if not interleave and (a is None or b is None):
+        raise ValueError("name two sides, A and B: runs or folders; or --interleave REV_A REV_B -- OVERRIDES")
+    given = {override.partition("=")[0].lstrip("+") for override in overrides or []}
+    for key in OURS:
+        if key in given:
+            raise ValueError(f"{key}: --interleave sets it for every launch; use --launches and --runs")
+
+
+def load_runs(where: str) -> pd.DataFrame:
+    """The runs in a folder, or in all folders that a pattern matches, in the order in which they began.
+
+    Raises FileNotFoundError where there are none.
+    """
+    folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
+    found = [tables.load(folder).runs for folder in folders]
+    if not any(len(runs) for runs in found):
+        raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
+    return in_order(found).reset_index(drop=True)
+
+
+def turns(launches: int) -> Iterator[tuple[str, int]]:
+    """(side, number of the launch): A B, B A, A B, ..."""
+    for number in range(launches):
+        for side in "ab" if number % 2 == 0 else "ba":
+            yield side, number
+
+
+def measure_in_turns(
+    rev_a: str, rev_b: str, launches: int, overrides: list[str], runs: Path | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The runs of both revisions, their launches numbered. Raises ValueError where a command is refused, or no git."""
+    if launches < LEAST:
+        raise ValueError(f"--launches {launches}: must be at least {LEAST}, for fewer are not in turns")
+    folder = (runs or Path(RUNS) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--runs {runs}: there is something in that folder already; name another")
+    with ExitStack() as stack:
+        places = {side: stack.enter_context(_checkout(rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
+        for count, (side, number) in enumerate(turns(launches), 1):
+            revision = rev_a if side == "a" else rev_b
+            print(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}", file=sys.stderr)
+            _launch(places[side], overrides, folder / f"{side}{number}", revision)
+    print(f"runs: {folder}", file=sys.stderr)
+    sides = ([_numbered(folder / f"{side}{number}", number) for number in range(launches)] for side in "ab")
+    a, b = (pd.concat(frames, ignore_index=True) for frames in sides)
+    return a, b
+
+
+def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
+    """Runs the command once with the package in `place`. Raises ValueError where it has no runs to show."""
+    more = ["measure.repeats=1", "rerun=true", f"results_dir={folder}"]
+    path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in this folder
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode not in (0, 1) or not folder.is_dir():
+        said = next(iter(reversed(done.stderr.strip().splitlines())), f"exit code {done.returncode}")
+        raise ValueError(f"{revision} cannot measure it: {said.removeprefix('zerobench: ')}")
+
+
+def _numbered(folder: Path, number: int) -> pd.DataFrame:
+    """Every folder holds one launch of each cell: it is the `number`-th of its side."""
+    return load_runs(str(folder)).assign(repeat=number)
+
+
+@contextmanager
+def _checkout(revision: str) -> Iterator[Path]:
+    """A worktree of a revision, as long as the context lasts; the user's own for `.`."""
+    if revision == ".":
+        yield PACKAGE.parent
+        return
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", refused=f"{revision}: ")
+    with tempfile.TemporaryDirectory(prefix="zerobench-") as aside:
+        place = Path(aside) / "tree"
+        _git("worktree", "add", "--detach", str(place), commit)
+        try:
+            yield place
+        finally:
+            _git("worktree", "remove", "--force", str(place))
+
+
+def _git(*arguments: str, refused: str = "") -> str:
+    """What git says in the checkout that this package lies in. Raises ValueError."""
+    try:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"--interleave: git cannot be run: {error}") from error
+    if done.returncode:
+        why = next(iter(done.stderr.strip().splitlines()), "it failed").removeprefix("fatal: ")
+        raise ValueError(f"--interleave: {refused}git says: {why}")
+    return done.stdout.strip()

@@ -1,0 +1,143 @@
+"""`zerobench noise`: how much times differ between launches of identical code on this machine, measured and shown.
+
+What a *noise floor* is, how it follows from launches and where it is kept: compare/noise_floor.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ...config.compose import RefusedError, compose_cells
+from ...config.resolve import Cell
+from ...config.world import has_times
+from ...results.console import plain_table, stdout_console
+from ...results.summary import LEAST_LAUNCHES
+from ...results.tables import latest
+from ...sizes import printable
+from ...sweep.command import check_folders
+from ...sweep.progress import Reporter
+from ...sweep.sweep import Sweep
+from . import noise_floor
+from .command import NOISE_FOLDER
+from .interleave import load_runs
+from .noise_floor import NoiseFloor, floor_from
+
+STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
+"""The cell that is measured where the command line says nothing else, anew, for noise is that of today, and apart."""
+
+MOST_PLAUSIBLE = 0.5
+"""A floor above this says that something else was going on, and would call every change noise."""
+
+SHOWN_PAIRS = (1, 3, 5)
+
+
+def noise(arguments: list[str]) -> int:
+    """The verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 the command was wrong, 130 stopped."""
+    chosen, overrides = _parser().parse_known_args(arguments)
+    try:
+        if overrides and (chosen.action == "show" or chosen.runs is not None):
+            raise ValueError(f"{' '.join(overrides)}: only a record that runs a cell takes overrides")
+        if chosen.action == "show":
+            return _show(chosen.noise)
+        if chosen.runs is not None:
+            return _record(chosen.noise, *_runs_of_one_cell(chosen.runs))
+        cell = _compose(overrides, chosen.launches)
+        check_folders([cell])
+    except (RefusedError, FileNotFoundError, ValueError) as error:
+        for problem in getattr(error, "problems", [error]):
+            print(printable(f"zerobench noise: {problem}"), file=sys.stderr)
+        return 2
+    with Reporter() as reporter:
+        sweep = Sweep(reporter)
+        sweep.run([cell])
+    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    if sweep.stopped or failed:
+        why = "; ".join(row["reason"] for row in failed)
+        print(printable(f"zerobench noise: nothing is recorded: {why}"), file=sys.stderr)
+        return 130 if sweep.stopped else 1
+    return _record(chosen.noise, sweep.rows, cell.config)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerobench noise",
+        description="Records how much times differ between launches of one cell, or shows what is on record.",
+        epilog=f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}.",
+    )
+    parser.add_argument("action", choices=("record", "show"))
+    parser.add_argument(
+        "--noise", type=Path, default=Path(NOISE_FOLDER), metavar="DIR", help="the records (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--launches", type=int, default=6, help=f"at least {LEAST_LAUNCHES}; more make it sharper (default: 6)"
+    )
+    parser.add_argument("--runs", metavar="PATH", help="take the launches of these runs, of one cell, and run nothing")
+    return parser
+
+
+def _compose(overrides: list[str], launches: int) -> Cell:
+    """The one cell to be measured. Raises RefusedError."""
+    if launches < LEAST_LAUNCHES:
+        raise RefusedError([f"--launches {launches}: must be at least {LEAST_LAUNCHES}"])
+    given = {override.partition("=")[0] for override in overrides}
+    defaults = [one for one in (*STANDARD, f"measure.repeats={launches}") if one.partition("=")[0] not in given]
+    cells = compose_cells([*defaults, *overrides])
+    if len(cells) != 1:
+        raise RefusedError([f"{' '.join(overrides)}: makes {len(cells)} cells; noise is that of one"])
+    if cells[0].problems:
+        raise RefusedError(list(cells[0].problems))
+    if not has_times(cells[0].config):
+        raise RefusedError([f"backend={cells[0].config['backend']}: these ranks have no times that could differ"])
+    if "nodes" in cells[0].config:
+        raise RefusedError([f"nodes={cells[0].config['nodes']}: a noise floor is of one machine; take ranks of one"])
+    if cells[0].config["repeats"] < LEAST_LAUNCHES:
+        raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])
+    return cells[0]
+
+
+def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The newest launches of the one cell that is there, and its config. Raises ValueError for several cells."""
+    runs = latest(load_runs(where))
+    runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
+    if runs["cell_id"].nunique() != 1:
+        count = runs["cell_id"].nunique()
+        raise ValueError(f"{where}: holds {count} cells that are ok; name one, as in --runs 'results/runs/ddp-*'")
+    return runs.to_dict("records"), json.loads(runs["config"].iloc[0])  # type: ignore[return-value]
+
+
+def _record(folder: Path, launches: list[dict[str, Any]], config: dict[str, Any]) -> int:
+    floor = floor_from(launches, config)
+    if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
+        shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])
+        words = f"its launches took {shown} ms a step: with such a spread every change would be noise"
+        print(printable(f"zerobench noise: nothing is recorded: {floor.cell}: {words}"), file=sys.stderr)
+        print("Try on a quiet machine, with more --launches, or with a longer step.", file=sys.stderr)
+        return 1
+    path = noise_floor.write(folder, floor)
+    _print([floor])
+    print(f"recorded in {path}; zerobench compare looks it up")
+    return 0
+
+
+def _show(folder: Path) -> int:
+    floors = noise_floor.read(folder)
+    if floors:
+        _print(floors)
+    else:
+        print(f"{folder}: no noise floor is recorded; zerobench noise record measures it")
+    return 0
+
+
+def _print(floors: list[NoiseFloor]) -> None:
+    """Step times that identical code does not exceed in 95 % of comparisons, by the number of pairs of launches."""
+    header = ["environment", "measured on", *(f"{k} pair{'s' * (k > 1)}" for k in SHOWN_PAIRS)]
+    rows = []
+    for floor in floors:
+        place = floor.environment
+        where = f"{place['device_class']}, {place['processor']}, {place['cores']} cores, torch {place['torch']}"
+        rows.append([where, floor.title, *(f"{100 * floor.of('step_s', k):.1f} %" for k in SHOWN_PAIRS)])
+    stdout_console().print(plain_table(header, rows, left=2))

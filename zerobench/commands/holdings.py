@@ -1,0 +1,161 @@
+"""What a results folder holds, for the verbs that look after it.
+
+A run *failed* where its status is not ok. It is *superseded* where an ok run of the same cell, repeat, code, torch and
+device began later, and *outdated* where the newest ok run of its cell, on the same torch and device, is by other code.
+*Leftovers* are hidden folders that no living process will finish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..host.temporary import is_claimed
+from ..results.attempts import Moment, moments, split
+from ..results.folders import PARTIAL
+from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
+
+PRUNED = ".pruned-"
+"""What the name of a folder begins with that is being removed."""
+
+UNLOCKED = ".claim-"
+"""A folder on its way to being claimed, for a few milliseconds. Who tries its lock may keep its owner from it."""
+
+UNLOCKED_AT_MOST_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run: its row, and its folder unless it is a collection's."""
+
+    row: dict[str, Any]
+    folder: Path | None
+    began: Moment
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """`runs`: in the order in which they began. `unreadable`: a sentence for each run that cannot be read."""
+
+    where: Path
+    runs: list[Held]
+    collections: list[Path]
+    unreadable: list[str]
+    writing: list[Path]
+    """Folders in which a living process writes a run."""
+    leftovers: list[Path]
+    named: frozenset[str]
+    """Runs that a search names as its result."""
+    damaged_searches: list[Path]
+
+    def verdicts(self) -> list[str]:
+        """For each run "superseded", "failed", "outdated", or "" where it is worth keeping."""
+        newest: dict[tuple[Any, ...], Moment] = {}
+        code: dict[tuple[Any, ...], str] = {}
+        for run in self.runs:
+            if run.row["status"] == "ok":
+                newest[_launch(run.row)] = run.began
+                code[_place(run.row)] = run.row["source_hash"]
+        return [self._verdict(run, newest, code) for run in self.runs]
+
+    def _verdict(self, run: Held, newest: dict[tuple[Any, ...], Moment], code: dict[tuple[Any, ...], str]) -> str:
+        row = run.row
+        ok = row["status"] == "ok"
+        if ok and row["run_id"] in self.named:
+            return ""
+        if run.began < newest.get(_launch(row), run.began):
+            return "superseded"
+        if not ok:
+            return "failed"
+        return "outdated" if row["source_hash"] != code[_place(row)] else ""
+
+
+def look(where: Path) -> Holdings:
+    """Reads the rows of a results folder, a run or a collection, and no other table.
+
+    Raises FileNotFoundError where there is no such folder.
+    """
+    if not where.is_dir():
+        raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
+    runs: list[Held] = []
+    found: list[tuple[Path, dict[str, Any]]] = []
+    unreadable = []
+    for folder in run_folders(where):
+        row, complaint = _read_quietly(folder)
+        found += [(folder, row)] if row is not None else []
+        unreadable += complaint
+    found.sort(key=lambda one: split(one[1]["run_id"]))
+    runs += _held([row for _, row in found], [folder for folder, _ in found])
+    collections = collections_in(where)
+    for collection in collections:
+        rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
+        runs += _held(rows, [None] * len(rows))
+    runs.sort(key=lambda run: run.began)
+    partial = [p for p in sorted(where.glob(f"{PARTIAL}*")) if _is_own_folder(p)]
+    writing = [p for p in partial if is_claimed(p)]
+    leftovers = [p for p in partial if p not in writing] + _abandoned(where)
+    named, damaged = _read_searches(where / SEARCHES)
+    return Holdings(where, runs, collections, unreadable, writing, leftovers, named, damaged)
+
+
+def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[Held]:
+    began = moments((row["run_id"], row["started"]) for row in rows)
+    return [Held(*one) for one in zip(rows, folders, began, strict=True)]
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links are not followed."""
+    files = [path] if not path.is_dir() else [Path(at) / name for at, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        try:
+            total += file.lstat().st_size
+        except FileNotFoundError:  # somebody else removes or finishes this run just now
+            continue
+    return total
+
+
+def _launch(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["cell_id"], row["repeat"], *(row[name] for name in CODE))
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["cell_id"], *(row[name] for name in CODE if name != "source_hash"))
+
+
+def _read_quietly(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        row = read_row(folder)
+    return row, [str(warning.message) for warning in caught]
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _abandoned(where: Path) -> list[Path]:
+    """Folders that a process left behind half removed or not yet claimed."""
+    long_ago = time.time() - UNLOCKED_AT_MOST_S
+    unlocked = [p for p in where.glob(f"{UNLOCKED}*") if _is_own_folder(p) and p.stat().st_mtime < long_ago]
+    return sorted(unlocked + [p for p in where.glob(f"{PRUNED}*") if _is_own_folder(p)])
+
+
+def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
+    """The runs that searches name, and the files that are no search."""
+    named: set[str] = set()
+    damaged: list[Path] = []
+    if folder.is_symlink():  # not this results folder's own
+        return frozenset(), damaged
+    for path in sorted(folder.glob("*.json")):
+        try:
+            named |= set(json.loads(path.read_text())["run_ids"].split())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            damaged.append(path)
+    return frozenset(named), damaged

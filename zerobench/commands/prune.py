@@ -1,0 +1,139 @@
+"""`zerobench prune`: removes runs that no table needs. Superseded, failed, outdated, leftovers: see holdings.py."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..host.temporary import is_claimed
+from ..results.console import plain_table, stdout_console
+from ..results.folders import PARTIAL
+from ..sizes import printable, show_bytes, show_count
+from .holdings import PRUNED, Holdings, look, size_of
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What is to go: a run's or leftover's folder, or a search's file."""
+
+    path: Path
+    why: str
+    size: int
+    changed: int
+    """When, in ns, as long as it is what was looked at."""
+
+
+def prune(arguments: list[str]) -> int:
+    """The verb. Returns the exit code: 0, 1 where something could not be removed, 2 where nothing may be."""
+    parser = argparse.ArgumentParser(
+        prog="zerobench prune",
+        description="Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
+        "being written, what is no run and what lies behind a link stays. It asks first; where there is no terminal "
+        "to ask on, it removes nothing without --yes.",
+    )
+    parser.add_argument("results", nargs="?", type=Path, default="results/runs", help="default: %(default)s")
+    parser.add_argument("--dry-run", action="store_true", help="show what would go, and remove nothing")
+    parser.add_argument(
+        "--older-code",
+        action="store_true",
+        help="also ok runs by older code, where their cell has an ok run by newer code",
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    chosen = parser.parse_args(arguments)
+    try:
+        held = look(chosen.results)
+        _check_prunable(held)
+    except (OSError, ValueError) as error:
+        print(printable(f"zerobench prune: {error}"), file=sys.stderr)
+        return 2
+    doomed = choose(held, chosen.older_code)
+    _print_plan(held, doomed, chosen.older_code)
+    if chosen.dry_run or not doomed:
+        print("nothing was removed" if doomed else "nothing to prune")
+        return 0
+    if not chosen.yes and not sys.stdin.isatty():
+        print("zerobench prune: there is no terminal to ask on; add --yes to remove these", file=sys.stderr)
+        return 2
+    if not chosen.yes and not _ask("remove them? [y/N] "):
+        print("nothing was removed")
+        return 0
+    return remove_all(doomed)
+
+
+def choose(held: Holdings, older_code: bool) -> list[Doomed]:
+    """What goes. Runs behind a link stay: they are kept elsewhere, and only shown here."""
+    unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
+    found = []
+    for run, verdict in zip(held.runs, held.verdicts(), strict=True):
+        if run.folder is not None and verdict in unwanted and not run.folder.is_symlink():
+            words = {"failed": run.row["status"], "outdated": "by older code"}.get(verdict, verdict)
+            found.append((run.folder, words))
+    found += [(path, "left by a dead process") for path in held.leftovers]
+    found += [(path, "damaged search") for path in held.damaged_searches]
+    return [Doomed(path, why, size_of(path), path.stat().st_mtime_ns) for path, why in found]
+
+
+def remove_all(doomed: list[Doomed]) -> int:
+    """Removes each, whatever becomes of the others. Returns the exit code."""
+    freed, gone, failed = 0, 0, 0
+    for one in doomed:
+        try:
+            if remove(one):
+                freed, gone = freed + one.size, gone + 1
+        except OSError as error:
+            failed += 1
+            print(printable(f"zerobench prune: {one.path} cannot be removed: {error}"), file=sys.stderr)
+    print(f"removed {gone} of {len(doomed)}, {show_bytes(freed)}")
+    return int(failed > 0)
+
+
+def remove(one: Doomed) -> bool:
+    """Removes a folder or file; a reader sees all of it or none. False where it is gone, another by now, or claimed."""
+    hidden = one.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
+    try:
+        if one.path.stat().st_mtime_ns != one.changed:  # a new run may have got the name of one that was removed
+            return False
+        if one.path.name.startswith(PARTIAL) and is_claimed(one.path):
+            return False
+        one.path.rename(hidden)
+    except FileNotFoundError:
+        return False
+    if hidden.is_dir():
+        shutil.rmtree(hidden)
+    else:
+        hidden.unlink()
+    return True
+
+
+def _ask(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
+
+
+def _check_prunable(held: Holdings) -> None:
+    if (held.where / "run.json").is_file():
+        raise ValueError(f"{held.where} is one run; name the results folder that it is in")
+    if (held.where / "runs.parquet").is_file():
+        raise ValueError(f"{held.where} is a collection, one file for all runs: there is nothing to prune in it")
+
+
+def _print_plan(held: Holdings, doomed: list[Doomed], older_code: bool) -> None:
+    console = stdout_console()
+    if doomed:
+        rows = [[one.path.name, one.why, show_bytes(one.size)] for one in doomed]
+        console.print(plain_table(["to be removed", "why", "size"], rows, left=2))
+        console.print(f"{len(doomed)} to be removed, {show_bytes(sum(one.size for one in doomed))}", highlight=False)
+    outdated = held.verdicts().count("outdated")
+    if outdated and not older_code:
+        console.print(
+            f"{show_count(outdated, 'ok run')} by older code kept; --older-code removes these too", highlight=False
+        )
+    for complaint in held.unreadable:
+        console.print(printable(f"kept: {complaint}"), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,107 @@
+"""The table of `zerobench status`: what a results folder or a collection holds, and what could be done next."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..records import RunRow
+from ..registry import DATA, MODELS
+from ..results.conditions import RESULTS, Where
+from ..results.console import plain_table, sorted_cells, stdout_console
+from ..results.folders import PARTIAL
+from ..results.provenance import source_of
+from ..results.selection import matching
+from ..results.tables import frame_of
+from ..sizes import printable, show_bytes, show_count, show_ms
+from .holdings import Holdings, size_of
+
+HEADER = ["cell", "status", "ago", "code", "peak", "step"]
+
+
+def only(held: Holdings, where: list[Where]) -> Holdings:
+    """Leaves the runs that meet the conditions."""
+    runs = frame_of([run.row for run in held.runs], RunRow)
+    kept = set(matching(runs, where)["run_id"])
+    return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
+
+
+def print_status(held: Holdings) -> None:
+    """Counts, the table, what is under way, and what could be done next."""
+    console = stdout_console()
+    cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
+    lines = [_count(held, len(cells))]
+    if cells:
+        console.print(plain_table(HEADER, [_line(cell) for cell in cells], left=2))
+    lines += [f"being written now: {_claimed_name(path)}" for path in held.writing]
+    if held.leftovers:
+        size = show_bytes(sum(size_of(path) for path in held.leftovers))
+        lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
+    lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
+    for line in [*lines, *next_steps(held, cells)]:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def code_of(row: dict[str, Any]) -> str:
+    """ "current" or "older": whether the code that measured this is the code that runs now."""
+    config = json.loads(row["config"])
+    for registry, name in ((MODELS, config["model"]["kind"]), (DATA, config["data"]["name"])):
+        if name not in registry.own and name not in registry.all():
+            return "?"  # a user's, whose script knows its code: python mine.py status
+    return "current" if row["source_hash"] == source_of(config) else "older"
+
+
+def next_steps(held: Holdings, cells: list[dict[str, Any]]) -> list[str]:
+    """Sentences with a command each."""
+    where = "" if str(held.where) == RESULTS else f" {held.where}"
+    verdicts = held.verdicts()
+    own = [verdict for run, verdict in zip(held.runs, verdicts, strict=True) if run.folder is not None]
+    there = where and f" --results{where}"
+    steps = []
+    if not held.runs:
+        inside = [p.name for p in sorted(held.where.glob("*/")) if any(p.glob("*/run.json"))]
+        hint = f"`zerobench status {held.where / inside[0]}`" if inside else "`zerobench experiment=stages` makes some"
+        return [f"no runs here; {hint}"]
+    if failed := verdicts.count("failed"):
+        removes = f"; `zerobench prune{where}` removes them" if "failed" in own else ""
+        steps.append(f"{show_count(failed, 'failed run')}: `zerobench show RUN{there}` tells why{removes}")
+    if "superseded" in own or held.leftovers:
+        steps.append(f"`zerobench prune{where}` removes what is superseded or left over")
+    if older := sum(code_of(cell) == "older" for cell in cells):
+        steps.append(f"{show_count(older, 'cell')} by older code: the same sweep again measures them anew")
+    return steps or [f"`zerobench export{where}` writes these as tables"]
+
+
+def _count(held: Holdings, cells: int) -> str:
+    by_status = Counter(run.row["status"] for run in held.runs)
+    statuses = ", ".join(f"{number} {name}" for name, number in sorted(by_status.items(), key=lambda s: s[0] != "ok"))
+    size = sum(size_of(run.folder) for run in held.runs if run.folder) + sum(map(size_of, held.collections))
+    words = f"{held.where}: {show_count(len(held.runs), 'run')} of {show_count(cells, 'cell')}"
+    superseded = held.verdicts().count("superseded")
+    notes = [statuses] * bool(statuses) + [f"{superseded} superseded"] * bool(superseded)
+    return "; ".join([": ".join([words, *notes[:1]]), *notes[1:], f"{show_bytes(size)} on disk"])
+
+
+def _line(cell: dict[str, Any]) -> list[str]:
+    state = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
+    figures = ["–", "–"]
+    if cell["status"] == "ok":
+        figures = [show_bytes(cell["peak_bytes"]), show_ms(cell["step_s"])]
+    return [cell["name"], state, _ago(cell["started"]), code_of(cell), *figures]
+
+
+def _ago(started: str) -> str:
+    seconds = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _claimed_name(partial: Path) -> str:
+    """The run's prefix, without the random end that its folder has until it is whole."""
+    return partial.name.removeprefix(PARTIAL).rsplit("-", 1)[0]

@@ -1,0 +1,82 @@
+"""The command line's flags, ours and Hydra's, told from overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .unknown_keys import nearest
+
+FLAGS_WITH_VALUE = (
+    "--config-dir",
+    "-cd",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--package",
+    "-p",
+    "--cfg",
+    "-c",
+    "--experimental-rerun",
+)
+FLAGS_WITH_OPTIONAL_VALUE = {"--info": "all", "-i": "all"}
+"""Flag -> what it means alone."""
+
+CHOICES = {
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--cfg": ("job", "hydra", "all"),
+}
+"""Flag -> the values that it takes."""
+SHORT = {"-i": "--info", "-c": "--cfg"}
+FLAGS_ALONE = (
+    "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
+    "--shell-completion", "-sc",
+)  # fmt: skip
+
+FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", "--config-dir", "-cd")
+"""Those with which cells are run; the others ask Hydra for something else."""
+
+
+def only_compose(flags: list[str]) -> bool:
+    """Tells whether `flags` ask Hydra for nothing but configs."""
+    return all(flag.partition("=")[0] in FLAGS_OF_RUNS for flag in flags if flag.startswith("-"))
+
+
+def unknown_flags(flags: list[str]) -> list[str]:
+    """Sentences for flags that neither we nor Hydra have, and for values that a flag does not take."""
+    known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
+    wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
+    sentences = [
+        f"{flag}: no such flag{nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
+    ]
+    for flag, following in zip(flags, [*flags[1:], ""], strict=False):
+        name, equals, value = flag.partition("=")
+        choices = CHOICES.get(SHORT.get(name, name), ())
+        value = value if equals else following
+        if choices and value not in choices:
+            sentences.append(f"{f'{name} {value}'.strip()}: use one of {', '.join(choices)}")
+    return sentences
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Path]]:
+    """Hydra's flags with their values, the overrides, and folders of the user's that add choices (--config-dir)."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    dirs: list[Path] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flags.append(argument)
+        name, _, value = argument.partition("=")
+        alone = name in FLAGS_WITH_OPTIONAL_VALUE and not value and (not rest or "=" in rest[0] or rest[0][0] == "-")
+        if alone:
+            flags.append(FLAGS_WITH_OPTIONAL_VALUE[name])
+        elif name in (*FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE) and not value:
+            flags += rest[:1]
+            value = rest.pop(0) if rest else ""
+        if name in ("--config-dir", "-cd") and value:
+            dirs.append(Path(value))
+    return flags, overrides, dirs

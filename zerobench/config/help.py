@@ -1,0 +1,141 @@
+"""What --help says: of the whole command line, of a group, of one choice of a group, and of one key."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ..registry import GROUPS as USERS
+from .meanings import GROUPS, KEYS
+from .overrides import Overrides
+from .schema import SCHEMAS
+from .unknown_keys import IDENTITY, meant, nearest
+
+WIDEST = 120
+"""Lines where output is no terminal."""
+
+
+def of_groups(check: Overrides) -> str:
+    """A line for each group, and its choices."""
+    lines = []
+    for group, choices in check.choices.items():
+        lines += [f"  {group:<11}{GROUPS[group]}", _folded(", ".join(choices), 13)]
+    return "\n".join(lines)
+
+
+def of_keys(check: Overrides) -> str:
+    """A line for each key of the config of an empty command line."""
+    return _table(_leaves(check.config_of([])))
+
+
+def of_word(word: str, check: Overrides) -> str:
+    """Of a group, GROUP=CHOICE, a section or a key. Raises ValueError, a sentence, for anything else."""
+    group, equals, choice = word.partition("=")
+    if equals and group in check.choices:
+        return _of_choice(group, choice, check)
+    if group in check.choices:
+        lines = [f"{group}: {GROUPS[group]}", ""]
+        lines += [_entry(f"  {group}={name}", _line_of(group, name, check)) for name in check.choices[group]]
+        example = check.choices[group][0]
+        return "\n".join([*lines, "", f"Its keys: zerobench --help {group}={example}"])
+    config = check.config_of([])
+    leaves = _leaves(config)
+    if group in KEYS and not equals:
+        chosen = [one for one in leaves if one[0] == group] or [(group, None)]
+        return _table(chosen)
+    if group in config and not equals:
+        return f"{group}: {GROUPS[group]}\n\n" + _table([one for one in leaves if one[0].startswith(f"{group}.")])
+    raise ValueError(f"{word}: neither a group, a key nor a verb{meant(group, [*config, *check.choices])}")
+
+
+def _of_choice(group: str, choice: str, check: Overrides) -> str:
+    known = check.choices[group]
+    if choice not in known:
+        raise ValueError(f"{group}={choice}: no such {group}{nearest(choice, known)}")
+    text = f"{group}={choice}\n{_folded(_text_of(group, choice, check), 2)}"
+    if group == "experiment":
+        return text
+    leaves = [one for one in _leaves(check.config_of([f"{group}={choice}"])) if one[0].startswith(f"{group}.")]
+    return f"{text}\n\n{_table(leaves)}" if leaves else f"{text}\n\nIt has no keys."
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> list[tuple[str, Any]]:
+    """(key, default) of all that can be set, in the config's order."""
+    found: list[tuple[str, Any]] = []
+    for name in config:
+        key, node = f"{prefix}{name!s}", config._get_node(name)
+        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
+            found += _leaves(node, f"{key}.")
+        elif not prefix or name not in IDENTITY:
+            value = OmegaConf.to_container(node) if OmegaConf.is_config(node) else config[name]
+            found.append((key, value))
+    return found
+
+
+def _table(leaves: list[tuple[str, Any]]) -> str:
+    """A line each: key=default, the meaning, the unit."""
+    lines = []
+    for key, default in leaves:
+        unit, meaning = KEYS.get(key, ("", "an option of its builder"))
+        shown = f"  {key}={_show(default)}" if default is not None else f"  {key}=null"
+        lines.append(_entry(shown, meaning + f" [{unit}]" * bool(unit)))
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, list) else str(value)
+
+
+def _entry(start: str, text: str) -> str:
+    """`start` and, from a column of its own on, the text; on the next line where `start` is too long."""
+    column = 42
+    folded = textwrap.wrap(text, max(20, _width() - column), break_on_hyphens=False) or [""]
+    head = f"{start:<{column}}" if len(start) < column - 1 else f"{start}\n{' ' * column}"
+    return head + f"\n{' ' * column}".join(folded)
+
+
+def _folded(text: str, indent: int) -> str:
+    space = " " * indent
+    return textwrap.fill(text, _width(), initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
+
+
+def _width() -> int:
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+
+
+def _line_of(group: str, choice: str, check: Overrides) -> str:
+    """The first sentence of what a choice is."""
+    text = _text_of(group, choice, check)
+    return text.split(". ")[0].rstrip(".")
+
+
+def _text_of(group: str, choice: str, check: Overrides) -> str:
+    """What the choice's own file says at its top, else its schema's docstring, or that of a user's builder."""
+    if group in USERS and choice in USERS[group].all():
+        text = inspect.getdoc(USERS[group].all()[choice]) or f"registered by a user's script or package as {choice}"
+        return " ".join(text.split())
+    for folder in check.folders:
+        if (file := folder / group / f"{choice}.yaml").is_file() and (text := _comment(file)):
+            return text
+    schema = SCHEMAS.get(group, {}).get(choice)
+    return " ".join((inspect.getdoc(schema) or "").split()) if schema else ""
+
+
+def _comment(file: Path) -> str:
+    """The lines of comment at the top of a yaml file, as text."""
+    lines = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines += [] if line.startswith("# @package") else [line.lstrip("# ")]
+    return " ".join(lines)

@@ -1,0 +1,66 @@
+"""Short names for cells that tell them apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ..host.environment import SIMULATED
+from . import precision, schema_memory
+from .flat import LOCAL, flatten
+
+DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
+"""Keys that say nothing that the base name, or another key, does not say."""
+
+
+def base_name(config: dict[str, Any]) -> str:
+    """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are and "tuned" where a peer
+    is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
+    """
+    name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
+    if config["accumulation"] not in (1, None):
+        name += f" a={config['accumulation']}"
+    name += " recomputed" * (bool(config["model"].get("checkpointing")) and "activation" not in config)
+    name += f" tiles={config['model']['tiles']}" if "tiles" in config["model"] else ""
+    name += " tuned" * bool(config["strategy"].get("tuned"))
+    name += " simulated" * (config.get("backend") == SIMULATED)
+    name += f" nodes={config['nodes']}" if "nodes" in config else ""
+    name = " ".join([name, *filter(None, [schema_memory.all_words(config)])])
+    dtypes, optimizer = precision.words_of(config["precision"]), config["optimizer"]["name"]
+    usual = (("fp32", dtypes), ("adamw", optimizer))
+    return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])
+
+
+def name_cells(configs: list[dict[str, Any]]) -> list[str]:
+    """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
+    names = [base_name(config) for config in configs]
+    flat = [flatten(config) for config in configs]
+    names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
+    return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
+
+
+def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
+    """The names, and after those that are equal the keys in which their flat configs differ."""
+    groups = defaultdict(list)
+    for place, name in enumerate(names):
+        groups[name].append(place)
+    names = list(names)
+    for base, places in groups.items():
+        flat = [configs[place] for place in places]
+        differing = [k for k in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(k)) for f in flat}) > 1]
+        for place, mine in zip(places, flat, strict=True):
+            parts = [f"{key.split('.', 1)[-1]}={show_value(mine[key])}" for key in differing if key in mine]
+            names[place] = " ".join([base, *parts])
+    return names
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys of resolved configs with different values, less what is volatile: key -> (one's, the other's)."""
+    mine, theirs = flatten(one), flatten(other)
+    keys = dict.fromkeys([*mine, *theirs])
+    return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
+
+
+def show_value(value: Any) -> str:
+    """A config's value as it is written on a command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

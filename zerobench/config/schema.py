@@ -1,0 +1,276 @@
+"""Every schema as a dataclass. The yaml files under conf/ bind to these by type; a run's config is one of them.
+
+Nothing here names code to import: a choice is a name in a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from . import schema_memory
+from .schema_peers import PEERS, Strategy
+from .schema_training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
+
+MIB = 2**20
+
+
+@dataclass
+class Ddp(Strategy):
+    """torch DistributedDataParallel."""
+
+    name: str = "ddp"
+    bucket_bytes: int = 25 * MIB
+    gradient_as_bucket_view: bool = True
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    accumulate: str = "last"
+
+
+@dataclass
+class Zero1(Strategy):
+    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
+
+    `bucket_bytes`: a number, or auto: half of psi/N, from 1 to 25 MiB.
+    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
+    which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
+    """
+
+    name: str = "zero1"
+    bucket_bytes: int | str | None = None
+    broadcast_buffers: bool = True
+    accumulate: str = "last"
+    mode: str = "own"
+    reduce_with: str | None = None
+    overlap_gather: bool = False
+    construct: str = "plain"
+
+
+@dataclass
+class Zero2(Zero1):
+    """Our ZeRO-2 (P_os+g)."""
+
+    name: str = "zero2"
+    accumulate: str = "every"
+
+
+@dataclass
+class Megatron(Strategy):
+    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
+
+    name: str = "megatron"
+    bucket_bytes: int = 25 * MIB
+    broadcast_buffers: bool = True
+    accumulate: str = "last"
+    overlap_gather: bool = True
+
+
+@dataclass
+class Zero3(Strategy):
+    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
+
+    `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
+    `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
+    (`keep_root`; auto: and is given back while backward is at others), or every unit (`reshard_after_forward=false`).
+    """
+
+    name: str = "zero3"
+    prefetch: int = 1
+    broadcast_buffers: bool = True
+    accumulate: str = "every"
+    mode: str = "own"
+    persistence_numel: int | None = None
+    keep_root: bool | str | None = None
+    reshard_after_forward: bool | None = None
+    construct: str = "plain"
+
+
+@dataclass
+class Model:
+    """What is trained. `kind` names the builder in zerobench.models."""
+
+    kind: str = MISSING
+
+
+@dataclass
+class Gpt(Model):
+    """Our GPT. `vocabulary: null` follows the data, `positions: null` follows `sequence`.
+
+    `tiles`: what each of the MLP's matrices is cut into; under zero3 each is gathered apart (memory-centric tiling).
+    """
+
+    kind: str = "gpt"
+    layers: int = 6
+    hidden: int = 384
+    heads: int = 6
+    vocabulary: int | None = None
+    positions: int | None = None
+    tied: bool = True
+    checkpointing: bool = False
+    tiles: int = 1
+
+
+@dataclass
+class Mlp(Model):
+    """Our MLP."""
+
+    kind: str = "mlp"
+    layers: int = 8
+    hidden: int = 512
+    vocabulary: int | None = None
+
+
+@dataclass
+class HuggingfaceModel(Model):
+    """A transformers architecture; its shape stands in `huggingface`."""
+
+    kind: str = "huggingface"
+
+
+@dataclass
+class Huggingface:
+    """The shape for model=huggingface. `options` go to the architecture's own config."""
+
+    architecture: str = "gpt2"
+    layers: int = 4
+    hidden: int = 128
+    heads: int = 4
+    vocabulary: int | None = None
+    positions: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Data:
+    """Where tokens come from: `name` is text or synthetic."""
+
+    name: str = MISSING
+
+
+@dataclass
+class Text(Data):
+    """A local text file, byte by byte (vocabulary 256); `path: null` is the English that Python carries."""
+
+    name: str = "text"
+    path: str | None = None
+
+
+@dataclass
+class Synthetic(Data):
+    """Uniform random tokens from the seed; `vocabulary: null` is the model's."""
+
+    name: str = "synthetic"
+    vocabulary: int | None = None
+
+
+@dataclass
+class Measure:
+    """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
+
+    `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
+    half the time: timed (no bytes, no volumes) or accounted (no times). `trace`: one more under torch.profiler tells
+    how much communication is hidden behind computation. `snapshot`, CUDA only: the allocator's history in the accounted
+    pass, for torch's viewer. `check_training`: losses and gradient norms are held against DDP's of the same training,
+    auto: where the sweep or the results folder has such a run; true: else one is made, hidden; false: not at all.
+    """
+
+    steps: int = 10
+    warmup: int = 3
+    repeats: int = 1
+    check_training: str = "auto"
+    passes: str = "both"
+    trace: bool = False
+    snapshot: bool = False
+
+
+@dataclass
+class Launch:
+    """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out."""
+
+    timeout_s: float = 1800.0
+    threads: int | None = None
+
+
+@dataclass
+class Search:
+    """With a memory limit (a rank, as in `96 MiB`) a cell becomes a search: which micro-batch x accumulation x
+    checkpointing fits and trains fastest? The winners are measured again, `repeats` launches of `steps` steps.
+    """
+
+    memory_limit: str | None = None
+    checkpointing: list[bool] = field(default_factory=lambda: [False, True])
+    steps: int = 10
+    repeats: int = 3
+
+
+@dataclass
+class Config:
+    """One cell of a sweep, as a user writes it."""
+
+    strategy: Strategy = MISSING
+    model: Model = MISSING
+    data: Data = MISSING
+    optimizer: Optimizer = MISSING
+    precision: Precision = MISSING
+    measure: Measure = field(default_factory=Measure)
+    offload: schema_memory.Offload = field(default_factory=schema_memory.Offload)
+    activation: schema_memory.Activation = field(default_factory=schema_memory.Activation)
+    buffers: schema_memory.Buffers = field(default_factory=schema_memory.Buffers)
+    zeropp: schema_memory.Zeropp = field(default_factory=schema_memory.Zeropp)
+    launch: Launch = field(default_factory=Launch)
+    huggingface: Huggingface = field(default_factory=Huggingface)
+    world_size: int | None = None
+    node_size: int | None = None
+    shard_group: int | None = None
+    rank: int | None = None
+    arena: bool = False
+    device: str = "auto"
+    backend: str = "auto"
+    seed: int = 0
+    deterministic: bool = False
+    draw_on: str = "cpu"
+    micro_batch: int | None = None
+    accumulation: int = 1
+    batch: int | None = None
+    sequence: int = 128
+    clip: float | None = None
+    clip_norm: str = "2"
+    search: Search = field(default_factory=Search)
+    results_dir: str = "results/runs"
+    rerun: bool = False
+    fail_fast: bool = False
+
+
+SCHEMAS: dict[str, dict[str, type]] = {
+    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron, **PEERS},
+    "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
+    "data": {"text": Text, "synthetic": Synthetic},
+    "optimizer": OPTIMIZERS,
+    "precision": PRECISIONS,
+    "measure": {"measure": Measure},
+    **schema_memory.SCHEMAS,
+}
+"""Group -> schema name -> dataclass. A yaml of the group names its schema in its defaults list."""
+
+
+def config_dir() -> Path:
+    """conf/: inside the package in an installed wheel, beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def store_schemas(users: dict[str, dict[str, type]]) -> None:
+    """Puts the schemas into Hydra's ConfigStore, and those of `users`, by group, among the choices."""
+    store = ConfigStore.instance()
+    store.store(name="config_schema", node=Config)
+    for group, schemas in SCHEMAS.items():
+        for name, schema in schemas.items():
+            store.store(group=f"schema/{group}", name=name, node=schema)
+    for group, schemas in users.items():
+        for name, schema in schemas.items():
+            store.store(group=group, name=name, node=schema)

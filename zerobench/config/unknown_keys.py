@@ -1,0 +1,129 @@
+"""Keys that a config does not have, and the names nearest to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from .schema import SCHEMAS, Config
+
+IDENTITY = ("name", "kind")
+"""Keys that say which choice of a group a section is: the group chooses it."""
+
+RUNS = ("run", "train", "bench", "benchmark", "sweep", "start", "launch", "exec", "multirun")
+"""Words that others use for what needs no verb here."""
+
+OTHER_VERBS = {"list": "status", "ls": "status", "diff": "compare", "clean": "prune", "info": "show", "check": "budget"}
+"""Verbs of other tools -> ours."""
+
+_DTYPE = "precision, as in precision=bf16"
+_STAGE = "strategy, as in strategy=zero3"
+_BATCH = "micro_batch (sequences per rank in one forward) or batch (sequences of a step over all ranks)"
+_BLOCKS = "activation=checkpoint"
+
+OTHER_WORDS: dict[str, str] = {
+    **dict.fromkeys(("dtype", "amp", "mixed_precision", "fp32", "fp16", "bf16", "torch_dtype"), _DTYPE),
+    **dict.fromkeys(("stage", "zero_stage", "zero", "ddp", "fsdp", "sharding", "parallel"), _STAGE),
+    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), _BATCH),
+    **dict.fromkeys(
+        ("micro_batch_size", "train_micro_batch_size_per_gpu", "per_device_train_batch_size"), "micro_batch"
+    ),
+    **dict.fromkeys(("gradient_accumulation_steps", "gradient_accumulation", "grad_accum"), "accumulation"),
+    **dict.fromkeys(("gpus", "num_gpus", "ranks", "nproc", "nproc_per_node", "num_processes", "n"), "world_size"),
+    **dict.fromkeys(("seq_len", "seq_length", "sequence_length", "block_size", "context", "max_length"), "sequence"),
+    **dict.fromkeys(("learning_rate", "optimizer.learning_rate"), "optimizer.lr"),
+    **dict.fromkeys(("betas", "optimizer.betas"), "optimizer.beta1 and optimizer.beta2"),
+    **dict.fromkeys(("momentum_factor",), "optimizer.momentum"),
+    **dict.fromkeys(("grad_clip", "gradient_clipping", "max_norm", "max_grad_norm", "clip_grad"), "clip"),
+    **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing", "recompute"), _BLOCKS),
+    **dict.fromkeys(("epochs", "max_steps", "num_steps", "iterations"), "measure.steps"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "depth"), "model.layers"),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "width"), "model.hidden"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "num_attention_heads"), "model.heads"),
+    **dict.fromkeys(("vocab_size", "vocab"), "model.vocabulary"),
+    **dict.fromkeys(
+        ("bucket_size", "bucket_cap_mb", "reduce_bucket_size", "allgather_bucket_size"), "strategy.bucket_bytes"
+    ),
+    **dict.fromkeys(("dataset", "corpus", "text", "train_data"), "data, as in data=text data.path=FILE"),
+    **dict.fromkeys(("out", "output", "output_dir", "out_dir", "results", "logdir"), "results_dir"),
+    **dict.fromkeys(("optim", "opt"), "optimizer, as in optimizer=sgd"),
+    **dict.fromkeys(("cpu_offload", "offload_optimizer", "offload_param"), "offload, as in offload=cpu"),
+    "architecture": "huggingface.architecture, with model=huggingface",
+    "memory_limit": "search.memory_limit",
+    "gpu": "device, as in device=cuda",
+}
+"""What other tools call something -> our word for it; with a dot where the last part alone has several meanings."""
+
+
+def stray_keys(
+    config: DictConfig, elsewhere: Collection[str] = (), schema: type = Config, prefix: str = ""
+) -> list[str]:
+    """Sentences for keys of a composed config that its schema does not have, but for those of `elsewhere`."""
+    known = [one.name for one in fields(schema)]
+    problems = []
+    for key in config:
+        name = f"{prefix}{key!s}"
+        if key not in known:
+            if name not in elsewhere:
+                problems.append(f"{name}: no such key{nearest(str(key), known, prefix.rstrip('.'))}")
+            continue
+        node = config._get_node(key)
+        kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+        if isinstance(node, DictConfig) and kind is not None and is_dataclass(kind):
+            problems += stray_keys(node, elsewhere, kind, f"{name}.")
+    return problems
+
+
+def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
+    """The name nearest to a mistyped one or, where none is near, those that are valid; to follow a sentence."""
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {f'{prefix}.{near[0]}' if prefix else near[0]}?"
+    return f" (valid: {', '.join(known)})" if known else ""
+
+
+def meant(key: str, known: Collection[str], prefix: str = "") -> str:
+    """What a key that does not exist may have meant, to follow a sentence: another tool's word for one of ours, a key
+    of the same name elsewhere, the nearest beside it, or else those that are valid there.
+    """
+    last = key.split(".")[-1]
+    if ours := OTHER_WORDS.get(key) or OTHER_WORDS.get(last):
+        return f"; did you mean {ours}?"
+    elsewhere = [one for one in _keys_by_group() if one.split(".")[-1] == last]
+    if elsewhere and not get_close_matches(last, known, n=1, cutoff=0.8):
+        return f"; did you mean {' or '.join(elsewhere[:2])}?"
+    settable = [one for one in known if one not in IDENTITY]
+    return nearest(last, settable, prefix) or "; this choice has no keys of its own"
+
+
+def meant_verb(word: str, verbs: Collection[str]) -> str:
+    """The same for a first word that is neither an override nor a verb."""
+    if word in RUNS:
+        return ": a run is zerobench KEY=VALUE ..., a sweep zerobench -m KEY=VALUE,VALUE ..., without a verb"
+    return nearest(OTHER_VERBS.get(word, word), verbs)
+
+
+def _keys_by_group() -> list[str]:
+    """Every key of every choice and section below the top: "optimizer.lr" once, however many optimizers have it."""
+    sections: dict[str, Any] = {one.name: one.default_factory for one in fields(Config)}
+    schemas: list[tuple[str, Any]] = [
+        (group, schema) for group, choices in SCHEMAS.items() for schema in choices.values()
+    ]
+    schemas += [(name, schema) for name, schema in sections.items() if is_dataclass(schema) and name not in SCHEMAS]
+    found = [f"{group}.{one.name}" for group, schema in schemas for one in fields(schema) if one.name not in IDENTITY]
+    return list(dict.fromkeys(found))
+
+
+def type_name(node: Any) -> str:
+    """The type that a config's node wants, in words."""
+    kind = node._metadata.ref_type if hasattr(node, "_metadata") else Any
+    names: dict[Any, str] = {
+        int: "an integer", float: "a number", bool: "true or false", str: "text",
+        int | str: "an integer or auto", bool | str: "true, false or auto",
+    }  # fmt: skip
+    name = names.get(kind, str(kind))
+    return name + (" or null" if node._is_optional() else "")

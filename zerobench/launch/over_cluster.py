@@ -1,0 +1,266 @@
+"""Passes over the processes of a joined job. Every process supervises one rank a pass, started afresh as ever.
+
+    rank 0      *leads*: it alone composes, prints and writes. For each pass it publishes an *order*, runs its own rank,
+                and collects what became of the others
+    the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
+    call-off    rank 0's word that a pass is over, because a rank failed or time is up: the others end theirs
+
+Keys on the board, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
+Those of a pass go when it is over, for a sweep may be long: ends as they are taken, orders when all have heard them.
+What a rank brings home travels as JSON, the log of its process with it, for only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ..calibrate.collectives_rank import calibrate_rank
+from ..cluster.job import Job, JobError, Team, joined, team, too_many
+from ..cluster.serialize import plain, rebuild
+from ..cluster.store import LostError
+from ..host.environment import Place, Rendezvous
+from ..host.signals import INTERRUPT, TERMINATE, interrupt_on
+from ..host.temporary import temporary_folder
+from ..results.provenance import source_hash
+from ..sizes import printable
+from ..worker import run_rank
+from . import processes as here
+from .processes import STOPPED, Failure, Interrupted, Outcome, explain
+
+WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
+"""What an order may ask for. Jobs and results are rebuilt by the types in these functions' signatures."""
+
+POLL_S = 0.05
+FAREWELL_S = 20.0
+"""What others get to hear that the command is over, where rank 0's process keeps the store."""
+
+LOG_BYTES = 256 * 2**10
+"""The end of a rank's log, which travels."""
+
+INTERRUPTED = "was stopped by the user"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a pass ended on one process. `results`: its rank's, plain, or none."""
+
+    failures: tuple[Failure, ...]
+    results: list[Any]
+    log: str
+
+
+def places(ranks: int, file: Path) -> list[Rendezvous]:
+    """Where each rank of the next pass meets the others: in the job's store, or else at `file`."""
+    mine = team()
+    if mine is None:
+        return [str(file.resolve())] * ranks
+    job, roster = mine.job, mine.roster
+    if ranks > job.world_size:
+        raise JobError(too_many(ranks, job.world_size))
+    prefix, one_machine = f"{mine.prefix}/ranks/{mine.passes + 1}", roster.machines(ranks) == 1
+    return [Place(job.address, job.port, prefix, seat.local_rank, one_machine) for seat in roster.seats[:ranks]]
+
+
+def launch(
+    worker: Callable[..., Any],
+    jobs: Sequence[Any],
+    log_dir: Path,
+    timeout_s: float,
+    on_progress: Callable[[Any], None] = lambda _: None,
+) -> Outcome:
+    """launch.launch, over the processes of the job where one has been joined."""
+    mine = team()
+    if mine is None:
+        return here.launch(worker, jobs, log_dir, timeout_s, on_progress)
+    return _Pass(mine, worker, jobs, log_dir, timeout_s).run(on_progress)
+
+
+# -- rank 0 -------------------------------------------------------------------------------------------------
+
+
+def lead(job: Job, command: Callable[[], int]) -> int:
+    """Runs `command` as rank 0, with `launch` over the job; the others end with it. Returns the exit code."""
+    try:
+        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]):
+            try:
+                return command()
+            finally:
+                with contextlib.suppress(LostError):  # then the others hear of it by themselves
+                    _dismiss(mine)
+    except (JobError, LostError) as error:
+        print(printable(f"zerobench: {error}"), file=sys.stderr)
+        return 2
+
+
+def _dismiss(mine: Team) -> None:
+    mine.board.post(f"order/{mine.passes + 1}", None)
+    deadline = time.monotonic() + FAREWELL_S
+    while not mine.job.agent and time.monotonic() < deadline:
+        if all(mine.why_absent(rank) for rank in range(1, mine.job.world_size)):
+            return
+        time.sleep(POLL_S)
+
+
+class _Pass:
+    """One pass as rank 0 sees it. `ends`: of the other ranks, as far as they are known."""
+
+    def __init__(
+        self, mine: Team, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
+    ) -> None:
+        self.team, self.worker, self.jobs, self.log_dir, self.timeout_s = mine, worker, jobs, log_dir, timeout_s
+        self.others, self.number = range(1, len(jobs)), mine.passes + 1
+        self.ends: dict[int, End] = {}
+        self.called_off = False
+
+    def run(self, on_progress: Callable[[Any], None]) -> Outcome:
+        """1 publish, 2 run our own rank, 3 wait for the others, 4 join what became of all."""
+        self._collect()
+        if self._failures():  # somebody is gone already
+            return self._outcome([], [])
+        order = {"worker": self.worker.__name__, "jobs": plain(list(self.jobs)), "timeout_s": self.timeout_s}
+        self.team.passes = self.number
+        self.team.board.post(f"order/{self.number}", order)
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            mine = here.launch(
+                self.worker, self.jobs[:1], self.log_dir, self.timeout_s, on_progress, watch=self._trouble
+            )
+            self._wait_for_others(mine, deadline)
+        except BaseException:
+            self._call_off(STOPPED)
+            raise
+        return self._outcome(mine.results, list(mine.failures))
+
+    def _trouble(self) -> str | None:
+        """Whether our own rank is to be ended, for another one has failed."""
+        self._collect()
+        return STOPPED if self._failures() else None
+
+    def _wait_for_others(self, mine: Outcome, deadline: float) -> None:
+        while len(self.ends) < len(self.others):
+            failures = [*mine.failures, *self._failures()]
+            late = time.monotonic() > deadline or any(failure.status == "timeout" for failure in failures)
+            if failures or late:
+                self._call_off("timeout" if late else STOPPED)
+            self._collect()
+            time.sleep(POLL_S)
+        if self.called_off:
+            self.team.board.drop(f"off/{self.number}")
+
+    def _collect(self) -> None:
+        """Takes the ends that have been posted; who has left or is lost has ended, too. Raises Interrupted."""
+        for rank in self.others:
+            if rank in self.ends:
+                continue
+            found = self.team.board.take(f"end/{self.number}/{rank}")
+            gone = self.team.why_absent(rank) if found is None else None
+            if found is not None:
+                self.ends[rank] = rebuild(End, found)
+            elif gone is not None:
+                self.ends[rank] = End((Failure(rank, "crash", gone),), [], "")
+        if any(failure.text == INTERRUPTED for failure in self._failures()):
+            raise Interrupted
+
+    def _failures(self) -> list[Failure]:
+        return [failure for end in self.ends.values() for failure in end.failures]
+
+    def _call_off(self, status: str) -> None:
+        if not self.called_off:
+            self.called_off = True
+            self.team.board.post(f"off/{self.number}", status)
+
+    def _outcome(self, results: list[Any], failures: list[Failure]) -> Outcome:
+        for rank, end in self.ends.items():
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            (self.log_dir / f"rank{rank}.log").write_text(end.log)
+        failures += self._failures()
+        if failures:
+            return Outcome(*explain(failures, self.timeout_s), [], tuple(failures))
+        kind = get_type_hints(self.worker)["return"]
+        return Outcome("ok", "", [*results, *(rebuild(kind, self.ends[rank].results[0]) for rank in self.others)])
+
+
+# -- the other ranks ----------------------------------------------------------------------------------------
+
+
+def follow(job: Job) -> int:
+    """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
+    try:
+        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]), _saying_goodbye(mine):
+            while (order := _next_order(mine)) is not None:
+                if job.rank < len(order["jobs"]):
+                    mine.board.post(f"end/{mine.passes}/{job.rank}", plain(_end_of(mine, order)))
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (JobError, LostError) as error:
+        print(printable(f"zerobench: rank {job.rank} of the job: {error}"), file=sys.stderr)
+        return 2
+
+
+@contextmanager
+def _saying_goodbye(mine: Team) -> Iterator[None]:
+    """Whatever ends us, rank 0 is told, as long as it can be."""
+    reason = "is gone: its process failed"
+    try:
+        yield
+        reason = "is done"
+    except KeyboardInterrupt:
+        reason = INTERRUPTED
+        raise
+    finally:
+        with contextlib.suppress(LostError):
+            mine.leave(reason)
+
+
+def _next_order(mine: Team) -> dict[str, Any] | None:
+    """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
+    mine.passes += 1
+    key = f"order/{mine.passes}"
+    while not mine.board.has(key):
+        if mine.listener.silent(0):
+            raise LostError("rank 0 is lost: its process says nothing")
+        time.sleep(POLL_S)
+    order: dict[str, Any] | None = mine.board.read(key)
+    heard = f"heard/{mine.passes}"
+    if order is not None and mine.board.raise_by(heard, 1) == mine.job.world_size - 1:  # the last of us
+        mine.board.drop(key)
+        mine.board.drop(heard)
+    return order
+
+
+def _end_of(mine: Team, order: dict[str, Any]) -> End:
+    try:
+        return _take_part(mine, order)
+    except LostError:
+        raise
+    except Exception as error:  # ours, a full disk say: this pass is spoilt, and rank 0 says by what
+        first = (str(error).strip() or "no message").splitlines()[0]
+        words = f"could not run its part: {type(error).__name__}: {first}"
+        return End((Failure(mine.job.rank, "crash", words),), [], traceback.format_exc())
+
+
+def _take_part(mine: Team, order: dict[str, Any]) -> End:
+    """Runs our rank of a pass. Its log, which grows here, goes where rank 0 writes."""
+    rank, worker = mine.job.rank, WORKERS[order["worker"]]
+    job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
+
+    def called_off() -> str | None:
+        if mine.listener.silent(0):
+            return STOPPED
+        status: str | None = mine.board.read(f"off/{mine.passes}")
+        return status
+
+    with temporary_folder() as folder:
+        log = folder / f"rank{rank}.log"
+        outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
+        words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+    return End(outcome.failures, plain(outcome.results), words)

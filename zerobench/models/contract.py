@@ -1,0 +1,36 @@
+"""What a model is called with and must return; a crash in a user's `forward` says so beside its own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..data import arguments_of, words_of
+from ..registry import DATA, MODELS
+
+
+def loss_of(engine: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
+    """The loss of a batch, a scalar. Raises TypeError where the model returns anything else; what a user's model or
+    data raises carries a note on how it was called.
+    """
+    inputs, named = arguments_of(batch)
+    try:
+        loss: torch.Tensor = engine(*inputs, **named)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        if config["model"]["kind"] not in MODELS.own or config["data"]["name"] not in DATA.own:
+            error.add_note(_terms(batch, config))
+        raise
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TypeError(f"forward returned {found}; {_terms(batch, config)}")
+    if not loss.requires_grad:
+        raise TypeError(f"forward returned a loss that depends on no trainable parameter; {_terms(batch, config)}")
+    return loss
+
+
+def _terms(batch: Any, config: dict[str, Any]) -> str:
+    model, data = config["model"]["name"], config["data"]["name"]
+    return f"model={model} is called as {words_of(batch)} with data={data}, and must return the loss, a scalar tensor"

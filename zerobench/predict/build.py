@@ -1,0 +1,67 @@
+"""A cell's model: built, placed where it is to train, and its shapes, which are what theory needs to know of it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import models
+from ..config import activations, precision
+from ..theory.shapes import ROOT, ParameterShape
+from ..zero.activations import policies as residual
+from ..zero.modules import meta_init
+from ..zero.modules.wrapping import default_units, unit_of_parameters
+from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
+
+
+def place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
+    """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
+    if config["strategy"].get("construct") != "meta":
+        with device if config.get("draw_on") == "device" else nullcontext():
+            return build_model(config).to(device)
+    with torch.device("meta"):
+        model = build_model(config)
+    meta_init.hollow(model, device)
+    return model
+
+
+def initial_options(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What the engine must know to give a hollow model its values."""
+    meta = config["strategy"].get("construct") == "meta"
+    return {"initial_device": device} if meta and config.get("draw_on") == "device" else {}
+
+
+def build_model(config: dict[str, Any]) -> nn.Module:
+    """The model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built in
+    fp32 and cast, so that a seed means one model.
+    """
+    section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
+    options = {key: value for key, value in section.items() if key not in ("kind", "name")}
+    model = models.build(config["model"]["kind"], options)
+    residual.apply(model, activations.activation_policy(config))
+    return precision.cast(model, config["precision"], config["strategy"]["name"])
+
+
+def shapes_of(model: nn.Module) -> list[ParameterShape]:
+    """What theory needs to know of a model: its unique parameters in order, and their stage 3 units."""
+    units = unit_of_parameters(model, default_units(model))
+    uses: dict[nn.Parameter, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        uses[parameter] = uses.get(parameter, 0) + 1
+    numbers = {p: number for number, p in enumerate(model.parameters())}
+    beside: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+        if weight is not None and bias is not None:
+            beside |= {weight: numbers[bias], bias: numbers[weight]}
+    of_root: dict[nn.Parameter, dict[str, Any]] = {p: {"reads": (), "pinned": False} for p in numbers}
+    for owner, p in owners(model, {p for p, unit in units.items() if unit == ROOT}):
+        of_root[p]["reads"] += (is_read_in_backward(owner),)
+        of_root[p]["pinned"] |= is_read_anywhere(model, owner)
+    return [
+        ParameterShape(p.numel(), p.element_size(), p.requires_grad, units[p], uses[p], beside.get(p), **of_root[p])
+        for p in numbers
+    ]

@@ -1,0 +1,122 @@
+"""What a cell will need, before it runs: its model is built without memory (torch's meta device), and theory replays
+the schedule that a model of modules in a row has. The run itself is judged by the schedule that it really had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..config import activations as policies
+from ..config import offload, optimizers, precision, topology
+from ..theory.link_traffic import Links, predict_links
+from ..theory.ranks import fullest_rank
+from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
+from ..theory.states import predict_states, predicts
+from ..theory.traffic import predict_traffic
+from ..zero import STAGES
+from . import activations as own_activations
+from .build import build_model, shapes_of
+
+DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
+"""torch's in-place draws."""
+
+
+class Undrawn(TorchFunctionMode):
+    """Skips every in-place draw. A tensor on the meta device has no values to draw, but torch loads its compiler to
+    find that out, which takes a second of CPU.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls `func`, or returns the tensor that it would fill."""
+        named = kwargs or {}
+        if getattr(func, "__name__", "") not in DRAWS:
+            return func(*args, **named)
+        return args[0] if args else named["tensor"]  # torch.nn.init's functions hand it over by name
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`psi` trainable parameters; bytes of the states on the fullest rank, on the device, in host memory, in files;
+    elements moved a step over psi; bytes that a rank sends to other nodes; bytes of a step between tiers, all ranks.
+
+    All but psi are None for a strategy that theory has no schedule for.
+    """
+
+    psi: int
+    states_bytes: int | None = None
+    volume_psi: float | None = None
+    host_bytes: int | None = None
+    file_bytes: int | None = None
+    down_bytes: int | None = None
+    up_bytes: int | None = None
+    between_bytes: int | None = None
+    floor_bytes: int | None = None
+    """The paper's formula for the states alone, without what is in flight."""
+
+
+def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
+    """What theory needs to know of how a resolved cell is trained."""
+    travels = config["world_size"] > 1 or config["strategy"]["name"] not in STAGES
+    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], travels)
+
+
+def estimate(config: dict[str, Any]) -> Estimate:
+    """The prediction for a resolved cell. What the model's own builder raises comes through."""
+    with torch.device("meta"), Undrawn():
+        shapes = shapes_of(build_model(config))
+    schedule = replace(Schedule.sequential(shapes, config["accumulation"]), **policies.of_schedule(config))
+    ranks = config["world_size"]
+    psi = sum(shape.numel for shape in shapes if shape.trainable)
+    if not predicts(config["strategy"]):
+        return Estimate(psi)
+    groups, (optimizer, numbers) = topology.shape_of(config), training_shapes(config)
+    placed = groups, offload.shape_of(config)
+    states = predict_states(config["strategy"], schedule, ranks, optimizer, numbers, *placed)
+    moved, links = predict_traffic(config["strategy"], schedule, ranks, groups, numbers), links_of(config, schedule)
+    down, up = (links.down, links.up) if links is not None else (None, None)
+    tiers = states.host_bytes, states.file_bytes, down, up
+    return Estimate(
+        psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between), states.floor_bytes
+    )
+
+
+def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
+    """Bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy; None where
+    activations go to host memory that are not foretold.
+    """
+    activations = own_activations.moved_bytes(config)
+    if activations is None:
+        return None
+    states, moved = links_of_states(config, schedule), activations * config["world_size"]
+    return replace(states, down=states.down + moved, up=states.up + moved)
+
+
+def links_of_states(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
+    """Of these bytes the states' own, of all ranks or one."""
+    shapes, tiers = training_shapes(config), offload.shape_of(config)
+    return predict_links(
+        config["strategy"], schedule, topology.shape_of(config), *shapes, tiers, norms_of(config), rank
+    )
+
+
+def simulated_rank(config: dict[str, Any]) -> int:
+    """The rank of a simulated world that is run: `rank`, or the fullest. What the model's own builder raises here it
+    raises in the rank as well, which tells of it.
+    """
+    if "rank" in config:
+        return int(config["rank"])
+    try:
+        with torch.device("meta"), Undrawn():
+            shapes = shapes_of(build_model(config))
+    except Exception:  # a user's builder may do what a model without memory cannot
+        return 0
+    return fullest_rank(config["strategy"], shapes, topology.shape_of(config))
+
+
+def norms_of(config: dict[str, Any]) -> int:
+    """How often a step of a resolved cell takes the gradients' norm."""
+    return int(config["clip"] is not None or config["precision"]["name"] == "fp16")

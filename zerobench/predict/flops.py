@@ -1,0 +1,129 @@
+"""Arithmetic of a step, and what a device could do at most: MFU and HFU (PaLM, arXiv 2204.02311, appendix B).
+
+    model FLOPs      matrix products of the forward and the backward, counted by torch over the model without memory
+    hardware FLOPs   the same with what is computed again: recomputed activations
+    MFU, HFU         these over the time of a step times the device's dense peak in the model's dtype
+
+A product of (m, k) and (k, n) is 2mkn. Causal attention counts whole, as in the paper.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..config import activations
+from ..data import arguments_of, build_batches
+from ..registry import DATA
+from .build import build_model
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense FLOP/s of a device in whose name `name` stands as a word; `fp32` without TF32, which is torch's default."""
+
+    name: str
+    fp32: float
+    half: float
+    source: str
+
+
+PEAKS = (
+    Peak("B200", 75e12, 2250e12, "NVIDIA Blackwell datasheet, HGX B200, half of the sparse figure"),
+    Peak("H200 NVL", 60e12, 835.5e12, "NVIDIA H200 datasheet, NVL, half of the sparse figure"),
+    Peak("H200", 67e12, 989.4e12, "NVIDIA H200 datasheet, SXM"),
+    Peak("H100 PCIe", 51e12, 756e12, "NVIDIA H100 datasheet, PCIe"),
+    Peak("H100 NVL", 60e12, 835e12, "NVIDIA H100 datasheet, NVL"),
+    Peak("H100", 67e12, 989.4e12, "NVIDIA H100 datasheet, SXM"),
+    Peak("A100", 19.5e12, 312e12, "NVIDIA A100 datasheet"),
+    Peak("A10G", 31.5e12, 70e12, "AWS G5 instances, NVIDIA A10G"),
+    Peak("A10", 31.2e12, 125e12, "NVIDIA A10 datasheet"),
+    Peak("L40S", 91.6e12, 362e12, "NVIDIA L40S datasheet"),
+    Peak("L4", 30.3e12, 121e12, "NVIDIA L4 datasheet, half of the sparse figure"),
+    Peak("V100", 15.7e12, 125e12, "NVIDIA V100 datasheet, SXM2; half is fp16"),
+    Peak("T4", 8.1e12, 65e12, "NVIDIA T4 datasheet; half is fp16"),
+)
+"""The first whose name the device's contains counts."""
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """Of one rank and step; see the top."""
+
+    model: int
+    hardware: int
+
+
+BUILT_BY = ("model", "huggingface", "activation", "micro_batch", "sequence")
+"""Keys of a config that say what runs in a micro-batch."""
+
+
+OF_OWN_DATA = ("data", "world_size", "accumulation", "seed")
+"""The same of what a user's data is told."""
+
+
+def step_flops(config: dict[str, Any]) -> StepFlops | None:
+    """Of a resolved cell. None for a model that cannot run without memory: its code reads values, say."""
+    plain = {key: value for key, value in config.items() if key != "activation"}
+    if "checkpointing" in config["model"]:
+        plain["model"] = {**config["model"], "checkpointing": False}
+    model = _count(plain)
+    if model is None:
+        return None
+    hardware = _count(config) if activations.recomputes(config) else model
+    micro_batches = config["accumulation"]
+    return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
+
+
+def _count(config: dict[str, Any]) -> int | None:
+    """Of a micro-batch; the same in every dtype and under every strategy, so a model is counted once a process."""
+    own = OF_OWN_DATA if config["data"]["name"] not in DATA.own else ()
+    what = {key: config[key] for key in (*BUILT_BY, *own) if key in config}
+    return _count_fp32(json.dumps(what, sort_keys=True))
+
+
+@cache
+def _count_fp32(what: str) -> int | None:
+    config = json.loads(what) | {"precision": {"name": "fp32"}, "strategy": {"name": "ddp"}}
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.device("meta"):
+            model = build_model(config)
+        inputs, named = arguments_of(_batch(config))
+        with counter:
+            model(*inputs, **named).backward()
+    except Exception:  # whatever a user's model raises without values: its run is none the worse
+        return None
+    return int(counter.get_total_flops())
+
+
+def _batch(config: dict[str, Any]) -> Any:
+    """A micro-batch without memory: tokens and targets, or what the user's data has on rank 0."""
+    meta = torch.device("meta")
+    if "data" in config:
+        return build_batches(config, 0, meta).batch(0)
+    tokens = torch.zeros((config["micro_batch"], config["sequence"]), dtype=torch.int64, device=meta)
+    return tokens, tokens
+
+
+def peak_of(device_class: str) -> Peak | None:
+    """The entry of a device by its name, as torch gives it. None for one that is not in the table, for a slice of one
+    (MIG), and for a CPU.
+    """
+    if re.search(r"\bMIG\b", device_class):
+        return None
+    return next((peak for peak in PEAKS if re.search(rf"\b{re.escape(peak.name)}\b", device_class)), None)
+
+
+def utilisation(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
+    """Share of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak is not known."""
+    peak = peak_of(device_class)
+    if peak is None:
+        return None
+    return flops / (seconds * (peak.fp32 if dtype == "fp32" else peak.half))

@@ -1,0 +1,291 @@
+"""The ledger: every storage, its bytes, its life and its category, for any strategy.
+
+A dispatch mode sees each operator's outputs; a weak reference tells when a storage dies; a patch on
+`UntypedStorage.resize_`, which dispatches nothing, tells when one changes size. Labels (zero/labels.py)
+give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
+made elsewhere: temporary.
+
+What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
+buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
+
+A storage lies in one *tier* all its life: host memory where a label says so, or on CUDA where it is no GPU's. A file's
+bytes are told by labels alone. Each tier has sums of its own.
+
+A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
+its birth: each step is written down as events and added up when it is over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..records import CATEGORIES, STATES, TIERS
+from ..zero import labels
+from .collective_operators import NAMESPACES
+from .dtensor import holds_others, parts_of
+from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, Stored, thin_out
+
+FLEETING = (labels.ACTIVATIONS, "temporary")
+"""Categories of what a step begins and ends without."""
+
+COPIES = {torch.ops.aten.clone.default}
+"""Operators whose result is what their first argument is."""
+
+
+class Ledger(TorchDispatchMode):
+    """Listens to operators, storages and labels. `begin` and `end` bound a stretch; `extremes` adds up the device's,
+    `elsewhere` that of the other tiers, by (tier, phase). `device`: the type of what is the device.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        self.phase = "init"
+        self.module = ""
+        self.extremes: dict[str, Extremes] = {}
+        self.elsewhere: dict[tuple[str, str], Extremes] = {}
+        self.in_memory: Counter[str] = Counter()
+        """The most on the device and in host memory together, by phase: on a CPU one allocator has both."""
+        self.kept: dict[Stored, int] = {}
+        """Storages on the device that lived through a whole stretch though they are called activations or temporary."""
+        self._device = device
+        self._files: dict[tuple[str, str], Stored] = {}
+        self.timeline: list[Instant] = []
+        self._live: dict[int, Stored] = {}
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._events: list[Event] = []
+        self._at_begin: dict[Stored, int] = {}
+        self._began = time.perf_counter()
+        self._home = threading.get_ident()
+        self._in_optimizer = False
+        self._resize = torch.UntypedStorage.resize_
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Ledger:
+        ledger, resize = self, self._resize
+
+        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            ledger._meet(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *_: self._enter_optimizer(True)),
+            register_optimizer_step_post_hook(lambda *_: self._enter_optimizer(False)),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_others(types):
+            return NotImplemented  # it will come back with what it holds
+        if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
+            self.note_collective(args)
+        out = func(*args, **(kwargs or {}))
+        self._meet_all(out)
+        if func in COPIES and self.phase != "forward" and not self._in_optimizer:
+            self._follow_copy(args[0], out)
+        return out
+
+    def _enter_optimizer(self, within: bool) -> None:
+        """What an optimizer copies in its step are temporaries of its own."""
+        self._in_optimizer = within
+
+    def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
+        """A copy of a state is one, as long as no label says otherwise: a strategy's clone of gradients, say."""
+        origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
+        if origin is not None and made is not None and origin.category in STATES and not made.labelled:
+            made.category, made.name = origin.category, f"copy of {origin.name}"
+
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
+        """A label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
+        stored = self._meet(tensor.untyped_storage())
+        stored.tier = tier or stored.tier
+        if stored.labelled and stored.category != category:
+            self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
+        stored.category, stored.labelled = category, True
+        stored.name = name or stored.name
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        """A file's bytes, which lie in no storage."""
+        stored = self._files.setdefault((name, category), Stored(0, category, name, "", self.phase, True, labels.NVME))
+        stored.bytes += grown
+        self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        """The meter's business."""
+
+    def tier_of(self, tensor: torch.Tensor) -> str:
+        """Where a tensor lies; to ask is not to count it."""
+        storage = tensor.untyped_storage()
+        stored = self._live.get(storage._cdata)
+        return stored.tier if stored is not None else self._infer_tier(storage)
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """What it was said to be."""
+        stored = self._live.get(tensor.untyped_storage()._cdata)
+        return stored.name if stored is not None else ""
+
+    def note_collective(self, given: Any) -> None:
+        """What a collective is given and nobody has labelled is a communication buffer from its birth."""
+        if isinstance(given, torch.Tensor):
+            if not self._meet(given.untyped_storage()).labelled:
+                self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
+        elif isinstance(given, tuple | list):
+            for one in given:
+                self.note_collective(one)
+
+    def _meet_all(self, out: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            for tensor in parts_of(out):
+                self._meet(tensor.untyped_storage())
+        elif isinstance(out, tuple | list):
+            for one in out:
+                self._meet_all(one)
+
+    def _meet(self, storage: torch.UntypedStorage) -> Stored:
+        key, size = storage._cdata, self._bytes_of(storage)
+        stored = self._live.get(key)
+        if stored is None:
+            stored = Stored(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
+            self._live[key] = stored
+            self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
+        if size != stored.bytes:
+            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
+            stored.bytes = size
+        return stored
+
+    def _bytes_of(self, storage: torch.UntypedStorage) -> int:
+        return 0 if storage.device.type == "meta" else storage.nbytes()
+
+    def _bury(self, key: int) -> None:
+        stored = self._live.pop(key, None)
+        self._watches.pop(key, None)
+        if stored is not None and stored.bytes:
+            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=-stored.bytes))
+            stored.bytes = 0
+
+    def _maker(self) -> str:
+        """The module that runs, or the thread."""
+        here = threading.get_ident() == self._home
+        return self.module if here else f"thread {threading.current_thread().name}"
+
+    def _infer(self) -> str:
+        if threading.get_ident() != self._home:
+            return "temporary"  # another thread's: of no forward
+        recomputing = self.phase == "backward" and torch.is_grad_enabled()
+        return labels.ACTIVATIONS if self.phase == "forward" or recomputing else "temporary"
+
+    def _infer_tier(self, storage: torch.UntypedStorage) -> str:
+        here = labels.DEVICE if device_of(storage) in (self._device, "meta") else labels.HOST
+        return labels.current_tier() or here
+
+    # -- adding up ------------------------------------------------------------------------------------
+
+    def enter_phase(self, phase: str) -> None:
+        """What happens from now on belongs to `phase`."""
+        self.phase = phase
+        self._events.append(Event(phase, time.perf_counter()))
+
+    def begin(self) -> None:
+        """A stretch begins: forgets the events so far."""
+        self._events = []
+        self._began = time.perf_counter()
+        self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
+
+    def end(self, whole: str) -> None:
+        """The stretch is over: adds it to the extremes of each phase and of `whole`."""
+        sizes, categories = dict(self._at_begin), self._first_categories()
+        totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
+        for stored, size in sizes.items():
+            totals[stored.tier][categories.get(stored, stored.category)] += size
+        on_device, best_at = totals[labels.DEVICE], -1
+        best = self.extremes.setdefault(whole, Extremes())
+        self._see_elsewhere(totals, whole, whole)
+        instants: list[Instant] = []
+        births = Births()
+        for number, event in enumerate(self._events):
+            self._apply(event, sizes, categories, totals)
+            if event.phase == ASIDE:
+                continue
+            if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
+                births.see(event.stored, event.grown, event.phase, categories.get(event.stored, event.stored.category))
+            self.extremes.setdefault(event.phase, Extremes()).see(on_device)
+            if event.stored is None or event.stored.tier != labels.DEVICE:
+                self._see_elsewhere(totals, event.phase, whole)
+            if best.see(on_device):
+                best_at = number
+            others = {tier: totals[tier].total() for tier in TIERS[1:]}
+            together = on_device.total() + others[labels.HOST]
+            for name in (event.phase, whole):
+                self.in_memory[name] = max(self.in_memory[name], together)
+            instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
+        best.see_births(births.end())
+        self.kept = {
+            stored: size
+            for stored, size in self._at_begin.items()
+            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
+        }
+        if best_at >= 0:
+            best.largest = self._alive_at(best_at)
+        self.timeline = thin_out(instants, INSTANTS)
+
+    def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:
+        for tier in TIERS[1:]:
+            if totals[tier].total():
+                for name in names:
+                    self.elsewhere.setdefault((tier, name), Extremes()).see(totals[tier])
+
+    def _first_categories(self) -> dict[Stored, str]:
+        """For storages that changed category in this stretch: what they were before."""
+        first: dict[Stored, str] = {}
+        for event in self._events:
+            if event.stored is not None and event.moved is not None:
+                first.setdefault(event.stored, event.moved[0])
+        return first
+
+    @staticmethod
+    def _apply(
+        event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: dict[str, Counter[str]]
+    ) -> None:
+        stored = event.stored
+        if stored is None:
+            return
+        tier = totals[stored.tier]
+        if event.moved is not None:
+            old, new = event.moved
+            tier[old] -= sizes.get(stored, 0)
+            tier[new] += sizes.get(stored, 0)
+            categories[stored] = new
+        else:
+            tier[categories.get(stored, stored.category)] += event.grown
+            sizes[stored] = sizes.get(stored, 0) + event.grown
+
+    def _alive_at(self, last: int) -> list[tuple[int, Stored, str]]:
+        """The storages alive after event number `last`, with their categories then, largest first."""
+        sizes, categories = dict(self._at_begin), self._first_categories()
+        for event in self._events[: last + 1]:
+            self._apply(event, sizes, categories, {tier: Counter() for tier in TIERS})
+        here = {stored: size for stored, size in sizes.items() if size and stored.tier == labels.DEVICE}
+        alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in here.items()]
+        return sorted(alive, key=lambda one: -one[0])[:20]
+
+
+def device_of(storage: torch.UntypedStorage) -> str:
+    """The type of the device that it is on."""
+    return storage.device.type

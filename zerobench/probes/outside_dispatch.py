@@ -1,0 +1,105 @@
+"""What a dispatch mode does not hear of by itself: operators in other threads, and collectives that are given to a
+process group's backend directly.
+
+Modes are a thread's own. A thread that is started while its starter listens is given relays of the modes; the engine's
+own threads (labels.EngineThread) are not: they make next to nothing, and it would come at another instant in each run.
+What no relay sees (C++ threads) is in the allocator's total (allocator_total.py) and on the wire (`loopback_bytes`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..zero import labels
+
+RAW = {
+    "allreduce": "allreduce_",
+    "allreduce_coalesced": "allreduce_coalesced_",
+    "allgather": "allgather_",
+    "_allgather_base": "_allgather_base_",
+    "allgather_coalesced": "allgather_coalesced_",
+    "allgather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "reduce_scatter": "reduce_scatter_",
+    "_reduce_scatter_base": "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "alltoall": "alltoall_",
+    "alltoall_base": "alltoall_base_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "send": "send",
+}
+"""Method of a backend -> the operator that calls it, whose rule counts it (traffic.py)."""
+
+Note = Callable[[str, tuple[Any, ...], int], None]
+
+
+class Relay(TorchDispatchMode):
+    """Hands another thread's operators to `mode`, which was entered in its own thread."""
+
+    def __init__(self, mode: TorchDispatchMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._mode.__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Threads that are started inside have relays of `modes`, the outermost first."""
+    start = threading.Thread.start
+
+    def start_relayed(thread: threading.Thread) -> None:
+        if not isinstance(thread, labels.EngineThread):
+            thread.run = _relayed(thread.run, modes)  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_relayed  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def _relayed(run: Callable[[], None], modes: Sequence[TorchDispatchMode]) -> Callable[[], None]:
+    def run_relayed() -> None:
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(Relay(mode))
+            run()
+
+    return run_relayed
+
+
+@contextmanager
+def backends_watched(note: Note) -> Iterator[None]:
+    """`note(operator, arguments, ranks)` is told of collectives that Python gives to a backend itself: no operator
+    tells of those. What torch.distributed gives to it comes from C++, and not by here.
+    """
+    backend: Any = torch._C._distributed_c10d.Backend  # the base of all, Python's as well
+    before = {name: getattr(backend, name) for name in RAW if hasattr(backend, name)}
+    for name, method in before.items():
+        setattr(backend, name, _noted(method, RAW[name], note))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            setattr(backend, name, method)
+
+
+def _noted(method: Callable[..., Any], operator: str, note: Note) -> Callable[..., Any]:
+    @wraps(method)
+    def call(backend: Any, *args: Any, **kwargs: Any) -> Any:
+        note(operator, (*args, *kwargs.values()), backend.size())
+        return method(backend, *args, **kwargs)
+
+    return call

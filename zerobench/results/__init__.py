@@ -1,0 +1,1 @@
+"""Finished runs: folders and tables on disk, summaries, selection, provenance, the printed table."""

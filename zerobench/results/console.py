@@ -1,0 +1,287 @@
+"""Tables for people: the sweep's results, sorted, with the best value of each comparison marked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from ..config.names import base_name, name_cells
+from ..host.environment import SIMULATED
+from ..records import RunRow, SearchRow
+from ..sizes import printable, show_bytes
+from .summary import SETTING, summarize
+from .tables import frame_of
+
+MIB = 2**20
+PLAIN_WIDTH = 160
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a value is shown. `value`: what is ranked, rounded as it is shown. `best`: min or max picks the best of
+    strategies that are compared, None marks none. `there`: whether a cell makes the column worth its place.
+    """
+
+    show: Callable[[Row], str]
+    value: Callable[[Row], Any] | None = None
+    best: Callable[..., Any] | None = None
+    there: Callable[[Row], bool] = lambda row: True
+
+
+def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> Column:
+    """`on_host`: the column of what lies in host memory beside it, which without a GPU is ranked with it."""
+
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
+
+    def value(row: Row) -> float:
+        more = row[on_host] if on_host and row["device"] == "cpu" and _any(row, on_host) else 0
+        if pd.isna(row[key]):
+            return float("nan")
+        size: float = (row[key] + more) / MIB
+        return round(size, 1 if size >= 10 else 3)
+
+    return Column(show, value, best)
+
+
+def _some(key: str) -> Column:
+    """Bytes that most sweeps have none of."""
+    shown = _mib(key).show
+    return Column(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
+
+
+def _is_zero(value: Any) -> bool:
+    return pd.notna(value) and value == 0
+
+
+def _any(row: Row, *keys: str) -> bool:
+    return any(pd.notna(row[key]) and row[key] > 0 for key in keys)
+
+
+def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> Column:
+    """A number, rounded also where values are ranked; a dash where there is none."""
+
+    def show(row: Row) -> str:
+        return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
+
+    return Column(show, lambda row: round(row[key] * scale, digits), best)
+
+
+def _interval(row: Row) -> str:
+    if pd.isna(row["step_s"]):
+        return "–"
+    if pd.isna(row["step_s_low"]):
+        return "too few launches" if row["launches"] > 1 else "too few steps"
+    return f"{row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f}"
+
+
+def _loss(row: Row) -> str:
+    if row["backend"] == SIMULATED:
+        return "–"
+    return "not finite" if pd.isna(row["loss_last"]) else f"{row['loss_last']:.4f}"
+
+
+TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
+"""Verdict on the training -> how it is shown."""
+
+
+def _trains(row: Row) -> str:
+    return TRAINS.get(row["training"], "–")
+
+
+CODED = ("quantized_gather_share", "quantized_reduction_share")
+
+
+def _coded(row: Row) -> str:
+    """ "100 / 0 %": the share of ψ that is gathered, and reduced, in codes."""
+    return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
+
+
+COLUMNS: dict[str, Column] = {
+    "peak MiB": _mib("peak_bytes", min, on_host="host_peak_bytes"),
+    "host MiB": _some("host_peak_bytes"),
+    "files MiB": _some("nvme_bytes"),
+    "states MiB": _mib("states_bytes", min, on_host="host_states_bytes"),
+    "formula": _mib("floor_states_bytes"),
+    "predicted": _mib("predicted_states_bytes"),
+    "down MiB": _some("down_bytes"),
+    "up MiB": _some("up_bytes"),
+    "volume ψ": _figure("volume_psi", min),
+    "predicted ψ": _figure("predicted_volume_psi"),
+    "between nodes MiB": _some("between_nodes_bytes"),
+    "quantised": Column(_coded, there=lambda row: _any(row, *CODED)),
+    "step ms": _figure("step_s", min, digits=1, scale=1000),
+    "95 % interval": Column(_interval),
+    "tokens/s": _figure("tokens_per_s", max, digits=0),
+    "last loss": Column(_loss),
+    "trains": Column(_trains, there=lambda row: row["training"] in ("equal", "close", "differs")),
+}
+
+RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
+"""Searches that agree in these are for the best strategy."""
+
+FIRST_TO_GO = (
+    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
+    "between nodes MiB", "files MiB", "trains",
+)  # fmt: skip
+"""What a narrow terminal does without; every column is in the tables on disk. What trains otherwise has a line."""
+
+ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
+
+
+def print_results(rows: list[Row]) -> None:
+    """The sweep's table, a line a cell, as wide as the terminal permits, and the failed cells with their reason."""
+    cells = sorted_cells(rows)
+    console = stdout_console()
+    columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
+    free = console.options.update(max_width=1000)
+    for name in FIRST_TO_GO:
+        if Measurement.get(console, free, _table(cells, columns)).maximum <= console.width:
+            break
+        columns.pop(name, None)
+    console.print(_table(cells, columns))
+    if any(best_rows(cells, column) for column in columns.values()):
+        console.print("* the best of the strategies that train the same thing", style="dim")
+    if shares_memory(cells):
+        console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
+    print_failures(cells)
+    print_other_training(cells)
+
+
+def print_other_training(rows: list[Row]) -> None:
+    """A line for each that does not train as DDP does, and one word where some were held against nothing."""
+    for row in rows:
+        if row["training"] == "differs":
+            words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
+            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="bold red")
+    unchecked = [row for row in rows if row["training"] == "unchecked"]
+    if unchecked:
+        words = f"training unchecked in {len(unchecked)} of {len(rows)} cells: {unchecked[0]['training_words']}"
+        stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True, style="dim")
+
+
+def shares_memory(cells: list[Row]) -> bool:
+    """Whether a cell has something in host memory that, without a GPU, is no other memory than the device's."""
+    return any(cell["device"] == "cpu" and _any(cell, "host_peak_bytes") for cell in cells)
+
+
+def print_failures(rows: list[Row]) -> None:
+    """A line for each that is not ok, with its reason; and for each with anything that no prediction explains."""
+    for row in rows:
+        if row["status"] == "ok" and isinstance(said := row.get("unexplained"), str) and said:
+            words = f"{row.get('name') or name_of(row)}: unexplained: {said}"
+            stdout_console().print(words, markup=False, highlight=False, soft_wrap=True)
+        if row["status"] != "ok":
+            words = f"{row.get('name') or name_of(row)}: {row['status']}: {row['reason']}"
+            stdout_console().print(printable(words), markup=False, highlight=False, soft_wrap=True)
+
+
+def sorted_cells(rows: list[Row]) -> list[Row]:
+    """A row a cell with its `name`: by model and world size, then batch, the strategies of each in a fixed order."""
+    frame = summarize(frame_of(rows, RunRow))
+    cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
+    configs = [json.loads(cell["config"]) for cell in cells]
+    for cell, name in zip(cells, name_cells(configs), strict=True):
+        cell["name"] = name
+    order = ["model", "world_size", "batch", "sequence", "precision", "strategy"]
+    return sorted(cells, key=lambda c: tuple((pd.isna(c[k]), 0 if pd.isna(c[k]) else c[k]) for k in order))
+
+
+def best_rows(cells: list[Row], column: Column) -> set[int]:
+    """Places of the best values, one comparison at a time; where all are equal none is best."""
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for place, cell in enumerate(cells):
+        if cell["status"] == "ok":
+            places.setdefault(tuple(cell[key] for key in SETTING), []).append(place)
+    found: set[int] = set()
+    for mine in places.values():
+        values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
+        values = {place: value for place, value in values.items() if not pd.isna(value)}
+        if len(set(values.values())) > 1 and column.best is not None:
+            best = column.best(values.values())
+            found |= {place for place, value in values.items() if value == best}  # what looks equal is equally good
+    return found
+
+
+def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("cell", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = {name: best_rows(cells, column) for name, column in columns.items()}
+    for place, cell in enumerate(cells):
+        status = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
+        shown = []
+        for name, column in columns.items():
+            text = column.show(cell) if cell["status"] == "ok" else "–"
+            mark = ("*" if place in best[name] else " ") if column.best else ""
+            shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
+        table.add_row(Text(printable(cell["name"])), status, *shown)
+    return table
+
+
+def print_searches(found: list[SearchRow]) -> None:
+    """What searches found, a line each, limit by limit; the fastest strategy of each limit marked."""
+    order = sorted(found, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy))
+    rows = []
+    for search in order:
+        rivals = [s for s in found if all(getattr(s, key) == getattr(search, key) for key in RIVALS)]
+        fastest = max((s.tokens_per_s or 0.0 for s in rivals), default=0.0)
+        mark = "*" if search.tokens_per_s == fastest and len(rivals) > 1 else " "
+        start = [
+            show_bytes(search.limit_bytes),
+            f"{search.strategy} {search.model} N={search.world_size}{_numbers(search)}",
+        ]
+        rows.append([*start, *_show_found(search, mark), str(search.tried)])
+    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
+    console = stdout_console()
+    console.print(plain_table(header, rows, left=3))
+    if any("*" in cell for row in rows for cell in row):
+        console.print("* the fastest under this limit", style="dim")
+
+
+def _numbers(search: SearchRow) -> str:
+    return "" if search.precision == "fp32" else f" {search.precision}"
+
+
+def _show_found(search: SearchRow, mark: str) -> list[str]:
+    if search.tokens_per_s is None or search.peak_bytes is None:
+        return [f"nothing fits: {search.reason}", "–", "–", "–"]
+    how = f"{search.micro_batch} × {search.accumulation}" + ", recomputed" * bool(search.checkpointing)
+    low, high = search.tokens_per_s_low, search.tokens_per_s_high
+    interval = "too few steps" if low is None or pd.isna(low) else f"{low:.0f}–{high:.0f}"
+    return [how, show_bytes(search.peak_bytes), f"{search.tokens_per_s:.0f}{mark}", interval]
+
+
+def stdout_console() -> Console:
+    """Standard output, as wide as the terminal, or wide enough for a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Table:
+    """Aligned columns: the first `left` to the left, folded where it is narrow, the others to the right."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for number, name in enumerate(header):
+        named = number < left
+        table.add_column(name, justify="left" if named else "right", no_wrap=not named, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def name_of(row: Row) -> str:
+    """A run's name for people."""
+    return base_name(json.loads(row["config"]))

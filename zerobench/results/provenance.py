@@ -1,0 +1,151 @@
+"""Where a figure comes from: code, versions, machine. Also what makes two runs the same measurement."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..cluster import job
+from ..config import schema_peers
+from ..host.environment import nccl_version
+from ..registry import DATA, MODELS
+
+PACKAGE = Path(__file__).parent.parent
+PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
+"""Whose versions are kept."""
+
+
+@cache
+def source_hash(model_kind: str, data_name: str = "") -> str:
+    """Hash of this package's code and, for a user's model or data, of the files that build them: 12 hex digits."""
+    digest = hashlib.sha256()
+    for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    digest.update(MODELS.source_of(model_kind))
+    digest.update(DATA.source_of(data_name))
+    return digest.hexdigest()[:12]
+
+
+def source_of(config: dict[str, Any]) -> str:
+    """The hash of the code that a resolved cell runs."""
+    return source_hash(config["model"]["kind"], config["data"]["name"])
+
+
+@cache
+def device_class(device: str) -> str:
+    """ "cpu", or the GPU's model."""
+    if device != "cuda":
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(0)
+
+
+def torch_minor(torch_version: str) -> str:
+    """ "2.13" of "2.13.0+cpu": what bytes and times are comparable within."""
+    return ".".join(torch_version.split("+")[0].split(".")[:2])
+
+
+def alloc_conf(device: str) -> str | None:
+    """What the environment tells CUDA's allocator, as "expandable_segments:True"; None elsewhere."""
+    given = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    return next(filter(None, given), None) if device == "cuda" else None
+
+
+def environment_hash(config: dict[str, Any]) -> str:
+    """Source, torch, device class and allocator of a resolved cell's run in one hash: 8 hex digits."""
+    parts = [source_of(config), version("torch"), device_class(config["device"])]
+    if config["model"]["kind"] == "huggingface":  # whose code that is
+        parts.append(_version("transformers") or "")
+    if config["strategy"]["name"] in schema_peers.NEEDS:
+        parts.append(_version(schema_peers.NEEDS[config["strategy"]["name"]]) or "")
+    if conf := alloc_conf(config["device"]):
+        parts.append(conf)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def provenance(config: dict[str, Any]) -> dict[str, Any]:
+    """All that is worth keeping about where this runs."""
+    return {
+        "source_hash": source_of(config),
+        **started(config.get("nodes", 1)),
+        **machine(config["device"], config["backend"]),
+    }
+
+
+def started(nodes: int) -> dict[str, Any]:
+    """Who started the ranks, and on how many machines they were."""
+    mine = job.team()
+    return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
+
+
+def machine(device: str, backend: str) -> dict[str, Any]:
+    """What is worth keeping whatever was measured: code, torch and machine."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
+        "command": _command(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "device_class": device_class(device),
+        "backend_version": ".".join(map(str, nccl_version() or ()))
+        if backend == "nccl"
+        else f"{backend} of torch {version('torch')}",
+        "cuda": _cuda_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+    }
+
+
+def _command() -> str:
+    """What was typed, as far as it can be told."""
+    script = Path(sys.argv[0]).name
+    program = "zerobench" if script in ("__main__.py", "zerobench") else script
+    return shlex.join([program, *sys.argv[1:]])
+
+
+@cache
+def _git(*arguments: str) -> str | None:
+    """What git says of the checkout that this package lies in, or None."""
+    try:
+        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Of packages, in words: zerobench itself may run from a checkout and not be installed."""
+    return {name: _version(name) or "not installed" for name in names}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cuda_version() -> str | None:
+    import torch
+
+    return torch.version.cuda
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,116 @@
+"""What becomes of runs that cannot be written where they belong: the disk is full, say, or the folder was removed.
+
+A run is tried in its results folder, there once more, then in a folder beside it, then in the system's temporary
+folder. Each of these is a results folder like any other. Where none takes it, its row is in the sweep's table alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..host.temporary import Aside
+from ..records import RunRow
+from ..sizes import show_count
+from .folders import claim_folder, write_run
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """A run that is not in its results folder. `error`: why not. `kept`: the folder that has it instead, or None."""
+
+    results_dir: Path
+    error: str
+    kept: Path | None
+
+
+def places(results_dir: Path) -> list[Path]:
+    """Where a run of this results folder may be written, in the order in which they are tried."""
+    beside = results_dir.absolute()
+    return [
+        results_dir,
+        beside.with_name(f"{beside.name}-rescued"),
+        Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}",
+    ]
+
+
+def claim(results_dir: Path, prefix: str) -> Aside:
+    """A folder to write a run in, in the first place that takes it. Raises the first one's OSError where none does."""
+    errors = []
+    for place in places(results_dir):
+        try:
+            return claim_folder(place, prefix)
+        except OSError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def keep(
+    aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
+    tables: dict[str, list[Any]],
+) -> Unwritten | None:  # fmt: skip
+    """folders.write_run, wherever that works. None where the run is in its results folder."""
+    why = "" if aside.path.parent == results_dir else why_unwritable(results_dir)
+    place = aside.path.parent
+    try:
+        write_run(aside, prefix, row, config, provenance, tables)
+    except OSError as error:
+        why = why or _words(error)
+        found = _write_elsewhere(aside.path, results_dir, prefix, row, config, provenance, tables)
+        shutil.rmtree(aside.path, ignore_errors=True)
+        if found is None:
+            row.run_id = prefix
+            return Unwritten(results_dir, why, None)
+        place = found
+    return None if place == results_dir else Unwritten(results_dir, why or "it could not be written to", place)
+
+
+def _write_elsewhere(
+    begun: Path, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
+    tables: dict[str, list[Any]],
+) -> Path | None:  # fmt: skip
+    """The place that took the run, with the logs of the folder that was `begun`; None where none did."""
+    for place in places(results_dir):
+        with suppress(OSError):
+            aside = claim_folder(place, prefix)
+            try:
+                with suppress(OSError, shutil.Error):  # what can be read of them
+                    shutil.copytree(begun / "logs", aside.path / "logs")
+                write_run(aside, prefix, row, config, provenance, tables)
+            except OSError:
+                shutil.rmtree(aside.path, ignore_errors=True)
+                raise
+            return place
+    return None
+
+
+def why_unwritable(results_dir: Path) -> str:
+    """Why no run can be written there; empty where one can."""
+    try:
+        probe = claim_folder(results_dir, "probe")
+    except OSError as error:
+        return _words(error)
+    probe.release()
+    shutil.rmtree(probe.path, ignore_errors=True)
+    return ""
+
+
+def sentences(lost: Sequence[Unwritten]) -> list[str]:
+    """What the end of a sweep says of runs that are not where they belong."""
+    found = []
+    for (results_dir, error, kept), count in Counter((one.results_dir, one.error, one.kept) for one in lost).items():
+        those = f"{show_count(count, 'run')} could not be written to {results_dir} ({error})"
+        where = f"kept in {kept} instead: zerobench status {kept}" if kept else "in the table above alone"
+        found.append(f"{those}; {'it is' if count == 1 else 'they are'} {where}")
+    return found
+
+
+def _words(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else str(error)

@@ -1,0 +1,120 @@
+"""torch DistributedDataParallel behind the engine's face: 4ψ parameters + 4ψ gradients + 8ψ Adam states in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.utils import _verify_param_shape_across_processes
+from torch.nn.parallel import DistributedDataParallel
+
+from ..zero import labels
+from ..zero.comm.backends import FAKE
+from ..zero.strides import MemoryOrder
+
+
+class DdpEngine:
+    """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
+
+    skipped = False
+    """Whether the last step was skipped because its gradients overflowed; here none ever is."""
+
+    def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self._ddp = DistributedDataParallel(module, init_sync=False, **options)
+        _start_alike(module, buffers=options.get("broadcast_buffers", True))
+        if dist.get_backend() == FAKE:
+            self._ddp.register_comm_hook(None, lambda _, bucket: _reduce_alone(bucket))
+        # torch-private, pinned by a test: DDP's broadcast of buffers before a forward is control traffic.
+        self._ddp._sync_buffers = _as_control(self._ddp._sync_buffers)  # type: ignore[method-assign]
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's forward. Raises RuntimeError with the way out where a parameter got no gradient before."""
+        try:
+            return self._ddp(*inputs, **named_inputs)
+        except RuntimeError as error:
+            if "find_unused_parameters=True" in str(error):
+                words = "some parameters got no gradient in the last step; set strategy.find_unused_parameters=true"
+                raise RuntimeError(f"ddp: {words}") from error
+            raise
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return 1.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates; DDP reduces the gradients as its buckets fill."""
+        loss.backward()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the gradients down to the global norm `max_norm`; returns the norm that they had, 0-dim."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; consumes the gradients. Returns what `closure`, called first, returns."""
+        loss = self.optimizer.step(closure)
+        self.zero_grad()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Backwards inside stay on this rank."""
+        return self._ddp.no_sync()
+
+    def train(self, mode: bool = True) -> DdpEngine:
+        """The module's `train`."""
+        self._ddp.train(mode)
+        return self
+
+    def eval(self) -> DdpEngine:
+        """The module's `eval`."""
+        return self.train(False)
+
+    def full_state_dict(self, rank0_only: bool = False) -> dict[str, torch.Tensor]:
+        """A copy of the module's own state."""
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+
+def _start_alike(module: nn.Module, buffers: bool) -> None:
+    """Gives every rank rank 0's parameters and, with `buffers`, its buffers, each in place.
+
+    DDP's own first broadcast, `init_sync`, goes through flat copies that gloo's thread gives back when it likes, so the
+    bytes of building would differ from run to run. Raises RuntimeError, torch's, where ranks' shapes differ.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    parameters: list[torch.Tensor] = list(module.parameters())
+    with labels.collective("control", labels.BUFFERS), torch.no_grad():
+        _verify_param_shape_across_processes(group, parameters)  # torch-private, pinned by a test
+        for tensor in [*parameters, *(module.buffers() if buffers else ())]:
+            here, order = tensor.detach(), MemoryOrder.of(tensor)
+            flat = order.flatten(here)  # a view, unless the memory has gaps
+            dist.broadcast(flat, src=0)
+            if flat.data_ptr() != here.data_ptr():
+                here.copy_(order.view(flat))
+
+
+def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP's reducer does by itself in a real world; over the fake group of a simulated one it fails."""
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer.div_(dist.get_world_size()))
+    reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    reduced.set_result(buffer)
+    return reduced
+
+
+def _as_control(send: Any) -> Any:
+    def labelled(*arguments: Any) -> Any:
+        with labels.collective("control", labels.BUFFERS):
+            return send(*arguments)
+
+    return labelled

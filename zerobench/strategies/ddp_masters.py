@@ -1,0 +1,133 @@
+"""torch DDP over a half-precision model, with fp32 master weights: the 16ψ of ZeRO, arXiv 1910.02054, section 3.1.
+
+    parameters   2ψ    the module's own, bf16 or fp16
+    gradients    2ψ    in DDP's buckets, all-reduced in the module's dtype
+    masters      4ψ    fp32, one flat tensor a parameter; the optimizer holds *shares* of it, a tile large at most
+    optimizer    8ψ    Adam's states of the masters
+    tile               fp32 gradients of the shares that are updated together
+
+Parameters in fp32 have no master: their shares are views of them. Flat is a parameter in the order of its memory; one
+that has gaps there has a master of its own in any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from ..zero import labels
+from ..zero.layout import Segment
+from ..zero.optim.loss_scaling import GradientScaling
+from ..zero.optim.segments import swap_parameters
+from ..zero.optim.tiles import update_tiles
+from ..zero.options import TILE_BYTES
+from ..zero.precision import HALF, LossScaling, Share, norm_of, sum_of_powers, tiles_of  # fmt: skip
+from ..zero.strides import MemoryOrder
+from .ddp import DdpEngine
+
+ALIGN = 16
+"""Shares end at multiples of 64 bytes, so that fused kernels round as on the whole (zero/layout.py says why)."""
+
+
+class ParameterShare(Share):
+    """Elements [start, stop) of a parameter's master; their gradient is DDP's."""
+
+    def __init__(self, parameter: nn.Parameter, order: MemoryOrder, master: torch.Tensor, segment: Segment) -> None:
+        super().__init__(master[segment.start : segment.stop])
+        self.parameter = parameter
+        self.order = order
+        self.segment = segment
+
+    def gradient(self) -> torch.Tensor | None:
+        whole = self.parameter.grad
+        return None if whole is None else self.order.flatten(whole)[self.segment.start : self.segment.stop]
+
+
+class MasterDdpEngine(DdpEngine):
+    """DDP whose optimizer updates fp32 masters of the module's parameters, with loss scaling where asked for."""
+
+    def __init__(
+        self, module: nn.Module, optimizer: optim.Optimizer, *, tile_bytes: int = TILE_BYTES["cpu"],
+        loss_scaling: LossScaling | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(module, optimizer, **options)  # DDP gives every rank rank 0's values: masters come after
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._scaling = GradientScaling(loss_scaling, self._parameters[0].device, self._norm)
+        self.scaler = self._scaling.scaler
+        self._orders = {p: MemoryOrder.of(p) for p in self._parameters}
+        named = {p: name for name, p in module.named_parameters()}
+        self._masters = [_master_of(named[p], p, order) for p, order in self._orders.items()]
+        most = max(tile_bytes // 4 // ALIGN, 1) * ALIGN
+        shares = [share for i in range(len(self._parameters)) for share in self._shares_of(i, most)]
+        index = {p: i for i, p in enumerate(self._parameters)}
+        segments: Any = shares  # of one rank
+        swap_parameters(optimizer.param_groups, optimizer.state, index, segments, self._orders)
+        self._tiles = tiles_of(shares, most)
+
+    def _shares_of(self, i: int, most: int) -> Iterator[ParameterShare]:
+        parameter, master = self._parameters[i], self._masters[i]
+        for start in range(0, master.numel(), most):
+            stop = min(start + most, master.numel())
+            yield ParameterShare(parameter, self._orders[parameter], master, Segment(i, start, stop, start))
+
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by."""
+        return float(self.scaler.scale)
+
+    @property
+    def skipped(self) -> bool:  # type: ignore[override]
+        """Whether the last step was skipped because its gradients overflowed."""
+        return bool(self.scaler.skipped)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates the loss times the scale; DDP reduces the gradients, scaled as they are."""
+        super().backward(self.scaler.scaled(loss))
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """The norm of the unscaled gradients, 0-dim; `step` scales them down to `max_norm` as it casts them."""
+        return self._scaling.clip(max_norm, norm_type)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of the masters, and from them of the parameters; consumes the gradients.
+
+        Under loss scaling it is skipped where they overflowed: gradients are equal on all ranks, and so is the choice.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with self._scaling.judging(self.optimizer) as skips:
+            if not skips:
+                update_tiles(self.optimizer, self._tiles, self._scaling.coefficient)
+                self._write_back()
+        self.zero_grad()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients."""
+        self._scaling.forget()
+        self.module.zero_grad(set_to_none)
+
+    def _norm(self, norm_type: float) -> torch.Tensor:
+        gradients = [order.flatten(p.grad) for p, order in self._orders.items() if p.grad is not None]
+        return norm_of(sum_of_powers(gradients, norm_type, self._parameters[0].device), norm_type)
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if _has_master(parameter, self._orders[parameter]):
+                parameter.copy_(self._orders[parameter].view(master))
+
+
+def _master_of(name: str, parameter: nn.Parameter, order: MemoryOrder) -> torch.Tensor:
+    """(numel,): an fp32 copy of a half-precision parameter, a view of another one where that is dense."""
+    flat = order.flatten(parameter.detach())
+    return labels.label(flat.float(), labels.MASTER, name) if _has_master(parameter, order) else flat
+
+
+def _has_master(parameter: nn.Parameter, order: MemoryOrder) -> bool:
+    return parameter.dtype in HALF or parameter.stride() != order.strides

@@ -1,0 +1,259 @@
+"""Records of all ranks and passes -> one row, with theory's columns beside the measured ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import median
+from typing import Any
+
+import numpy as np
+import scipy
+
+from ..config import topology
+from ..config.world import has_times
+from ..host.environment import SIMULATED
+from ..predict.flops import step_flops, utilisation
+from ..predict.quantized_share import coded_share, units_of
+from ..records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
+from ..theory.states import predicts
+from ..worker import RankRecord
+from .aggregate_theory import join_others, join_theory, join_transport, join_unexplained
+
+PROCESS_MEMORY = (
+    "resident_bytes", "allocated_bytes", "reserved_bytes", "fragmentation_bytes", "largest_free_block_bytes",
+    "split_bytes", "alloc_retries", "device_used_bytes", "pinned_requested_bytes", "pinned_bytes",
+    "timed_allocator_peak_bytes",
+)  # fmt: skip
+"""What a pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
+
+OF_ACCOUNTED = ("heap_bytes", "kept_bytes")
+"""What the accounted pass alone is told of a process's memory, likewise."""
+
+
+def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
+    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
+    timed = [record for record in records if record.mode == "timed"]
+    accounted = [record for record in records if record.mode == "accounted"]
+    traced = [record for record in records if record.mode == "traced"]
+    passes = [one for one in (timed, accounted, traced) if one]
+    for one in passes:
+        _join_norms(one)
+    schedule = (accounted or timed)[0].schedule
+    row.psi = sum(shape.numel for shape in schedule.shapes if shape.trainable)
+    memory = [m for record in accounted for m in record.memory]
+    if accounted:
+        _join_memory(row, memory)
+        row.allocator_witness = accounted[0].witness
+        for name in OF_ACCOUNTED:
+            sizes = (record.process_memory.get(name) for record in accounted)
+            setattr(row, name, max((size for size in sizes if size is not None), default=None))
+        _join_traffic(row, accounted, config["measure"]["steps"])
+        if config["backend"] == SIMULATED and predicts(config["strategy"]):
+            join_others(row, config, schedule, accounted[0].rank)
+        join_transport(row, accounted, config["measure"]["steps"])
+        if "node_size" not in config:  # nobody said what a node is
+            row.within_nodes_bytes = row.between_nodes_bytes = None
+        _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
+    _join_process_memory(row, timed, accounted)
+    if "nodes" not in config:  # between machines bytes travel otherwise
+        _join_loopback(row, timed, config["measure"]["steps"])
+    if config["backend"] != SIMULATED:
+        losses = [_losses(one) for one in passes]
+        row.passes_agree = all(one == losses[0] for one in losses) if len(passes) > 1 else None
+        _join_losses(row, passes[0])
+        row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
+    if timed and has_times(config):
+        _join_time(row, timed)
+        _join_flops(row, config)
+        _join_gpu(row, timed)
+        _join_trace(row, traced)
+
+    if predicts(config["strategy"]):
+        join_theory(row, config, schedule, memory, (accounted or timed)[0])
+    if accounted:
+        join_unexplained(row, config, schedule, accounted)
+    return {
+        "steps": [step for record in records for step in record.steps],
+        "memory": memory,
+        "tensors": [t for record in accounted for t in record.tensors],
+        "traffic": [t for record in accounted for t in record.traffic],
+        "timeline": [t for record in accounted for t in record.timeline],
+    }
+
+
+def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
+    whole = [m for m in memory if m.phase == "step" and m.tier == "device"]
+    worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
+    row.peak_bytes = worst.max_bytes
+    row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
+    for category in CATEGORIES:
+        mine = [m for m in whole if m.category == category]
+        setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
+        setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
+    host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
+    host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
+    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks.values(), default=0), _fullest_node(row, host_peaks)
+    row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
+    row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
+    row.allocator_peak_bytes = max((m.max_bytes for m in whole if m.category == "allocated"), default=None)
+    row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
+
+
+def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
+    """The sum over the ranks of the node where it is largest, from each rank's; a simulated node's ranks are alike."""
+    size = topology.ranks_a_node(json.loads(row.config))
+    nodes: dict[int, list[int]] = {}
+    for rank, peak in peaks.items():
+        nodes.setdefault(rank // size, []).append(peak)
+    alike = size if row.backend == SIMULATED else 1
+    return max((sum(node) * alike for node in nodes.values()), default=0)
+
+
+def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
+    """Of the timed pass, which carries no instrument, where there is one."""
+    for name in PROCESS_MEMORY:
+        values = [record.process_memory.get(name) for record in timed or accounted]
+        known = [value for value in values if value is not None]
+        setattr(row, name, max(known) if known else None)
+    if timed and row.device == "cuda":
+        row.timed_allocator_peak_bytes = row.allocated_bytes
+
+
+def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """Per step; payload and volume of the rank that has most, wire bytes as the mean over the ranks."""
+
+    def per_step(traffic: list[TrafficRow], value: str) -> float:
+        return sum(getattr(t, value) for t in traffic) / steps
+
+    ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
+    for name in LINKS:  # of a simulated world's one rank: as many times, less what others move otherwise (join_others)
+        mine = [[t for t in record.traffic if t.kind == name and not t.control] for record in accounted]
+        moved = [per_step(traffic, "payload_bytes") for traffic in mine]
+        setattr(row, f"{name}_bytes", round(sum(moved) / len(moved) * row.world_size))
+    data = [[t for t in traffic if not t.control] for traffic in ranks]
+    control = [[t for t in traffic if t.control] for traffic in ranks]
+    row.payload_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in data))
+    row.wire_bytes, row.within_nodes_bytes, row.between_nodes_bytes = (
+        round(sum(per_step(traffic, value) for traffic in data) / len(data))
+        for value in ("wire_bytes", "within_bytes", "between_bytes")
+    )
+    row.control_bytes = round(max(per_step(traffic, "payload_bytes") for traffic in control))
+    if row.psi:
+        most = max(data, key=lambda traffic: per_step(traffic, "volume_elements"))
+        row.volume_psi = per_step(most, "volume_elements") / row.psi
+        for name in COLLECTIVES:
+            part = [t for t in most if t.kind == name]
+            setattr(row, f"volume_{name}_psi", per_step(part, "volume_elements") / row.psi)
+
+
+def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
+    """Of one rank: all have the same units."""
+    units = units_of(record.schedule.shapes, persistence_numel)
+    row.quantized_gather_share = coded_share(record.traffic, "all_gather", units)
+    row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
+
+
+def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
+    """All ranks read the same counter, some a moment earlier than others."""
+    seen = [record.process_memory.get("loopback_bytes") for record in timed]
+    known = [value for value in seen if value is not None]
+    if row.backend == "gloo" and known:
+        row.loopback_bytes = round(median(known) / steps / len(timed))
+
+
+def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
+    """The slowest rank of each measured step; medians over the steps."""
+
+    def slowest(value: str) -> list[float]:
+        by_step: dict[int, list[float]] = {}
+        for record in timed:
+            for step in record.steps:
+                if not step.warmup:
+                    by_step.setdefault(step.step, []).append(getattr(step, value))
+        return [max(times) for times in by_step.values()]
+
+    seconds = slowest("seconds")
+    row.step_s = median(seconds)
+    row.step_s_low, row.step_s_high = median_interval(seconds)
+    row.forward_s, row.backward_s, row.update_s = (median(slowest(f"{p}_s")) for p in ("forward", "backward", "update"))
+    steps = sum(not step.warmup for step in timed[0].steps)
+    row.wall_s = max(record.wall_s or 0.0 for record in timed)
+    row.tokens_per_s = row.batch * row.sequence * steps / row.wall_s if row.wall_s else None
+
+
+def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
+    """The worst of all readings, of whatever GPU."""
+    states = [state for record in timed for state in record.gpu_states]
+
+    def known(name: str) -> list[Any]:
+        return [value for state in states if (value := getattr(state, name)) is not None]
+
+    row.sm_clock_mhz = min(known("sm_clock_mhz"), default=None)
+    row.sm_clock_max_mhz = min(known("sm_clock_max_mhz"), default=None)
+    row.gpu_temperature_c = max(known("temperature_c"), default=None)
+    row.gpu_power_w = max(known("power_w"), default=None)
+    reasons = known("throttle")
+    row.throttle = ", ".join(dict.fromkeys(word for one in reasons for word in one)) if reasons else None
+
+
+def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
+    """Medians over the measured steps, of the rank where the step's is longest."""
+    names = ("seconds", "communication_s", "exposed_s")
+    measured = [[step for step in record.steps if not step.warmup] for record in traced]
+    medians = [tuple(median(getattr(step, name) for step in steps) for name in names) for steps in measured]
+    if medians:
+        row.traced_step_s, row.communication_s, row.exposed_s = max(medians)
+    if row.communication_s and row.exposed_s is not None:
+        row.overlap = 1 - row.exposed_s / row.communication_s
+
+
+def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
+    counted = step_flops(config)
+    if counted is not None and row.step_s is not None:
+        row.model_flops, row.hardware_flops = counted.model, counted.hardware
+        where = row.step_s, row.device_class, config["precision"]["name"]
+        row.mfu, row.hfu = (utilisation(one, *where) for one in (counted.model, counted.hardware))
+
+
+def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
+    """Confidence interval of the median by order statistics; None where too few values allow none (below 6)."""
+    interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
+    if not np.isfinite([interval.low, interval.high]).all():
+        return None, None
+    return float(interval.low), float(interval.high)
+
+
+def _losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:
+    steps: list[StepRow] = [step for record in records for step in record.steps]
+    return [(s.rank, s.step, s.loss.hex()) for s in steps]
+
+
+def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
+    def mean_at(place: int) -> float:
+        return sum(record.steps[place].loss for record in timed) / len(timed)
+
+    row.loss_first, row.loss_last = mean_at(0), mean_at(-1)
+    row.loss_scale_last = timed[0].steps[-1].loss_scale
+    row.skipped_steps = sum(step.skipped for step in timed[0].steps)
+
+
+def divergence(records: list[RankRecord]) -> str:
+    """A sentence on the first loss that is not a finite number, of any rank and pass; empty where all are."""
+    lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
+    if not lost:
+        return ""
+    number, rank, loss = min(lost, key=lambda one: one[:2])
+    count = len(records[0].steps)
+    return f"the loss of rank {rank} is {loss} at step {number + 1} of {count}: try a smaller optimizer.lr, or clip=1.0"
+
+
+def _join_norms(records: list[RankRecord]) -> None:
+    """Each step's norm from what the ranks add to it; replicas add the same, so that they count once together."""
+    holders = records[0].gradient_holders
+    for rows in zip(*(record.steps for record in records), strict=True):
+        parts = [row.grad_squares for row in rows]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            for row in rows:
+                row.grad_norm = math.sqrt(sum(known) / holders)

@@ -1,0 +1,83 @@
+"""Theory's columns of a run's row, and what they leave unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..config import offload, topology
+from ..predict.estimate import links_of, links_of_states, norms_of, training_shapes
+from ..predict.residuals import unexplained
+from ..probes.collective_operators import gloo_factor
+from ..records import LINKS, MemoryRow, RunRow
+from ..theory.choices import settle
+from ..theory.control import predict_control
+from ..theory.shapes import Schedule
+from ..theory.states import predict_states, predicts
+from ..theory.traffic import predict_parts, predict_traffic
+from ..worker import RankRecord
+
+
+def join_theory(
+    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], record: RankRecord
+) -> None:
+    """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
+    shapes, groups = training_shapes(config), topology.shape_of(config)
+    tiers = offload.shape_of(config)
+    row.bucket_bytes = settle(config["strategy"], schedule.shapes, groups.sharers).get("bucket_bytes")
+    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
+    row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
+    row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
+    if row.psi:
+        moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
+        row.predicted_volume_psi = moved.volume / row.psi
+        row.predicted_wire_bytes = round(moved.within + moved.between)
+        if "node_size" in config:
+            row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
+                round(moved.within),
+                round(moved.between),
+            )
+    row.predicted_activations_bytes = record.own_activation_bytes
+    row.predicted_control_bytes = predict_control(
+        config["strategy"], schedule, row.world_size, norms_of(config), record.buffer_bytes
+    )
+    if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
+        for link, size in asdict(links).items():
+            setattr(row, f"predicted_{link}_bytes", size)
+    for m in memory:
+        if m.phase == "step" and m.tier in ("device", "host"):
+            m.predicted_bytes = prediction.of_category(m.category, m.tier)
+        if (m.phase, m.tier, m.category) == ("step", "device", "activations"):
+            m.predicted_bytes = record.own_activation_bytes
+
+
+def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: int) -> None:
+    """Of a simulated world one rank has been measured: what the others move between tiers differs from it by their own
+    shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as many times.
+    """
+    if offload.shape_of(config).place is None:
+        return
+    alone, together = (asdict(links_of_states(config, schedule, which)) for which in (rank, None))
+    for link, size in together.items():
+        measured = getattr(row, f"{link}_bytes")
+        setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
+
+
+def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
+    """Of the rank that moves most, as the volume is; bytes of memory are of all."""
+    parts = {}
+    if predicts(config["strategy"]):
+        shapes = training_shapes(config)[1]
+        parts = predict_parts(config["strategy"], schedule, row.world_size, topology.shape_of(config), shapes)
+    moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
+    busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
+    kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
+    memory = [m for record in accounted for m in record.memory]
+    row.unexplained = unexplained(row, memory, busiest, config["measure"]["steps"], parts, kept)
+
+
+def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
+    """The mean over the ranks, as wire_bytes."""
+    if row.backend == "gloo":
+        sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
+        row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)

@@ -1,0 +1,203 @@
+"""The life of a run: a cell is checked, perhaps found measured already, else run in its passes and written down."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from ..config import optimizers, precision, schema_memory
+from ..config.resolve import Cell
+from ..host.environment import SIMULATED
+from ..launch.over_cluster import launch, places
+from ..predict.estimate import simulated_rank
+from ..probes import allocator_hook, snapshot
+from ..records import RunRow
+from ..results import attempts, folders, provenance, rescue, tables
+from ..results.rescue import Unwritten
+from ..worker import RankJob, RankRecord, run_rank
+from . import aggregate
+
+LONGEST_NAME = 80
+"""Of a model, in the name of a run's folder: file systems take 255 characters in all."""
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """The row of a run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None.
+
+    `statuses`: how it may have ended.
+    """
+    results_dir = Path(cell.config["results_dir"])
+    if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
+        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(_prefix(cell))}-*")}
+        mine = [(folder, row) for folder, row in rows.items() if row is not None]
+        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(wanted, key=lambda one: attempts.split(one[0].name), reverse=True)
+        return next((row for folder, row in newest if tables.is_whole(folder)), None)
+
+
+class StoppedError(KeyboardInterrupt):
+    """The user stopped us; the run's row is written."""
+
+    def __init__(self, row: RunRow) -> None:
+        super().__init__()
+        self.row = row
+
+
+def find_or_run(
+    cell: Cell,
+    on_progress: Progress,
+    repeat: int = 0,
+    statuses: Sequence[str] = ("ok",),
+    on_wait: Callable[[], None] = lambda: None,
+    on_unwritten: Callable[[Unwritten], None] = lambda _: None,
+) -> tuple[dict[str, Any], bool]:
+    """The row of a launch, and whether it is an earlier one's. Another sweep that measures the same is waited for."""
+    with ExitStack() as held:
+        if not cell.problems and not cell.config["rerun"]:
+            turn = folders.turn(Path(cell.config["results_dir"]), f"{_prefix(cell)} {repeat}", on_wait)
+            held.enter_context(turn)
+        found = find_reusable(cell, repeat, statuses)
+        return found or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), found is not None
+
+
+def run_cell(
+    cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
+) -> RunRow:
+    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C.
+
+    `on_unwritten`: hears of a run that could not be written to its results folder.
+    """
+    prefix, results_dir = _prefix(cell), Path(cell.config["results_dir"])
+    row = _blank_row(cell, repeat)
+    try:
+        aside = rescue.claim(results_dir, prefix)
+    except OSError as error:
+        row.run_id, row.status, row.reason = prefix, "crash", f"no folder can be made for it: {error}"
+        on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
+        return row
+    interrupted, written = _fill(row, cell, aside.path, on_progress)
+    lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
+    if lost is not None:
+        on_unwritten(lost)
+    if interrupted is not None:
+        raise StoppedError(row) from interrupted
+    return row
+
+
+def _fill(
+    row: RunRow, cell: Cell, aside: Path, on_progress: Progress
+) -> tuple[KeyboardInterrupt | None, dict[str, list[Any]]]:
+    """Runs the cell in the folder `aside` and fills its row. Returns the user's interrupt, if any, and the tables."""
+    begun = time.monotonic()
+    written: dict[str, list[Any]] = {}
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        if cell.problems:
+            row.status, row.reason = "invalid", "; ".join(cell.problems)
+        else:
+            row.status, row.reason, records = _run_passes(cell, aside, on_progress)
+            if row.status == "ok":
+                written = aggregate.join(row, cell.config, records)
+                row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
+                row.status = "diverged" if row.reason else "ok"
+    except KeyboardInterrupt as stop:
+        row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
+    except Exception as error:  # ours: the sweep goes on, and says what this cell was spoilt by
+        row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
+        written = {}
+        with suppress(OSError):  # the reason says the most of it
+            (aside / "logs").mkdir(parents=True, exist_ok=True)
+            (aside / "logs/harness.log").write_text(traceback.format_exc())
+    row.seconds = round(time.monotonic() - begun, 3)
+    return interrupted, written
+
+
+def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """The passes of a cell, in their order. A simulated world has no times and no losses: it is accounted, no more."""
+    wanted = "accounted" if config["backend"] == SIMULATED else config["measure"].get("passes", "both")
+    passes = ("timed", "accounted") if wanted == "both" else (wanted,)
+    return (*passes, "traced") if config["measure"].get("trace") else passes
+
+
+def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
+    records: list[RankRecord] = []
+    if cell.config["device"] == "cpu":
+        allocator_hook.library()  # compiled once, before many ranks ask for it
+    ranks = _ranks(cell.config)
+    for mode in passes_of(cell.config):
+        meeting = places(len(ranks), aside / f"rendezvous-{mode}")
+        folder = str(aside.resolve())
+        jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in zip(ranks, meeting, strict=True)]
+        outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
+        (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
+        if outcome.status != "ok":
+            shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
+            return outcome.status, f"{mode} pass: {outcome.reason}{shown}", []
+        records += outcome.results
+    return "ok", "", records
+
+
+def _ranks(config: dict[str, Any]) -> Sequence[int]:
+    """Of a simulated world one rank alone is run."""
+    return [simulated_rank(config)] if config["backend"] == SIMULATED else range(config["world_size"])
+
+
+def _prefix(cell: Cell) -> str:
+    config = cell.config
+    name = f"{config['strategy']['name']}-{config['model']['name'][:LONGEST_NAME]}-n{config['world_size']}"
+    return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
+
+
+def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
+    config = cell.config
+    machine = provenance.provenance(config)
+    return RunRow(
+        run_id="",
+        cell_id=cell.cell_id,
+        repeat=repeat,
+        status="",
+        reason="",
+        strategy=config["strategy"]["name"],
+        model=config["model"]["name"],
+        world_size=config["world_size"],
+        device=config["device"],
+        backend=config["backend"],
+        precision=precision.words_of(config["precision"]),
+        optimizer=optimizers.words_of(config),
+        micro_batch=config["micro_batch"],
+        accumulation=config["accumulation"],
+        batch=config["batch"],
+        sequence=config["sequence"],
+        seed=config["seed"],
+        threads=config["threads"],
+        data=config["data"]["name"],
+        text_hash=config["data"].get("text_hash"),
+        config=json.dumps(config),
+        command=machine["command"],
+        commit=machine["commit"],
+        source_hash=machine["source_hash"],
+        torch_version=machine["versions"]["torch"],
+        device_class=machine["device_class"],
+        processor=machine["processor"],
+        cores=machine["cores"],
+        started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        seconds=0.0,
+        checkpointing=config["model"].get("checkpointing"),
+        systems=schema_memory.all_words(config),
+        alloc_conf=provenance.alloc_conf(config["device"]),
+        ranks_per_gpu=config.get("ranks_per_gpu", 1) if config["device"] == "cuda" else None,
+    )

@@ -1,0 +1,65 @@
+"""Runs cells as a command does: with progress while they run and a table when they are done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..config.compose import RefusedError
+from ..config.resolve import Cell
+from ..results import rescue
+from ..results.console import print_failures, print_results, print_searches
+from ..sizes import printable
+from .cell import find_reusable
+from .parity import DIFFERS
+from .parity_check import ParityCheck
+from .progress import Reporter
+from .search import is_search, run_searches
+from .sweep import Sweep
+
+
+def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
+    """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed or could not be written where it
+    belongs, 130 stopped by the user. Raises RefusedError where nothing could be written.
+    """
+    check_folders(cells)
+    with Reporter() as reporter:
+        check = ParityCheck()
+        sweep, search = Sweep(reporter, check=check), Sweep(reporter)
+        sweep.run([cell for cell in cells if not is_search(cell)])
+        searching = [cell for cell in cells if is_search(cell)]
+        found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+        sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
+    if sweep.rows:
+        print_results(sweep.rows)
+    if found:
+        print_searches(found)
+    print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
+    rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
+    if rows:
+        for folder in sorted({cell.config["results_dir"] for cell in cells}):
+            print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
+    for sentence in rescue.sentences(lost):
+        print(printable(f"zerobench: {sentence}"), file=sys.stderr)
+    if sweep.failed_fast:
+        left = sum(entry.state == "waiting" for entry in reporter.entries)
+        print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
+    if sweep.stopped or search.stopped:
+        return 130, rows
+    failed = [row for row in sweep.rows if row["status"] != "ok"]
+    failed += [row for row in sweep.rows if row["training"] == DIFFERS]
+    failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is an answer
+    return int(bool(failed or lost)), rows
+
+
+def check_folders(cells: list[Cell]) -> None:
+    """Raises RefusedError where a results folder cannot be written to, unless all its cells are there already."""
+    problems = []
+    for where in dict.fromkeys(cell.config["results_dir"] for cell in cells):
+        why = rescue.why_unwritable(Path(where))
+        mine = [cell for cell in cells if cell.config["results_dir"] == where]
+        if why and any(find_reusable(cell) is None for cell in mine):
+            problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
+    if problems:
+        raise RefusedError(problems)

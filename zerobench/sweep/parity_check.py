@@ -1,0 +1,171 @@
+"""Holds the runs of a sweep against DDP, and writes the verdict into their rows (parity.py says what is compared).
+
+A run's reference is looked for where it costs nothing: among the sweep's runs, whichever comes first, and in the
+results folder. Where there is none `measure.check_training=true` makes one when the sweep is over: a short run of DDP,
+in the folder's REFERENCES, where no table is made of it; under auto the row says that there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from ..config import precision
+from ..config.names import base_name
+from ..config.resolve import Cell
+from ..config.schema import Ddp
+from ..host.environment import SIMULATED
+from ..results import tables
+from ..results.folders import amend_row
+from . import parity
+from .cell import LONGEST_NAME, StoppedError, find_reusable, run_cell
+from .parity import REFERENCE, UNCHECKED, Verdict
+
+REFERENCES = ".references"
+"""The folder, in a results folder, of the runs of DDP that were made for a check."""
+
+REFERENCE_STEPS = 8
+"""Of a reference that is made for the check alone."""
+
+BARE = ("offload", "zeropp", "activation", "buffers", "arena", "node_size", "shard_group")
+"""Keys of a resolved config that a made reference lacks."""
+
+NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
+
+Row = dict[str, Any]
+
+
+class ParityCheck:
+    """Sees the rows of a sweep as they come; those without a reference wait for one."""
+
+    def __init__(self) -> None:
+        self._references: dict[str, tuple[Row, dict[str, Any], pd.DataFrame]] = {}
+        self._waiting: list[tuple[Cell, Row]] = []
+
+    def see(self, cell: Cell, row: Row) -> None:
+        """A run has ended. Its verdict, once there is one, goes into `row` and into the run's folder."""
+        if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config["check_training"] == "false":
+            return
+        if not (_folder(cell, row) / "steps.parquet").is_file():  # it could not be written there
+            row |= {"training": UNCHECKED, "training_words": "the run is not in its results folder"}
+            return
+        key = _key(cell.config, row)
+        if row["strategy"] == "ddp":
+            self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
+            _write(cell, row, Verdict(REFERENCE, "is what the others are held against"))
+            ready = [one for one in self._waiting if _key(one[0].config, one[1]) == key]
+            self._waiting = [one for one in self._waiting if not any(one is other for other in ready)]
+            for waiting in ready:
+                self._judge(*waiting)
+        elif self._find(cell, row):
+            self._judge(cell, row)
+        else:
+            self._waiting.append((cell, row))
+
+    def finish(self, makes: bool, say: Callable[[str], None]) -> bool:
+        """The sweep is over: rows that still wait get a reference of their own or a word. False where the user stops.
+
+        `makes`: whether references may be made. `say`: takes a line for people.
+        """
+        waiting, self._waiting = self._waiting, []
+        for cell, row in waiting:
+            why = NONE_AT_HAND
+            if makes and cell.config["check_training"] == "true" and not self._find(cell, row):
+                say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
+                try:
+                    why = self._make(cell, row)
+                except StoppedError:
+                    return False
+            if _key(cell.config, row) in self._references:
+                self._judge(cell, row)
+            else:
+                _write(cell, row, Verdict(UNCHECKED, why))
+        return True
+
+    def _judge(self, cell: Cell, row: Row) -> None:
+        _, config, steps = self._references[_key(cell.config, row)]
+        try:
+            own = _steps(_folder(cell, row))
+        except OSError:  # removed meanwhile
+            _write(cell, row, Verdict(UNCHECKED, "the run is not in its results folder"))
+        else:
+            _write(cell, row, parity.compare(cell.config, own, config, steps))
+
+    def _find(self, cell: Cell, row: Row) -> bool:
+        """Looks for a reference in the results folder, where the sweep has none yet."""
+        key, config = _key(cell.config, row), cell.config
+        pattern = f"ddp-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
+        if key not in self._references:
+            for folder in Path(config["results_dir"]).glob(pattern):
+                self._take(key, folder)
+        return key in self._references
+
+    def _take(self, key: str, folder: Path) -> None:
+        """Takes a run for the reference of this key, if it is one."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what cannot be read is no reference
+            row = tables.read_row(folder)
+        if row is None or row["status"] != "ok":
+            return
+        config = json.loads(row["config"])
+        if _key(config, row) == key and tables.is_whole(folder):
+            self._references.setdefault(key, (row, config, _steps(folder)))
+
+    def _make(self, cell: Cell, row: Row) -> str:
+        """Runs DDP for a few steps, or takes an earlier such run; empty, or why there is no reference all the same."""
+        made = reference_of(cell)
+        found = find_reusable(made) or asdict(run_cell(made, lambda _: None))
+        if found["status"] != "ok":
+            return f"DDP, which it was to be held against: {found['status']}: {found['reason']}"
+        self._references[_key(cell.config, row)] = found, made.config, _steps(_folder(made, found))
+        return ""
+
+
+def reference_of(cell: Cell) -> Cell:
+    """The short DDP run of what `cell` trains. All but one are warm-up, in which norms are taken."""
+    config = {key: value for key, value in cell.config.items() if key not in BARE}
+    steps = min(REFERENCE_STEPS, config["measure"]["steps"] + config["measure"]["warmup"] - 1)
+    config |= {
+        "strategy": asdict(Ddp(find_unused_parameters=True)),
+        "precision": {**config["precision"], **dict.fromkeys(("gradient_dtype", "wire_dtype", "tile_bytes"))},
+        "measure": {"steps": 1, "warmup": steps, "passes": "timed"},
+        "results_dir": str(Path(config["results_dir"]) / REFERENCES),
+        "repeats": 1,
+    }
+    precision.fill_in(config["precision"], "ddp", config["device"])
+    return replace(cell, config=config)
+
+
+def _key(config: dict[str, Any], row: Row) -> str:
+    return " ".join([parity.training_key(config), *(str(row[name]) for name in tables.CODE)])
+
+
+def _folder(cell: Cell, row: Row) -> Path:
+    return Path(cell.config["results_dir"]) / str(row["run_id"])
+
+
+def _steps(folder: Path) -> pd.DataFrame:
+    steps: pd.DataFrame = pq.read_table(folder / "steps.parquet").to_pandas()
+    return steps
+
+
+def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
+    changes = {
+        "training": verdict.kind,
+        "training_words": verdict.words,
+        "loss_deviation": verdict.loss,
+        "grad_norm_deviation": verdict.norm,
+    }
+    if any(row[name] != value for name, value in changes.items()):
+        row |= changes
+        with suppress(OSError):  # a folder that cannot be written to: the next sweep that reuses the run tries again
+            amend_row(_folder(cell, row), changes)

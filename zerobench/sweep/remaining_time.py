@@ -1,0 +1,101 @@
+"""How long the launches of a sweep still take, by what those before them took: starting a pass, a step, the end.
+
+A pass's first step comes late: processes start, the model is built. So a launch is told apart into the time until the
+first step of each pass, the time of a step, which grows with the work in it, and what follows the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log
+from statistics import median
+from typing import Any
+
+from ..host.environment import SIMULATED
+
+
+@dataclass
+class Timing:
+    """What is known of one launch. `work`: of a step, in any unit that all launches share; `steps`: of each pass.
+    `begun`, `first`, `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and
+    steps done. `ended`: the launch's end.
+    """
+
+    work: float
+    steps: int
+    passes: tuple[str, ...]
+    name: str = ""
+    begun: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    ended: float | None = None
+
+    def start(self, now: float) -> None:
+        """The launch begins, and with it its first pass."""
+        self.begun[self.passes[0]] = now
+
+    def step(self, mode: str, number: int, now: float) -> None:
+        """Step `number`, from 1, of a pass is done."""
+        self.begun.setdefault(mode, max(self.last.values(), default=now))
+        self.first.setdefault(mode, now)
+        self.last[mode], self.done[mode] = now, number
+
+    def step_s(self, mode: str) -> float | None:
+        """Seconds of a step; None before there are two."""
+        several = self.done.get(mode, 0) > 1
+        return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
+
+
+def timing_of(config: dict[str, Any], passes: tuple[str, ...], name: str) -> Timing:
+    """Of a launch to come: the work of a step is tokens times parameters, as far as a config tells them."""
+    model = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
+    found = (model.get(key) for key in ("hidden", "layers", "vocabulary"))
+    hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
+    ranks = 1 if config["backend"] == SIMULATED else config["world_size"] or 1
+    samples = (config["micro_batch"] or 1) * (config["accumulation"] or 1) * ranks
+    work = samples * (config["sequence"] or 1) * (12 * layers * hidden**2 + words * hidden)
+    measure = config["measure"]
+    return Timing(float(work), int(measure["steps"]) + int(measure["warmup"]), passes, name)
+
+
+def seconds_left(launches: Sequence[Timing]) -> float | None:
+    """None while no step has been timed. A pass that is under way is taken to have begun its next step just now."""
+    timed = [one for one in launches if any(one.step_s(mode) is not None for mode in one.passes)]
+    if not timed:
+        return None
+    return sum(_left(one, timed) for one in launches if one.ended is None)
+
+
+def _left(launch: Timing, timed: Sequence[Timing]) -> float:
+    """Of one launch that has not ended."""
+    seconds = median(_after(one) for one in timed if one.ended is not None) if any(o.ended for o in timed) else 0.0
+    for mode in launch.passes:
+        step, done = launch.step_s(mode) or _step_like(launch, mode, timed), launch.done.get(mode, 0)
+        if not done:
+            seconds += _starting(timed)
+        seconds += (launch.steps - done) * step
+    return seconds
+
+
+def _after(launch: Timing) -> float:
+    assert launch.ended is not None
+    return launch.ended - max(launch.last.values())
+
+
+def _starting(timed: Sequence[Timing]) -> float:
+    """Until a pass's first step; the very first pass pays for what all share, and counts only while it is alone."""
+    spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
+    return median(spans[1:] or spans)
+
+
+def _step_like(launch: Timing, mode: str, timed: Sequence[Timing]) -> float:
+    """A step of the launch that is most like this one, in the same pass if there is one, scaled by the work in it."""
+
+    def unlike(one: Timing, other: str) -> tuple[bool, bool, float]:
+        return other != mode, one.name != launch.name, abs(log(one.work / launch.work))
+
+    known = [(one, other, s) for one in timed for other in one.passes if (s := one.step_s(other)) is not None]
+    nearest, _, seconds = min(known, key=lambda k: unlike(k[0], k[1]))
+    return seconds * launch.work / nearest.work

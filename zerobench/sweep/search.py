@@ -1,0 +1,195 @@
+"""Which micro-batch x accumulation x checkpointing under a memory limit? Found by running, not by formula.
+
+A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are given, the rest is looked for. Its
+*combinations* split the batch of a rank into equal micro-batches, with and without recomputing blocks.
+
+1. Each combination is run as the cell that it is, the smallest micro-batch first, until one does not fit: larger
+   ones need more. The one without accumulation is tried in any case, for DDP needs less there: its no_sync keeps
+   another set of gradients. It fits if its peak, on the fullest rank, is within the limit; running out of memory is
+   not fitting.
+2. The *finalists*, what came within a tenth of the fastest, are measured again, longer, all strategies' interleaved.
+3. The fastest finalist is the answer; where nothing fits, that is the answer, with the least that would be needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..config import optimizers, precision
+from ..config.resolve import Cell
+from ..records import RunRow, SearchRow
+from ..results.folders import write_search
+from ..results.provenance import device_class
+from ..results.rescue import Unwritten
+from ..results.summary import summarize
+from ..results.tables import frame_of
+from ..sizes import parse_bytes, show_bytes
+from .sweep import Sweep
+
+FINALISTS_WITHIN = 0.9
+"""A short run's throughput is not known much better than this."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Search:
+    """`tried`: the rows of the short runs, with the cells that they are of."""
+
+    cell: Cell
+    tried: list[tuple[Cell, Row]] = field(default_factory=list)
+
+    @property
+    def identity(self) -> str:
+        """What is searched, whatever the limit."""
+        choices = {k: v for k, v in self.cell.config["search"].items() if k != "memory_limit"}
+        return f"{self.cell.cell_id} {json.dumps(choices, sort_keys=True)}"
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that a rank may use."""
+        return parse_bytes(self.cell.config["search"]["memory_limit"])
+
+    def fits(self, row: Row) -> bool:
+        """Whether this run stayed within the limit."""
+        return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
+
+    def finalists(self) -> list[Cell]:
+        """The combinations that fit and are about as fast as the fastest, as cells to be measured well."""
+        fitting = [(cell, row["tokens_per_s"]) for cell, row in self.tried if self.fits(row)]
+        best = max((speed for _, speed in fitting), default=0.0)
+        return [self._confirming(cell) for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
+
+    def _confirming(self, cell: Cell) -> Cell:
+        search = self.cell.config["search"]
+        measure = {**cell.config["measure"], "steps": search["steps"]}
+        return cell.changed(measure=measure, repeats=search["repeats"])
+
+
+def is_search(cell: Cell) -> bool:
+    """Whether this cell asks for a search."""
+    return cell.config["search"]["memory_limit"] is not None and not cell.problems
+
+
+def combinations(cell: Cell) -> list[list[Cell]]:
+    """The combinations, a list for each choice of recomputing, the smallest micro-batch first."""
+    config = cell.config
+    share = config["batch"] // config["world_size"]
+    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    choices = config["search"]["checkpointing"] if "checkpointing" in config["model"] else [None]
+    plain = {**config["search"], "memory_limit": None}
+    ladders = []
+    for choice in choices:
+        model = config["model"] if choice is None else {**config["model"], "checkpointing": choice}
+        more = {"search": plain, "model": model, "repeats": 1, "fail_fast": False}
+        ladders.append([cell.changed(micro_batch=size, accumulation=share // size, **more) for size in sizes])
+    return ladders
+
+
+def used_bytes(row: Row) -> int:
+    """What counts against the limit: on CUDA what the allocator held from the device, else the ledger's peak."""
+    reserved = row["reserved_bytes"]
+    return int(row["peak_bytes"] if pd.isna(reserved) else reserved)
+
+
+def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
+    """Runs the searches one after the other, then all their finalists together. Stops where the user does."""
+    searches = [Search(cell) for cell in cells]
+    known: dict[str, Row] = {}
+    for search in searches:
+        for ladder in combinations(search.cell):
+            _climb(search, ladder, sweep, known)
+    if sweep.stopped:
+        return []
+    final = {(cell.cell_id, cell.config["repeats"]): cell for search in searches for cell in search.finalists()}
+    before = len(sweep.rows)
+    sweep.run(list(final.values()), first=1)  # the short run, which a lucky moment may have chosen, is none of them
+    if sweep.stopped:
+        return []
+    confirmed = sweep.rows[before:]
+    found = []
+    for search in searches:  # what was confirmed for another limit counts for this one too, if it fits
+        alike = [other for other in searches if other.identity == search.identity]
+        ids = {cell.cell_id for other in alike for cell in other.finalists()}
+        found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
+    for search, row in zip(searches, found, strict=True):
+        results_dir = Path(search.cell.config["results_dir"])
+        try:
+            write_search(results_dir, row)
+        except OSError as error:
+            sweep.unwritten.append(Unwritten(results_dir, error.strerror or str(error), None))
+    return found
+
+
+def _climb(search: Search, ladder: list[Cell], sweep: Sweep, known: dict[str, Row]) -> None:
+    """Runs combinations until one does not fit, and the last; those that another limit's search has run are known."""
+    too_large = False
+    for cell in ladder:
+        if too_large and cell is not ladder[-1]:
+            continue
+        if cell.cell_id not in known:
+            before = len(sweep.rows)
+            sweep.run([cell])
+            if sweep.stopped:
+                return
+            known[cell.cell_id] = sweep.rows[before]
+        row = known[cell.cell_id]
+        search.tried.append((cell, row))
+        too_large = too_large or not search.fits(row)
+
+
+def _conclude(search: Search, mine: list[Row]) -> SearchRow:
+    """`mine`: confirming launches of this search's strategy."""
+    row = _blank_row(search)
+    cells = summarize(frame_of(mine, RunRow)) if mine else None
+    records: list[Any] = [] if cells is None else cells.to_dict("records")
+    fitting: list[Row] = [cell for cell in records if search.fits(cell)]
+    if not fitting:
+        row.status, row.reason = "nothing_fits", _why_nothing_fits(search, row, mine)
+        return row
+    best = max(fitting, key=lambda cell: cell["tokens_per_s"])
+    row.status = "found"
+    row.run_ids = " ".join(r["run_id"] for r in mine if r["cell_id"] == best["cell_id"])
+    row.micro_batch, row.accumulation = int(best["micro_batch"]), int(best["accumulation"])
+    row.checkpointing = None if pd.isna(best["checkpointing"]) else bool(best["checkpointing"])
+    row.peak_bytes, row.tokens_per_s = used_bytes(best), float(best["tokens_per_s"])
+    row.tokens_per_s_low, row.tokens_per_s_high = best["tokens_per_s_low"], best["tokens_per_s_high"]
+    return row
+
+
+def _why_nothing_fits(search: Search, row: SearchRow, confirmed: list[Row]) -> str:
+    lost = [r for r in confirmed if r["status"] != "ok"]
+    if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
+        return f"what fitted could not be confirmed: {lost[0]['status']}: {lost[0]['reason']}"
+    if row.least_bytes is not None:
+        return f"needs at least {show_bytes(row.least_bytes)}, and the limit is {show_bytes(row.limit_bytes)}"
+    return "; ".join(dict.fromkeys(f"{r['status']}: {r['reason']}" for _, r in search.tried))
+
+
+def _blank_row(search: Search) -> SearchRow:
+    config = search.cell.config
+    peaks = [used_bytes(row) for _, row in search.tried if row["status"] == "ok"]
+    identity = f"{search.identity} {search.limit_bytes} {device_class(config['device'])}"
+    return SearchRow(
+        search_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
+        strategy=config["strategy"]["name"],
+        model=config["model"]["name"],
+        world_size=config["world_size"],
+        batch=config["batch"],
+        sequence=config["sequence"],
+        device=config["device"],
+        limit_bytes=search.limit_bytes,
+        status="",
+        reason="",
+        tried=len(search.tried),
+        least_bytes=min(peaks, default=None),
+        run_ids="",
+        precision=precision.words_of(config["precision"]),
+        optimizer=optimizers.words_of(config),
+    )

@@ -1,0 +1,188 @@
+"""Sizes of units and shards, from shapes alone; written apart from the engine's layout, so that each checks the other.
+
+Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from .shapes import ROOT, ParameterShape
+
+ALIGN_BYTES = 64
+PIECE_BYTES, SLOTS = 2**20, 2
+
+TAIL_NUMEL = 8
+"""Elements at the end of a stage 3 unit in which ranks tell what they send."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """`parameter`'s place in a flat buffer, in elements: [start, stop)."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class FlatBuffer:
+    """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
+
+    `tail`: elements kept free at the end, for the ranks' stamps.
+    """
+
+    spans: tuple[Span, ...]
+    element_bytes: int
+    unit_numel: int | None
+    """None: the whole buffer is one unit."""
+    world_size: int
+    tail: int = 0
+
+    @property
+    def end(self) -> int:
+        """Elements up to the end of the last parameter."""
+        return self.spans[-1].stop + self.tail if self.spans else 0
+
+    @cached_property
+    def units(self) -> list[tuple[int, int]]:
+        """(start, padded elements) of each unit."""
+        step = self.world_size * ALIGN_BYTES // self.element_bytes
+        size = self.unit_numel or _up(self.end, step)
+        return [(start, min(size, _up(self.end - start, step))) for start in range(0, self.end, size)]
+
+    @property
+    def numel(self) -> int:
+        """Elements of parameters."""
+        return sum(span.stop - span.start for span in self.spans)
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of all units, padding included."""
+        return sum(numel for _, numel in self.units)
+
+    @property
+    def padded_bytes(self) -> int:
+        """The same in bytes."""
+        return self.padded_numel * self.element_bytes
+
+    @property
+    def is_half(self) -> bool:
+        """Whether there are fp32 masters beside it."""
+        return self.element_bytes < 4
+
+    @property
+    def master_bytes(self) -> int:
+        """Of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+        return max(4, self.element_bytes)
+
+    def segments(self, rank: int, most: int | None = None) -> list[tuple[int, int]]:
+        """(parameter, elements) of each run of one parameter's elements in `rank`'s shards, in order.
+
+        `most`: where they have more elements they are cut.
+        """
+        return [(parameter, numel) for parameter, _, _, numel, _ in self.held(rank, most)]
+
+    def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
+        """The same as (parameter, number of the unit, first element in its shard, elements, elements of the shard)."""
+        found = _runs(self._pattern, rank, most)
+        return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
+
+    @cached_property
+    def _pattern(self) -> FlatBuffer:
+        """The buffer with its parameters numbered from 0: those of a model's equal layers are equal."""
+        return replace(self, spans=tuple(Span(at, s.start, s.stop) for at, s in enumerate(self.spans)))
+
+
+@lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
+def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
+    """FlatBuffer.held of a pattern."""
+    found = []
+    for number, (start, numel) in enumerate(pattern.units):
+        low = start + rank * numel // pattern.world_size
+        high = low + numel // pattern.world_size
+        for span in pattern.spans:
+            common = min(high, span.stop) - max(low, span.start)
+            step = most or max(1, common)
+            first = max(low, span.start) - low
+            found += [
+                (span.parameter, number, first + done, min(step, common - done), high - low)
+                for done in range(0, common, step)
+            ]
+    return found
+
+
+def lay_out(
+    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, tail: int = TAIL_NUMEL
+) -> FlatBuffer:
+    """Lays the parameters `indices`, all of one element size, end to end: one unit."""
+    size = shapes[indices[0]].element_bytes if indices else 4
+    align = ALIGN_BYTES // size
+    spans, end = [], 0
+    for i in indices:
+        if shapes[i].numel:
+            start = _up(end, align)
+            end = start + shapes[i].numel
+            spans.append(Span(i, start, end))
+    return FlatBuffer(tuple(spans), size, None, world_size, tail)
+
+
+def lay_out_buckets(
+    shapes: Sequence[ParameterShape], indices: Sequence[int], world_size: int, bucket_bytes: int
+) -> list[FlatBuffer]:
+    """Parameters in buckets of at most `bucket_bytes`, rounded up; a larger one alone, in equal buckets."""
+    size = shapes[indices[0]].element_bytes if indices else 4
+    align = ALIGN_BYTES // size
+    most = _up(bucket_bytes // size, world_size * align)
+    buffers: list[FlatBuffer] = []
+    group: list[int] = []
+    filled = 0
+
+    def close() -> None:
+        if group:
+            buffers.append(lay_out(shapes, group, world_size, tail=0))
+
+    for i in indices:
+        numel = shapes[i].numel
+        if numel > most or filled + numel > most:
+            close()
+            group, filled = [], 0
+        if numel > most:
+            step = _up(-(-numel // -(-numel // most)), world_size * align)
+            buffers.append(FlatBuffer((Span(i, 0, numel),), size, step, world_size))
+        elif numel:
+            group.append(i)
+            filled += _up(numel, align)
+    close()
+    return buffers
+
+
+def slots_bytes(padded_bytes: int, world_size: int) -> int:
+    """What a reduction receives into: SLOTS pieces of a slice at most, and no more than come (comm/gloo.py)."""
+    part = padded_bytes // world_size
+    pieces = -(-part // PIECE_BYTES) * (world_size - 1)
+    return min(SLOTS, pieces) * min(PIECE_BYTES, part)
+
+
+def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:
+    """`indices` split by (trainable, element size), in order."""
+    kinds: dict[tuple[bool, int], list[int]] = {}
+    for i in indices:
+        kinds.setdefault((shapes[i].trainable, shapes[i].element_bytes), []).append(i)
+    return list(kinds.values())
+
+
+def by_unit(shapes: Sequence[ParameterShape], persistence_numel: int = 0) -> tuple[list[int], dict[str, list[int]]]:
+    """The small parameters that stay whole, and the others of each stage 3 unit: the root first, then in order."""
+    small: list[int] = []
+    units: dict[str, list[int]] = {ROOT: []}
+    for i, shape in enumerate(shapes):
+        if shape.numel:
+            (small if shape.numel <= persistence_numel else units.setdefault(shape.unit, [])).append(i)
+    return small, units
+
+
+def _up(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple

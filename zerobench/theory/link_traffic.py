@@ -1,0 +1,186 @@
+"""Bytes between tiers in one step over all ranks, to the byte: the formula of tiers.py with its padding.
+
+    whole shards    gradients go down, and shards of parameters come up, as they lie: padding included
+    segments        an update in host memory sends up, and takes down, runs of parameters: no padding
+    whole cuts      an update over files sends up the cuts that hold anything, and reads and writes them
+
+What is past the page cache goes in multiples of 4096 bytes a cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .choices import settle
+from .groups import GroupShape
+from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from .ranks import slice_of
+from .shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
+from .tiers import POOL_ALIGN_BYTES, TierShape
+from .traffic import gathers_of
+
+
+@dataclass
+class Links:
+    """Bytes of one step over all ranks: between devices and host memory, between host memory and files."""
+
+    down: int = 0
+    up: int = 0
+    read: int = 0
+    write: int = 0
+
+
+def predict_links(
+    strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape, tiers: TierShape, norms: int = 0, rank: int | None = None,
+) -> Links:  # fmt: skip
+    """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow). `rank`:
+    of this one alone; None: the sum over all.
+    """
+    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
+    if rank is not None:
+        flow.slices, flow.copies = [slice_of(rank, groups)], 1
+    if tiers.place is not None and strategy["name"] == "zero3":
+        flow.of_units()
+    elif tiers.place is not None:
+        flow.of_buckets()
+    return flow.links
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the shards of a buffer have in common. Bytes of an element: `parameter`, `master`, `gradient`, `wire`.
+
+    `leaves`: the shards of parameters leave. `gathers`, `reductions`: of a unit in a step. `trained`: else frozen.
+    """
+
+    parameter: int
+    master: int
+    gradient: int
+    wire: int
+    leaves: bool
+    gathers: int
+    reductions: int
+    trained: bool
+
+
+class _Flow:
+    """Adds up `links`, a shard at a time."""
+
+    def __init__(
+        self, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+        precision: PrecisionShape, tiers: TierShape, norms: int,
+    ) -> None:  # fmt: skip
+        self.strategy, self.schedule, self.tiers, self.precision = strategy, schedule, tiers, precision
+        self.n, self.copies = groups.sharers, groups.world_size // groups.sharers
+        self.slices: Sequence[int] = range(self.n)
+        self.kept = 1 + optimizer.states
+        self.norms = norms
+        self.used = set(schedule.arrivals)
+        self.reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
+        self.links = Links()
+
+    def of_buckets(self) -> None:
+        """Stages 1 and 2."""
+        shapes = self.schedule.shapes
+        for kind in by_kind(shapes, trainable(shapes)[::-1]):
+            for buffer in lay_out_buckets(shapes, kind, self.n, self.strategy["bucket_bytes"]):
+                self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
+
+    def of_units(self) -> None:
+        """Stage 3: what stays whole, and units as they are used."""
+        small, units = by_unit(self.schedule.shapes, self.strategy["persistence_numel"])
+        for buffer in self._laid_out(small):
+            self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
+        for name, mine in units.items():
+            gathers = self.schedule.micro_batches * gathers_of(self.strategy, self.schedule, name)
+            for buffer in self._laid_out(mine):
+                reductions = self.reductions if gathers else 0
+                self._add(buffer, self._kind(buffer, self.tiers.parameters, gathers, reductions))
+
+    def _laid_out(self, indices: Sequence[int]) -> list[FlatBuffer]:
+        shapes = self.schedule.shapes
+        return [lay_out(shapes, kind, self.n) for kind in by_kind(shapes, indices)]
+
+    def _kind(self, buffer: FlatBuffer, leaves: bool, gathers: int, reductions: int) -> _Kind:
+        shape = self.schedule.shapes[buffer.spans[0].parameter]
+        sizes = gradient_bytes(shape, self.precision), wire_bytes(shape, self.precision)
+        return _Kind(buffer.element_bytes, buffer.master_bytes, *sizes, leaves, gathers, reductions, shape.trainable)
+
+    def _add(self, buffer: FlatBuffer, kind: _Kind) -> None:
+        for start, numel in buffer.units:
+            shard = numel // self.n
+            for rank in self.slices:
+                end = min(numel, buffer.spans[-1].stop - start) - rank * shard
+                self._gather(kind, shard)
+                if kind.trained:
+                    self._reduce(kind, self.tiers.gradients_away(shard, kind.parameter))
+                    gone = self.tiers.updates_away(shard, kind.parameter)
+                    self._update(kind, shard, gone, max(0, min(gone, end)))
+        if kind.trained:
+            for rank in self.slices:
+                self._update_segments(kind, buffer, rank)
+
+    def _gather(self, kind: _Kind, shard: int) -> None:
+        if kind.leaves:
+            self._count("up", kind.gathers * shard * kind.parameter)
+            self._count("read", kind.gathers * self._cuts(shard, kind.parameter))
+
+    def _reduce(self, kind: _Kind, away: int) -> None:
+        """On the host what has come is cast; into a file it is cast on its way."""
+        size = kind.wire if self.tiers.place == "host" else kind.gradient
+        self._count("down", kind.reductions * away * size)
+        self._count("write", kind.reductions * self._cuts(away, kind.gradient))
+        self._count("read", max(0, kind.reductions - 1) * self._cuts(away, kind.gradient))
+
+    def _update(self, kind: _Kind, shard: int, gone: int, end: int) -> None:
+        """Of a shard whose first `gone` elements are updated away, the last parameter among them ending at `end`."""
+        states = self.kept * self._cuts(gone, kind.master, end)
+        self._count("read", states)
+        self._count("write", states)
+        if self.tiers.gradients:
+            self._count("read", (1 + self.norms) * self._cuts(gone, kind.gradient, end))
+        if not kind.leaves:
+            if self.tiers.place == "nvme" or self.tiers.delayed:
+                self._count("up", sum(numel for numel, _ in self._touched(gone, end)) * kind.parameter)
+            return
+        self._count("down", (shard - gone) * kind.parameter)
+        for numel, (first, last) in self._touched(shard, shard):
+            size = self._on_disk(numel * kind.parameter)
+            updates = [(first, min(last, gone))] * (first < min(gone, end)) + [(max(first, gone), last)] * (last > gone)
+            self._count("write", size * len(updates))
+            self._count("read", size * sum(update != (first, last) for update in updates))
+
+    def _update_segments(self, kind: _Kind, buffer: FlatBuffer, rank: int) -> None:
+        """What goes parameter by parameter: gradients to an optimizer elsewhere, parameters up from host memory."""
+        for parameter, _, first, numel, shard in buffer.held(rank):
+            gone = self.tiers.updates_away(shard, kind.parameter)
+            away = self.tiers.gradients_away(shard, kind.parameter)
+            updated, given = (max(0, min(first + numel, stop) - first) for stop in (gone, away))
+            if parameter in self.used:
+                self._count("down", max(0, updated - given) * kind.gradient)
+                self._count("up", max(0, given - updated) * kind.gradient)
+            if self.tiers.place == "host" and not (kind.leaves or self.tiers.delayed):
+                self._count("up", updated * kind.parameter)
+
+    def _cuts(self, numel: int, element_bytes: int, end: int | None = None) -> int:
+        """Bytes at the disk of (numel,) in a file: of the cuts that begin before `end`."""
+        return sum(self._on_disk(n * element_bytes) for n, _ in self._touched(numel, numel if end is None else end))
+
+    def _touched(self, numel: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """(elements, (first, last)) of each cut of (numel,) that begins before `end`; in host memory all is one."""
+        step = self.tiers.cut_numel or max(1, numel)
+        for first in range(0, min(numel, end), step):
+            last = min(numel, first + step)
+            yield last - first, (first, last)
+
+    def _on_disk(self, size: int) -> int:
+        if self.tiers.place != "nvme":
+            return 0
+        return -(-size // POOL_ALIGN_BYTES) * POOL_ALIGN_BYTES if self.tiers.direct else size
+
+    def _count(self, link: str, size: int) -> None:
+        setattr(self.links, link, getattr(self.links, link) + size * self.copies)

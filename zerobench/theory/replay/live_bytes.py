@@ -1,0 +1,109 @@
+"""Live bytes while a schedule is played event by event, and their maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..shapes import ParameterShape, Schedule, bytes_of
+
+STATES = ("parameters", "gradients", "master", "optimizer", "communication")
+
+
+@dataclass
+class Replay:
+    """Live bytes by (category, name) while a schedule is played, their sums, and the maxima of these."""
+
+    live: dict[tuple[str, Any], int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
+    highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
+    most: int = 0
+    host: Replay | None = None
+    """The same of host memory, in the same events; None where nothing leaves the device."""
+    files: int = 0
+    """Bytes in files, for good."""
+
+    def hold(self, category: str, name: Any, size: int) -> None:
+        """`name` comes alive (again: no effect)."""
+        self.totals[category] += size - self.live.get((category, name), 0)
+        self.live[category, name] = size
+        self.highest[category] = max(self.highest[category], self.totals[category])
+        self.most = max(self.most, sum(self.totals.values()))
+
+    def drop(self, category: str, name: Any) -> None:
+        """`name` is freed."""
+        self.totals[category] -= self.live.pop((category, name), 0)
+
+
+@dataclass
+class InSlots(Replay):
+    """With an arena: full gradients take a free slot of their size, or a new one, and leave it there; what a slot is
+    counted under is what was in it last. Shards keep theirs.
+    """
+
+    free: dict[int, list[int]] = field(default_factory=dict)
+    """Numbers of slots by size, the last one left is taken first."""
+    taken: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
+    """(category, name) -> size and number."""
+    under: dict[int, str] = field(default_factory=dict)
+    """Number -> category."""
+
+    def hold(self, category: str, name: Any, size: int) -> None:
+        if not self._comes_and_goes(name):
+            return super().hold(category, name, size)
+        if (category, name) in self.taken:
+            return None
+        free = self.free.setdefault(size, [])
+        number = free.pop() if free else len(self.under)
+        super().drop(self.under.get(number, category), ("slot", number))
+        self.taken[category, name], self.under[number] = (size, number), category
+        return super().hold(category, ("slot", number), size)
+
+    def drop(self, category: str, name: Any) -> None:
+        if self._comes_and_goes(name):
+            size, number = self.taken.pop((category, name), (0, -1))
+            if size:
+                self.free[size].append(number)
+        else:
+            super().drop(category, name)
+
+    @staticmethod
+    def _comes_and_goes(name: Any) -> bool:
+        return isinstance(name, tuple) and name[0] in ("full", "wire")
+
+
+def hand_over(
+    replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
+) -> Iterator[int]:  # fmt: skip
+    """The parameters in the order in which their gradients come, each held while it is handed over.
+
+    `before`: called with the next, whose gradient has not been made yet.
+    """
+    for place, i in enumerate(schedule.arrivals):
+        before(i)
+        hold_beside(replay, schedule.shapes, schedule.arrivals[place : place + 2])
+        replay.hold("gradients", "fresh", bytes_of(schedule.shapes[i]))
+        yield i
+        replay.drop("gradients", "fresh")
+
+
+def hold_beside(replay: Replay, shapes: Sequence[ParameterShape], arrivals: Sequence[int]) -> None:
+    """A bias's gradient is made with its weight's: while the first of `arrivals` is handed over the second waits."""
+    waits = [i for i in arrivals[1:] if shapes[arrivals[0]].beside == i]
+    replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))
+
+
+def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
+    """The gradient that autograd hands over; of a tied parameter, for a moment beside those from each place of use."""
+    if shape.uses > 1:
+        replay.drop("gradients", ("waiting", shape))
+        replay.hold("gradients", "fresh", (shape.uses + 1) * bytes_of(shape))
+    replay.hold("gradients", "fresh", bytes_of(shape))
+
+
+def hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
+    """Tied parameters: the gradients of all uses but the first in forward wait through most of the backward."""
+    for shape in shapes:
+        if shape.trainable and shape.uses > 1:
+            replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * bytes_of(shape))

@@ -1,0 +1,135 @@
+"""Gradients of units between autograd and the shards, event by event: what gradients/flow.py moves, by size::
+
+filling    the unit's full gradients: from the first write on, in stage 1 to the update, under Megatron for good
+sent       what travels, in the wire's dtype, and what is received; one unit at a time
+landed     nothing but the own slice, until the update
+
+A step's first reduce-scatter, in the gradients' dtype, writes the own slice into its place; else that is made later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..groups import GroupShape
+from ..layout import FlatBuffer
+from ..shapes import ParameterShape, PrecisionShape, casts, gradient_bytes, wire_bytes
+from ..tiers import NOWHERE, TierShape
+from .live_bytes import Replay
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent."""
+
+    name: Any
+    numel: int
+    gradient_bytes: int
+    wire_bytes: int
+    casts: bool
+    element_bytes: int
+
+    @staticmethod
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Travelling:
+        """Those of a unit of `numel` elements that holds a parameter of that shape."""
+        sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
+        return Travelling(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
+
+
+def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
+    """Bytes of the gradients of everything in `buffer`."""
+    return buffer.padded_numel * gradient_bytes(shapes[buffer.spans[0].parameter], precision)
+
+
+class Reductions:
+    """The reductions of one step on a rank. `keeps_whole`: full gradients stay until the update, as in stage 1;
+    `for_good`: they are there from the beginning.
+    """
+
+    def __init__(
+        self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str, tiers: TierShape = NOWHERE,
+        for_good: bool = False,
+    ) -> None:  # fmt: skip
+        self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.sharers, keeps_whole
+        self.tiers, self.for_good = tiers, for_good
+        self.is_alone = self.n == 1 and not tiers.gradients
+        self.receives = reduce_with == "reduce_scatter"
+        self.synchronising = True
+        self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
+        self._reduced: set[Any] = set()
+        self._sent: Travelling | None = None
+
+    def write(self, unit: Travelling) -> None:
+        """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
+        if self.keeps_whole and not self.for_good:
+            self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
+        if self.is_alone or unit.name in self._opened:
+            return
+        self._opened[unit.name] = self.synchronising and not self.keeps_whole
+        if not self.keeps_whole:
+            category = "communication" if self.synchronising else "gradients"
+            size = unit.wire_bytes if self.synchronising else unit.gradient_bytes
+            self.replay.hold(category, ("full", unit.name), unit.numel * size)
+        elif unit.name in self._reduced:  # the sum so far steps aside
+            self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
+
+    def send(self, unit: Travelling) -> None:
+        """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
+        if self.is_alone:
+            return
+        self.write(unit)
+        self.land()
+        size = unit.numel * unit.wire_bytes
+        if unit.casts and not self._opened[unit.name]:
+            self.replay.hold("communication", ("wire", unit.name), size)
+            self._drop_full(unit.name)
+        if self.receives:
+            if not unit.casts and not self.tiers.gradients:
+                self._hold_shard(unit)
+            self._hold_beside(unit, slice(1))
+        self._sent = unit
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something was sent that has not landed."""
+        return self._sent is not None
+
+    def land(self) -> None:
+        """What was sent is there."""
+        unit, self._sent = self._sent, None
+        if unit is None:
+            return
+        name = unit.name
+        if self.receives:
+            self._hold_beside(unit, slice(1, None))
+        self.replay.drop("communication", ("received", name))
+        self._hold_shard(unit)
+        self._drop_full(name)
+        self.replay.drop("communication", ("wire", name))
+        self.replay.drop("gradients", ("carried", name))
+        del self._opened[name]
+        self._reduced.add(name)
+
+    def _hold_beside(self, unit: Travelling, which: slice) -> None:
+        """What is received, and codes, one after the other."""
+        for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
+            self.replay.hold("communication", ("received", unit.name), size)
+
+    def _hold_shard(self, unit: Travelling) -> None:
+        if not self.keeps_whole:
+            shard = unit.numel // self.n
+            away = self.tiers.gradients_away(shard, unit.element_bytes)
+            self._arrive(unit, away)
+            here = shard - away
+            self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
+
+    def _arrive(self, unit: Travelling, away: int) -> None:
+        """In host memory what is to be summed, or cast, lies beside what is kept there."""
+        if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
+            self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
+            self.replay.host.drop("gradients", "arrived")
+
+    def _drop_full(self, name: Any) -> None:
+        for category in ("communication", "gradients"):
+            self.replay.drop(category, ("full", name))

@@ -1,0 +1,164 @@
+"""What a rank keeps of its shards for good, and what an update of them needs: alike in every stage.
+
+    master      4 bytes an element of a shard below fp32, padding included
+    optimizer   states of each segment (parameter ∩ shard), and 4-byte counts; segments are cut at the size of a tile
+    tile        fp32 gradients in place of half-precision ones, for the segments that are updated together
+
+There are tiles where gradients are cast, where the optimizer is not fused and so needs temporaries, and where it runs
+in another tier (tiers.py). There masters are beside parameters in fp32, too; gradients come to a tile as they are
+before they are cast; and half-precision parameters go up through two places of 1 Mi elements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..layout import ALIGN_BYTES, FlatBuffer
+from ..shapes import OptimizerShape, PrecisionShape, Schedule
+from ..tiers import NOWHERE, STAGING, STAGING_NUMEL, TierShape
+from .live_bytes import Replay
+
+HALF_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Shards:
+    """One rank's part of `buffers`, all of them trained, shared by `world_size` ranks."""
+
+    buffers: Sequence[FlatBuffer]
+    world_size: int
+    optimizer: OptimizerShape
+    precision: PrecisionShape
+    tiers: TierShape = NOWHERE
+
+    def hold(self, replay: Replay, schedule: Schedule) -> None:
+        """Masters, and the optimizer's states of the rank that owns most of what is used."""
+        used, ranks = set(schedule.arrivals), range(self.world_size)
+        masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
+        replay.hold("master", "all", masters[False])
+        replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
+        if replay.host is None:
+            return
+        kept = self._host_bytes(self._host_rank(used), used)
+        if self.tiers.place == "nvme":
+            replay.host.hold("communication", "pool", self.tiers.pool_bytes)
+            replay.host.hold("optimizer", "counts", kept + self._absent_bytes())
+            replay.files += masters[True] + self.optimizer.states * self._away_bytes() + self._gradient_bytes()
+        else:
+            replay.host.hold("master", "all", masters[True])
+            replay.host.hold("optimizer", "all", kept)
+            replay.host.hold("gradients", "away", self._gradient_bytes() * (1 + self.tiers.delayed))
+        if self.tiers.optimizer and not self.tiers.parameters and any(b.is_half for b in self.buffers):
+            replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
+
+    def update(self, replay: Replay, schedule: Schedule) -> None:
+        """The optimizer is handed its gradients, brought where it is and cast where that is due."""
+        here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
+        if here:
+            most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
+            replay.hold("gradients", "tile", most * self._tile_bytes(away=False))
+            replay.drop("gradients", "tile")
+        if away and replay.host is not None:
+            most = self._tile_numel_of(self._host_rank(set(schedule.arrivals)))
+            replay.host.hold("gradients", "tile", most * self._tile_bytes(away=True))
+            replay.host.drop("gradients", "tile")
+
+    def _tile_bytes(self, away: bool) -> int:
+        """Of an element of a tile: as it comes from the other tier, and cast."""
+        there, back = self.tiers.optimizer, self.tiers.gradients
+        crosses = (there and not back) if away else (back and not there)
+        return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
+
+    def _host_rank(self, used: set[int]) -> int:
+        """The rank whose host memory is fullest in an update: states may be most on one, and a tile on another."""
+        size = self._tile_bytes(away=True)
+        return max(range(self.world_size), key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
+
+    def _host_bytes(self, rank: int, used: set[int]) -> int:
+        """Of the optimizer's states, as far as they are in host memory for good."""
+        return self._kept_bytes(rank, used, away=True, counts_only=self.tiers.place == "nvme")
+
+    @property
+    def casts(self) -> bool:
+        """Whether gradients have another dtype than masters."""
+        return self.precision.gradient_bytes < 4 and any(b.is_half for b in self.buffers)
+
+    @property
+    def tile_numel(self) -> int | None:
+        """Elements that are updated together at most; None: everything at once."""
+        if self.precision.tile_bytes is None:
+            return None
+        if self.optimizer.fused and not self.casts and self.tiers.place is None:
+            return None
+        return max(ALIGN_BYTES, self.precision.tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
+
+    def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
+        """Elements of each of the buffer's shards that are updated away, or here, if any are."""
+        for _, numel in buffer.units:
+            shard = numel // self.world_size
+            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            if numel := gone if away else shard - gone:
+                yield numel
+
+    def _master_bytes(self, buffer: FlatBuffer, away: bool) -> int:
+        beside = buffer.is_half or away or self.tiers.parameters
+        return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
+
+    def _away_bytes(self) -> int:
+        """Of one state of all that is updated away."""
+        return sum(sum(self._units(b, True)) * b.master_bytes for b in self.buffers)
+
+    def _gradient_bytes(self) -> int:
+        return sum(
+            self.tiers.gradients_away(numel // self.world_size, buffer.element_bytes)
+            * (self.precision.gradient_bytes if buffer.is_half else buffer.element_bytes)
+            for buffer in self.buffers
+            for _, numel in buffer.units
+        )
+
+    def _absent_bytes(self) -> int:
+        """A scalar for each dtype of what is in files, in place of it."""
+        sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
+        return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
+
+    def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
+        return sum(
+            self.optimizer.bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
+            for buffer in self.buffers
+            for parameter, _, numel in self._segments(buffer, rank, away)
+            if parameter in used
+        )
+
+    def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
+        """(parameter, (unit, cut), elements) of each segment that is updated away, or here; cut where a tier or a cut
+        ends.
+        """
+        cut = self.tiers.cut_numel if away else None
+        for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
+            gone = self.tiers.updates_away(shard, buffer.element_bytes)
+            low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
+            while low < high:
+                number = 0 if cut is None else low // cut
+                end = high if cut is None else min(high, (number + 1) * cut)
+                yield parameter, (unit, number), end - low
+                low = end
+
+    def _tile_numel_of(self, rank: int) -> int:
+        """Elements of the largest tile: a cut is one, whatever a tile may hold."""
+        if self.tiers.cut_numel is None:
+            return max(self._largest(rank, away) for away in (False, True))
+        cuts: Counter[tuple[int, tuple[int, int]]] = Counter()
+        for number, buffer in enumerate(self.buffers):
+            for _, cut, numel in self._segments(buffer, rank, away=True):
+                cuts[number, cut] += numel
+        return max([*cuts.values(), self._largest(rank, away=False)])
+
+    def _largest(self, rank: int, away: bool) -> int:
+        most, largest, tile = self.tile_numel, 0, 0
+        for buffer in self.buffers:
+            for _, _, numel in self._segments(buffer, rank, away):
+                tile = numel if most is not None and tile + numel > most else tile + numel
+                largest = max(largest, tile)
+        return largest

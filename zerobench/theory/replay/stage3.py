@@ -1,0 +1,241 @@
+"""Stage 3 event by event: units come and go as their modules run forward and backward.
+
+Each rank keeps its shards; a unit is whole while its module runs, the root from forward to backward, and small
+parameters, if asked, for good. Gradients go as in stage 2, and a unit is sent once backward has passed all its uses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..choices import reads, root_goes
+from ..groups import GroupShape
+from ..layout import FlatBuffer, by_kind, by_unit, lay_out
+from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, is_synchronising, micro_batches
+from ..tiers import NOWHERE, TierShape
+from .live_bytes import Replay, hand_over
+from .reductions import Reductions, Travelling, whole_bytes
+from .shards import Shards
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Parameters of one module group that are alike: of one dtype, all trained or all frozen."""
+
+    buffer: FlatBuffer
+    gradients: Travelling | None
+    """None: frozen."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A module's parts as it runs. `returns`: backward comes back to it."""
+
+    parts: tuple[Part, ...]
+    returns: bool
+    is_root: bool
+
+
+def replay_units(
+    replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    precision: PrecisionShape, tiers: TierShape = NOWHERE,
+) -> None:  # fmt: skip
+    """A step of zero3, in units of modules. `strategy`: a resolved section; bytes of the fullest rank."""
+    shapes, n = schedule.shapes, groups.sharers
+    kept, by_name = by_unit(shapes, strategy["persistence_numel"])
+    small = _parts(shapes, kept, n, precision)
+    units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
+    large = [part for parts in units.values() for part in parts]
+    trained = [part.buffer for part in [*small, *large] if part.gradients]
+    replay.hold("parameters", "kept", sum(part.buffer.padded_bytes for part in small))
+    own = sum(part.buffer.padded_bytes // n for part in large)
+    replay.hold("parameters", "shards", 0 if tiers.parameters else own)
+    if tiers.parameters and replay.host is not None:
+        replay.host.hold("parameters", "shards", own if tiers.place == "host" else 0)
+        replay.files += own if tiers.place == "nvme" else 0
+    whole = sum(whole_bytes(b, shapes, precision) for b in trained)
+    replay.hold("gradients", "kept", whole if n == 1 and not tiers.gradients else 0)
+    shards = Shards(trained, n, optimizer, precision, tiers)
+    shards.hold(replay, schedule)
+    returns = schedule.returns or (True,) * len(schedule.uses)
+    uses = [Use(units[ROOT], True, True)]
+    uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
+    reductions = Reductions(replay, groups, False, strategy.get("reduce_with", "reduce_scatter"), tiers)
+    steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
+    steps.comes_and_goes = n > 1 or tiers.parameters
+    for last in micro_batches(schedule):
+        reductions.synchronising = is_synchronising(strategy, last)
+        steps.forward()
+        steps.backward()
+    shards.update(replay, schedule)
+
+
+def _parts(
+    shapes: tuple[ParameterShape, ...], indices: list[int], n: int, precision: PrecisionShape
+) -> tuple[Part, ...]:
+    parts = []
+    for kind in by_kind(shapes, indices):
+        buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
+        travelling = Travelling.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
+        parts.append(Part(buffer, travelling))
+    return tuple(parts)
+
+
+@dataclass
+class _Units:
+    """Who is whole when, and when gradients are sent. `uses`: one forward, the root first; `small`: kept parameters."""
+
+    replay: Replay
+    schedule: Schedule
+    groups: GroupShape
+    strategy: dict[str, Any]
+    uses: list[Use]
+    small: tuple[Part, ...]
+    reductions: Reductions
+    done: set[Part] = field(default_factory=set)
+    comes_and_goes: bool = True
+    """Whether units are whole only while someone reads them."""
+
+    def __post_init__(self) -> None:
+        self.row = [part for use in self.uses for part in use.parts]
+        sizes = [len(use.parts) for use in self.uses]
+        self.starts = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        self.last = _last_inside([self._name(use) for use in self.uses])
+        self.ends = sorted(range(len(self.uses)), key=lambda place: (self.last[place], -place))
+        self.part_of = {s.parameter: part for part in [*self.small, *self.row] for s in part.buffer.spans}
+        self.entered: tuple[Part, ...] = ()
+        self.waiting: list[Part] = []
+        self.first = int(bool(self.uses) and self.uses[0].is_root)
+        goes = root_goes(self.strategy, self.schedule.shapes) and self.comes_and_goes
+        parts = self.row[: self.starts[self.first]] if goes else []
+        self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
+        for part in self.row if self.groups.sharers > 1 else ():
+            if part.gradients is None:  # never stale: since the first step
+                self._keep_secondary(part)
+
+    def forward(self) -> None:
+        for place, use in enumerate(self.uses):
+            self._unshard(use.parts)
+            end = self.starts[place + 1]
+            self._unshard(self.row[end : end + self.strategy["prefetch"]], ahead=True)
+            for over in (self.uses[other] for other in self.ends if self.last[other] == place):
+                if not over.is_root and self.strategy["reshard_after_forward"]:
+                    self._reshard(over.parts)
+        if not self.strategy["keep_root"]:
+            self._reshard(self.row[: self.starts[self.first]])
+
+    def backward(self) -> None:
+        """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
+        self._unshard(self.row[: self.starts[self.first]])
+        self._unshard(self._preceding(len(self.row)), ahead=True)
+        to_come = [place for place in self.ends if not self.uses[place].is_root]
+        self.left, self.come = Counter(self.schedule.arrivals), Counter[Part]()
+        names = [self._name(self.uses[place]) for place in to_come]
+
+        def enter(i: int) -> None:
+            if i in self.of_root and reads(self.schedule.shapes[i], self.left[i]):
+                self._unshard(self.row[: self.starts[self.first]])
+            while self.schedule.shapes[i].unit in names:
+                names.pop()
+                self._enter(to_come.pop())
+
+        for i in hand_over(self.replay, self.schedule, enter):
+            part = self.part_of[i]
+            if part.gradients:
+                self.reductions.write(part.gradients)
+                self._count(part, i)
+        while to_come:
+            self._enter(to_come.pop())
+        self._finish()
+
+    def _name(self, use: Use) -> str:
+        return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
+
+    def _enter(self, place: int) -> None:
+        """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
+        if not self.uses[place].returns:
+            return
+        self._gather_waiting()
+        end = self.starts[self.last[place] + 1]
+        for passed in dict.fromkeys(reversed(self.row[end:])):
+            if passed not in self.row[:end] and passed not in self.done:
+                self.done.add(passed)
+                self._reshard([passed])
+                self._send(passed)
+        if self.of_root:
+            self._reshard(self.row[: self.starts[self.first]])
+        self._unshard(self.uses[place].parts)
+        if self.schedule.recomputes:  # with all that runs inside of it
+            self._unshard(self.row[self.starts[place] : end])
+        self.entered, self.waiting = self.uses[place].parts, self._preceding(end - len(self.uses[place].parts))
+        if not (self.reductions.in_flight and any(part.gradients for part in self.entered)):
+            self._gather_waiting()
+
+    def _count(self, part: Part, i: int) -> None:
+        """A gradient has come. With half of a unit's, and what travels there, there is room for the next unit."""
+        self.left[i] -= 1
+        self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
+        if self.waiting and part in self.entered and 2 * self.come[part] >= part.buffer.numel:
+            self.reductions.land()
+            self._gather_waiting()
+
+    def _gather_waiting(self) -> None:
+        self._unshard(self.waiting, ahead=True)
+        self.waiting = []
+
+    def _preceding(self, end: int) -> list[Part]:
+        """What stands before that in the row, and backward comes to it."""
+        returns = [use.returns for use in self.uses for _ in use.parts]
+        window = range(max(0, end - self.strategy["prefetch"]), end)
+        parts = [self.row[at] for at in window if returns[at]]
+        return [part for part in parts if part.buffer.spans[0].parameter not in self.of_root]
+
+    def _finish(self) -> None:
+        self.waiting = []
+        self._reshard(self.row)
+        for part in dict.fromkeys([*reversed(self.row), *self.small]):
+            if part not in self.done:
+                self._send(part)
+        if self.reductions.synchronising:
+            self.reductions.land()
+        self.done.clear()
+
+    def _send(self, part: Part) -> None:
+        if part.gradients and self.reductions.synchronising:
+            self.reductions.send(part.gradients)
+
+    def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:
+        """`ahead`: they travel still."""
+        for part in parts if self.comes_and_goes else ():
+            buffer, codes = part.buffer, ("communication", ("codes", part))
+            if ("parameters", part) not in self.replay.live:
+                self.replay.hold("parameters", part, buffer.padded_bytes)
+                if ("parameters", ("secondary", part)) not in self.replay.live:
+                    self.replay.hold(*codes, self.groups.gather_bytes(buffer.padded_numel, buffer.element_bytes))
+            if not ahead:
+                self.replay.drop(*codes)
+
+    def _reshard(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if ("parameters", part) in self.replay.live:
+                self.replay.drop("communication", ("codes", part))
+                self._keep_secondary(part)
+            self.replay.drop("parameters", part)
+
+    def _keep_secondary(self, part: Part) -> None:
+        if self.groups.secondary:
+            self.replay.hold("parameters", ("secondary", part), part.buffer.padded_bytes // self.groups.nodes[0])
+
+
+def _last_inside(names: list[str]) -> list[int]:
+    """Of each use the last one that runs inside of it: of a module that holds other units; else itself."""
+    found = []
+    for place, name in enumerate(names):
+        last = place
+        while name != ROOT and last + 1 < len(names) and names[last + 1].startswith(f"{name}."):
+            last += 1
+        found.append(last)
+    return found

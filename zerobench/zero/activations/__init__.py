@@ -1,0 +1,1 @@
+"""ZeRO-R: activations between forward and backward: kept, recomputed, partitioned, offloaded."""

@@ -1,0 +1,51 @@
+"""Inputs of recomputed units in slots (arena.py): what autograd saves is copied there; nothing is allocated anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .. import labels
+from ..arena import Slots
+from .offload import Kept, View, bytes_of, stays_put, unpack, view_of
+
+
+class InSlot:
+    """The bytes of a storage, copied to a slot, which is given back when nobody wants them any more."""
+
+    def __init__(self, storage_bytes: torch.Tensor, slots: Slots, name: str) -> None:
+        self._slots = slots
+        self._slot = slots.take(storage_bytes.numel(), storage_bytes.device)
+        labels.label(self._slot, labels.ACTIVATIONS, name)
+        self._slot.copy_(storage_bytes)
+
+    def here(self) -> torch.Tensor:
+        """The slot."""
+        return self._slot
+
+    def __del__(self) -> None:
+        if hasattr(self, "_slot"):
+            self._slots.give_back(self._slot)
+
+
+class Shelf:
+    """Keeps what autograd saves of units in slots, storages of `least_bytes` and more: inputs of recomputed units."""
+
+    def __init__(self, least_bytes: int) -> None:
+        self._least = least_bytes
+        self._slots = Slots()
+
+    def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
+        """The forward of a unit; what it returns."""
+        with saved_tensors_hooks(partial(self._pack, unit, name), unpack):
+            return forward()
+
+    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | Kept:
+        if stays_put(unit, tensor, self._least):
+            return Kept(tensor, tensor._version)
+        return view_of(tensor, InSlot(bytes_of(tensor.untyped_storage()), self._slots, name))

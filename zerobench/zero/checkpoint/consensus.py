@@ -1,0 +1,135 @@
+"""The ranks of an engine as its checkpoints see them: they agree before anything is changed.
+
+A group of their own, on gloo, so that a save may go on in a thread beside the training's collectives. One thread at
+a time uses it: whoever comes next waits for the save that is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from .. import labels
+from ..comm.base import Comm
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+
+T = TypeVar("T")
+
+
+class SaveHandle:
+    """A save that goes on in a thread."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._error: Exception | None = None
+        self._seen = False
+        self._thread = Thread(target=self._run, args=(write,), name="checkpoint")
+        self._thread.start()
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:
+            self._error = error
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is whole and on the disk. Raises RuntimeError where it could not be written."""
+        self._thread.join()
+        self._seen = True
+        if self._error is not None:
+            raise self._error
+
+    def wait_unless_seen(self) -> None:
+        """As `wait`, but an error that `wait` has raised is not raised again."""
+        seen = self._seen
+        try:
+            self.wait()
+        except RuntimeError:
+            if not seen:
+                raise
+
+
+class Ranks:
+    """Who saves and loads together, and the save that is in flight."""
+
+    def __init__(self, engine: Strategy) -> None:
+        self.in_flight: SaveHandle | None = None
+        self._comm = engine.comm
+        self.group = _group_beside(engine.comm)
+        self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
+
+    def agree(self, what: Callable[[], T]) -> T:
+        """Runs `what` on each rank. Where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
+        refusal: Exception | None = None
+        done: Any = None
+        try:
+            self._land()
+            done = what()
+        except RuntimeError as error:
+            refusal = RuntimeError(str(error))
+        except (ValueError, OSError) as error:
+            refusal = ValueError(str(error))
+        except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
+            refusal = ValueError(repr(error))
+        for one in self._gather(refusal):
+            if one is not None:
+                raise one
+        return done
+
+    def _gather(self, mine: Exception | None) -> list[Exception | None]:
+        if self.group is None:
+            return [mine]
+        everyones: list[Exception | None] = [None] * self.size
+        with labels.collective("control"):
+            self._comm.call("checkpoint", lambda: dist.all_gather_object(everyones, mine, group=self.group), self.group)
+        return everyones
+
+    def _land(self) -> None:
+        handle, self.in_flight = self.in_flight, None
+        if handle is not None:
+            handle.wait_unless_seen()
+
+
+_ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def ranks_of(engine: Strategy) -> Ranks:
+    """The engine's; collective at the first call."""
+    if engine not in _ranks:
+        _ranks[engine] = Ranks(engine)
+    return _ranks[engine]
+
+
+def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
+    """A gloo group of the same ranks, made once; only they take part. None in a world of one.
+
+    torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). Where
+    these numbers differ the ranks would wait for one another under different names: groups of one make them equal.
+    """
+    if comm.group is None:
+        return None
+    if comm.group not in _groups:
+        members = dist.get_process_group_ranks(comm.group)
+        known = dist.distributed_c10d._world.pg_names
+        comm.meet("first checkpoint")
+        most = torch.tensor([len(known)], dtype=torch.int32, device=_device(comm.group))
+        comm.maximum(most)
+        while len(known) < most.item():
+            dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+        _groups[comm.group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    return _groups[comm.group]
+
+
+def _device(group: dist.ProcessGroup) -> str:
+    return "cuda" if "nccl" in str(dist.get_backend_config(group)) else "cpu"

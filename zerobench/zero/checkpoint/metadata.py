@@ -1,0 +1,246 @@
+"""What a checkpoint says of itself in JSON beside the tensors, and the comparison with an engine that wants to load it.
+
+[Note: the facts]
+    stage, world_size, torch    how it was saved; another engine may be of another stage and N
+    parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once; with
+                                "order": [1, 0], the dimensions from the slowest to the fastest, where elements do not
+                                lie row by row: so lie those of every flat tensor of the parameter's
+    buffers                     {name: {"shape": [], "dtype": "int64"}}
+    optimizer                   "class"    its name
+                                "options"  [{"lr": 0.1, ...}, ...], one a group
+                                "groups"   {name: number of the parameter's group, or null for none}
+                                "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
+                                           of the parameter's size; parameters that were never updated have none
+    extra, user                 the engine's and the caller's own
+
+A rank knows the groups and states of the parameters that it holds a segment of; `merge` makes the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+
+from ..strides import MemoryOrder
+from .safetensors import DTYPES
+
+if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
+    from ..strategy import Strategy
+
+IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+"""Options that say how a group is updated rather than what comes out: each engine keeps its own."""
+
+
+def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank knows. Raises ValueError, with a sentence, for what JSON cannot hold."""
+    number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
+    groups: dict[str, int] = {}
+    states: dict[str, Any] = {}
+    for segment in engine.segments:
+        name = engine.names[segment.segment.parameter]
+        _add(groups, name, number_of.get(id(segment.tensor)), "its group")
+        _add(states, name, _states(name, segment, engine.optimizer.state.get(segment.tensor, {})), "its state")
+    trainable = set(engine.trainable)
+    return {
+        "stage": engine.stage,
+        "world_size": engine.comm.size,
+        "torch": torch.__version__,
+        "parameters": {
+            name: {**_kind(p), **_order(engine.orders[p]), "trainable": p in trainable}
+            for name, p in engine.module.named_parameters()
+        },
+        "buffers": {name: _kind(buffer) for name, buffer in buffers_of(engine.module).items()},
+        "optimizer": {
+            "class": type(engine.optimizer).__name__,
+            "options": [_options(group) for group in engine.optimizer.param_groups],
+            "groups": groups,
+            "states": states,
+        },
+        "extra": check_json(engine._extra_state(), "extra state"),
+        "user": check_json(dict(user), "user_state"),
+    }
+
+
+def merge(everyones: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rank 0's facts, with the groups and states of all. Raises ValueError where the ranks disagree."""
+    whole = everyones[0]
+    for facts in everyones[1:]:
+        for key, words in (("groups", "its group"), ("states", "its state")):
+            for name, value in facts["optimizer"][key].items():
+                _add(whole["optimizer"][key], name, value, words)
+    return whole
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that belong to the module's state, by name. Raises ValueError for extra state of a module's own."""
+    state = module.state_dict(keep_vars=True)
+    for name in state:
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(f"{name}: a checkpoint does not hold a module's extra state; keep it in user_state")
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
+
+
+def check_json(value: Any, where: str) -> Any:
+    """`value` itself. Raises ValueError where it would come back as something else (a tuple may become a list)."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where}: its key {key!r} is no string, and JSON keeps no others")
+            check_json(one, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for number, one in enumerate(value):
+            check_json(one, f"{where}[{number}]")
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise ValueError(f"{where}: it is a {type(value).__name__}; use JSON's dicts, lists, strings, numbers and None")
+    return value
+
+
+def encode(value: Any, where: str) -> Any:
+    """An option or a scalar state as JSON; `decode` gives back the same type and the same bits."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return {"tensor": value.item(), "dtype": dtype_name(value.dtype)}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(one, where) for one in value]}
+    if isinstance(value, list):
+        return [encode(one, where) for one in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ValueError(f"{where}: it is a {type(value).__name__}, which a checkpoint does not hold")
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given; tensors on the CPU."""
+    if isinstance(value, list):
+        return [decode(one) for one in value]
+    if isinstance(value, dict):
+        if "tuple" in value:
+            return tuple(decode(one) for one in value["tuple"])
+        return torch.tensor(value["tensor"], dtype=DTYPES[value["dtype"]])
+    return value
+
+
+def is_elements(value: Any) -> bool:
+    """Whether a state in the facts stands for a tensor of the parameter's size."""
+    return isinstance(value, dict) and "elements" in value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _states(name: str, segment: OptimizerSegment, state: Mapping[str, Any]) -> dict[str, Any]:
+    def one(key: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
+            return {"elements": dtype_name(value.dtype)}
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            raise ValueError(f"optimizer: its state {key} of {name} is neither a scalar nor of the parameter's shape")
+        return encode(value, f"optimizer: its state {key} of {name}")
+
+    return {key: one(key, value) for key, value in state.items()}
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: encode(value, f"optimizer: its option {key}") for key, value in group.items() if key not in IMPLEMENTATION
+    }
+
+
+def _kind(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
+
+
+def _order(order: MemoryOrder) -> dict[str, Any]:
+    return {} if order.is_row_major else {"order": list(order.dims)}
+
+
+def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
+    """The order in which the elements of a parameter's flat tensors lie in a checkpoint of these facts."""
+    shape = facts["parameters"][name]["shape"]
+    return MemoryOrder.from_dims(shape, facts["parameters"][name].get("order", range(len(shape))))
+
+
+def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
+    if known.setdefault(name, value) != value:
+        raise ValueError(f"optimizer: {words} for {name} is {known[name]} in one place and {value} in another")
+
+
+def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
+    """Why `engine` cannot load a checkpoint of this metadata: a sentence each, the first being the most telling."""
+    facts, mine = metadata.planner_data, facts_of(engine, {})
+    for kind in ("parameters", "buffers"):
+        yield from _of_names(kind[:-1], facts[kind], mine[kind])
+    saved, own = facts["optimizer"], mine["optimizer"]
+    if saved["class"] != own["class"]:
+        yield f"optimizer: {saved['class']} in the checkpoint, {own['class']} here"
+    if len(saved["options"]) != len(own["options"]):
+        yield f"optimizer: {len(saved['options'])} parameter groups in the checkpoint, {len(own['options'])} here"
+    if not _is_like(facts["extra"], mine["extra"]):
+        yield f"extra: {facts['extra']!r:.60} in the checkpoint cannot stand for {mine['extra']!r:.60}"
+    for key, there, here in _option_pairs(saved, own):
+        if there is None is not here or not _is_like(there, here):
+            yield f"optimizer: {key} is {there!r:.60} in the checkpoint and {here!r:.60} here"
+    for name, number in own["groups"].items():
+        if saved["groups"].get(name) != number:
+            yield f"optimizer: {name} is in group {saved['groups'].get(name)} in the checkpoint, in group {number} here"
+    for segment in engine.segments:
+        name = engine.names[segment.segment.parameter]
+        master: Any = metadata.state_dict_metadata.get(f"master.{name}")
+        if master and master.properties.dtype != segment.tensor.dtype:
+            there, here = dtype_name(master.properties.dtype), dtype_name(segment.tensor.dtype)
+            yield f"{name}: the optimizer updates it in {there} in the checkpoint, in {here} here"
+
+
+def _option_pairs(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
+    """(which option, the checkpoint's value, this engine's) of those that both have."""
+    for number, (there, here) in enumerate(zip(saved["options"], own["options"], strict=False)):
+        for key in [key for key in here if key in there]:
+            yield f"{key} of group {number}", _number(decode(there[key])), _number(decode(here[key]))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _is_like(saved: Any, own: Any) -> bool:
+    """Whether a saved value can stand where this engine has `own`; missing and further keys are no matter."""
+    if isinstance(own, dict):
+        return isinstance(saved, dict) and all(_is_like(saved[key], own[key]) for key in own.keys() & saved.keys())
+    if own is None or saved is None:
+        return True
+    if isinstance(own, list | tuple):
+        return isinstance(saved, list | tuple) and all(map(_is_like, saved, own))  # JSON has lists alone
+    if isinstance(own, bool) or isinstance(saved, bool):
+        return isinstance(own, bool) and isinstance(saved, bool)
+    return isinstance(saved, int | float if isinstance(own, float) else type(own))
+
+
+def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[str]:
+    for name in own:
+        if name not in saved:
+            yield f"{name}: the model has this {kind}, the checkpoint has not"
+    for name, one in saved.items():
+        if name not in own:
+            yield f"{name}: the checkpoint has this {kind}, the model has not"
+        elif one["shape"] != own[name]["shape"]:
+            yield f"{name}: its shape is {one['shape']} in the checkpoint, {own[name]['shape']} here"
+        elif "order" in one and not is_order(one["order"], len(one["shape"])):
+            yield f"{name}: its order is {one['order']} in the checkpoint, which is none of its dimensions"
+        elif one.get("trainable") != own[name].get("trainable"):
+            words = ("frozen", "trainable")
+            yield f"{name}: it is {words[one['trainable']]} in the checkpoint, {words[own[name]['trainable']]} here"
+        elif one["dtype"] != own[name]["dtype"] and not (_floats(one) and _floats(own[name])):
+            yield f"{name}: its dtype is {one['dtype']} in the checkpoint, {own[name]['dtype']} here"
+
+
+def is_order(dims: Any, many: int) -> bool:
+    """Tells whether `dims` is a list of the dimensions 0 to `many` - 1, each once."""
+    return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
+
+
+def _floats(kind: Mapping[str, Any]) -> bool:
+    return kind["dtype"] in ("float64", "float32", "float16", "bfloat16")

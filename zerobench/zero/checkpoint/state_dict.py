@@ -1,0 +1,218 @@
+"""The engine's state as dicts: the plain module's, whole, and each rank's own part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from os import PathLike
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .around_load import after_load, before_load
+
+if TYPE_CHECKING:
+    from ..offload.placement import Run
+    from ..strategy import Strategy
+    from .consensus import SaveHandle
+
+
+class StateFace:
+    """What an engine offers for its state: the part of `Strategy`'s face that is about keeping and moving it."""
+
+    def full_state_dict(self: Any, rank0_only: bool = False) -> dict[str, Any]:
+        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
+
+        With `rank0_only` the other ranks take part and get an empty dict.
+        """
+        return full_state_dict(self, rank0_only)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
+        self.writes.check()
+        with self.places.in_memory(write_back=False):
+            return state_dict(self)
+
+    def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
+        with self.places.in_memory(write_back=True):
+            load_state_dict(self, saved)
+
+    @contextmanager
+    def full_parameters(self: Any) -> Iterator[nn.Module]:
+        """Inside, the module's parameters are whole on every rank, to be read and written; collective.
+
+        For weight averaging, say, or `load_state_dict`. What is written, in place or by `p.data = ...`, comes into
+        shards and fp32 masters at the end; every rank must write the same, for each keeps its own part alone.
+        Optimizer states stay as they are. Raises RuntimeError for a parameter that was replaced by a tensor of another
+        dtype or device.
+        """
+        self.settle()
+        self.writes.check()
+        units = self.holders() or self.units
+        with ExitStack() as stack:
+            for unit in units:
+                stack.enter_context(self.whole(unit))
+                stack.enter_context(self.writes.keeping(unit))
+            yield self.module
+        self.writes.check()
+
+    def save(
+        self: Any, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
+    ) -> SaveHandle | None:
+        """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
+
+        `user_state`: JSON values that `load` returns; rank 0's count. `asynchronous`: returns once this rank's part
+        is copied to the CPU; the handle's `wait` raises what went wrong, or else the next save or load does. A
+        checkpoint that is there already stays until the new one is whole. Raises ValueError for what cannot be
+        saved, RuntimeError where writing failed, on all ranks.
+        """
+        self.writes.check()
+        self.gradients.stand_ins.heed()
+        with self.places.in_memory(write_back=False):
+            return _checkpoints().save(self, path, asynchronous, user_state or {})
+
+    def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
+        """Takes back what `save` wrote, under any stage and N, and returns its `user_state`; collective.
+
+        `weights_only`: parameters and buffers alone, as `load_weights` has it. Raises ValueError, on all ranks and
+        before anything is changed, for a checkpoint that is damaged or of another model or optimizer.
+        """
+        if weights_only:
+            return self._load_weights(path, strict=True)[1]
+        with self.places.in_memory(write_back=True):
+            return _checkpoints().load(self, path)
+
+    def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
+        """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
+
+        Collective; each rank reads what it keeps. Masters get the file's values in its dtype; optimizer states stay.
+        Of tied parameters one name is enough. Returns the names that the file lacks, `missing_keys`, and those that
+        the module lacks, `unexpected_keys`. Raises ValueError, on all ranks and before anything is changed, for files
+        that are damaged, for other shapes and, if `strict`, for such names. Nothing is unpickled.
+        """
+        return self._load_weights(path, strict)[0]
+
+    def _load_weights(self: Any, path: str | PathLike[str], strict: bool) -> Any:
+        with self.places.in_memory(write_back=True):
+            return _checkpoints().load_weights(self, path, strict)
+
+    def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
+        """Writes the plain module's state, as `full_state_dict` has it, into one file; collective, unit by unit."""
+        self.writes.check()
+        _checkpoints().export_safetensors(self, path)
+
+    def after_load(self: Any) -> None:
+        """The segments hold values from elsewhere: the parameters follow."""
+        after_load(self)
+
+    def _extra_state(self) -> dict[str, Any]:
+        """JSON values, equal on all ranks, that a checkpoint keeps for the engine itself."""
+        return {}
+
+    def _load_extra_state(self, extra: dict[str, Any]) -> None:
+        """Takes back what `_extra_state` gave."""
+
+
+def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
+    """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
+    engine.settle()
+    engine.writes.check()
+    keep = engine.comm.is_first or not rank0_only
+    gathered: dict[torch.Tensor, torch.Tensor] = {}
+    with torch.no_grad():
+        for unit in engine.holders():
+            with engine.whole(unit):
+                if keep:
+                    gathered |= {p: p.detach().clone() for p in engine.parameters_of(unit)}
+    if not keep:
+        return {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value  # a module's extra state
+        return gathered[value] if value in gathered else value.detach().clone()
+
+    return {name: copy(value) for name, value in engine.module.state_dict(keep_vars=True).items()}
+
+
+def state_dict(engine: Strategy) -> dict[str, Any]:
+    """This rank's part, copied, and what it belongs to."""
+    engine.settle()
+    engine.update.check_saveable()
+    pending = dict(engine.update.pending_gradients())
+    return {
+        "stage": engine.stage,
+        "world_size": engine.comm.size,
+        "rank": engine.comm.rank,
+        "orders": _orders(engine),
+        "tensors": {name: tensor.detach().clone() for name, tensor in _own_tensors(engine).items()},
+        "optimizer": deepcopy(engine.optimizer.state_dict()),
+        "pending": {number: pending[s].clone() for number, s in enumerate(engine.segments) if s in pending},
+        "extra": engine._extra_state(),
+    }
+
+
+def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
+    """Checks everything, then copies. Raises ValueError where `saved` does not fit this engine."""
+    engine.settle()
+    if "stage" not in saved:
+        raise ValueError(
+            "state_dict: it is not what engine.state_dict() gave; a plain module's state goes into"
+            " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
+        )
+    for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
+        if saved.get(key) != mine:
+            raise ValueError(f"state_dict: {key} is {saved.get(key)}, but this engine's is {mine}")
+    orders, others = _orders(engine), saved.get("orders", {})
+    for name in orders.keys() | others.keys():
+        if orders.get(name) != others.get(name):
+            raise ValueError(
+                f"state_dict: the elements of {name} lie in another order of memory than this model's; give it the"
+                " strides that it had, or use save and load, which reorder"
+            )
+    own, given = _own_tensors(engine), saved["tensors"]
+    for name, tensor in own.items():
+        if name not in given or given[name].shape != tensor.shape:
+            raise ValueError(f"state_dict: {name} is missing or of another size than this model's")
+    before_load(engine)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(given[name])
+    engine.optimizer.load_state_dict(deepcopy(saved["optimizer"]))
+    extra = saved.get("extra", {})
+    engine._load_extra_state(extra)
+    if saved.get("pending"):
+        pending = {engine.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
+        with torch.no_grad():
+            engine.update.restore_pending(pending, extra["pending"])
+    engine.after_load()
+
+
+def _checkpoints() -> ModuleType:
+    """save_load.py; imported when it is wanted, for torch's part of it takes half a second and 47 MiB."""
+    from . import save_load
+
+    return save_load
+
+
+def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
+    """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
+    shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
+    shards |= {_name_of(run): run.master for unit in engine.units for run in unit.runs}
+    frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
+    return {**shards, **frozen, **dict(engine.module.named_buffers())}
+
+
+def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
+    """The dimensions of each parameter that does not lie row by row, from the slowest to the fastest."""
+    orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
+    return {name: order.dims for name, order in orders.items() if not order.is_row_major}
+
+
+def _name_of(run: Run) -> str:
+    """Of a run's master; the first stands for the shard of parameters, which are its rounded values."""
+    return f"unit {run.unit.name}" + (f" from {run.start}" if run.start else "")

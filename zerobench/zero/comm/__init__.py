@@ -1,0 +1,1 @@
+"""Every byte between ranks: one seam, and the ways collectives travel."""

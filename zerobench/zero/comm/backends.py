@@ -1,0 +1,224 @@
+"""How the collectives of comm/base.py travel: on gloo, on NCCL, and on gloo for tensors on a GPU.
+
+How slices travel on gloo: comm/gloo.py. In which stream on a GPU: comm/streams.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import labels
+from .base import Comm, Handle
+from .desync import STAMP_NUMEL, CheckEnd, LateStamps, Stamp, sums_are_exact
+from .gloo import Reducer, exchange_slices, gather_slices, meet
+from .streams import Collective, Lane, Threads, Waitable
+
+# torch 2.13 renames these two; 2.11 knows the old names only.
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+FAKE = "fake"
+"""torch's name for a process group that moves nothing (torch-private, tested): a simulated world."""
+
+
+class GroupComm(Comm):
+    """What all process groups share."""
+
+    exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
+    group: dist.ProcessGroup
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = self.ranks = dist.get_world_size(group)
+        self.is_last = self.rank == self.size - 1
+        self._reductions: Threads | Lane = Threads()
+        self._gathers: Threads | Lane = Threads()
+        self._sent: torch.Tensor | None = None
+        """The last control values. gloo's thread lets go of them a moment after it says that they are there; kept here,
+        what is alive when is the same in every run."""
+        if backend_for("cpu", group):
+            self.flags_device = torch.device("cpu")
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        carry = partial(dist.all_reduce, full, group=self.group)
+        with labels.collective("all_reduce", unit):
+            return self._launch(self._reductions, carry, stamp, full, full, self._check_of_sum(full, stamp))
+
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        if stamp:
+            for part in to.view(self.size, -1):
+                stamp.write(part)
+        with labels.collective(name, unit):
+            works = self._exchange(to, here, unit)
+        return Handle(works, self._exchanged_to_check(here, stamp))
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
+
+    def _exchanged_to_check(self, here: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
+        """What is left to do once every other rank's slice has come."""
+        if stamp is None:
+            return None
+        ends = [(peer, part) for peer, part in enumerate(here.view(self.size, -1)) if peer != self.rank]
+
+        def check() -> None:
+            for peer, part in ends:
+                self._check_end(part, partial(stamp.check, peer))
+
+        return check
+
+    def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
+        """What is left to do once `full` holds the last rank's slice."""
+        if stamp is None or self.is_last:
+            return None
+        return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
+
+    def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
+        """What the end of `full` must bear once it holds a sum over the ranks."""
+        exact = stamp is not None and sums_are_exact(full.dtype, self.size)
+        return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
+
+    def _launch(
+        self, lane: Threads | Lane, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
+        read: torch.Tensor, check: CheckEnd | None,
+    ) -> Handle:  # fmt: skip
+        """Launches `carry`: the stamp goes into the end of `written` before it, and the end of `read` is for `check`
+        after it. In a lane both are done there, for what comes behind it may write to the same memory.
+        """
+        end = read
+
+        def stamped(async_op: bool) -> Any:
+            nonlocal end
+            if stamp is not None and written is not None:
+                stamp.write(written)
+            work = carry(async_op=async_op)
+            if check is not None and not async_op:
+                end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)
+            return work
+
+        work = lane.launch(stamped)
+        return Handle([work], None if check is None else lambda: self._check_end(end, check))
+
+    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
+        check(full)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dense = tensor.contiguous()  # gloo sends the memory, whatever the strides say
+        with labels.collective("control", labels.BUFFERS):
+            dist.broadcast(dense, group_src=0, group=self.group)
+        if dense is not tensor:
+            tensor.copy_(dense)
+
+    def maximum(self, flags: torch.Tensor) -> None:
+        with labels.collective("control"):
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+        self._sent = flags
+
+    def sum(self, values: torch.Tensor) -> None:
+        with labels.collective("control"):
+            dist.all_reduce(values, group=self.group)
+        self._sent = values
+
+
+class StagedComm(GroupComm):
+    """A backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through the host's memory.
+
+    Stamps are looked at a step later, when they have come to the host without it having waited.
+    """
+
+    scatter_into: Callable[..., Any] = staticmethod(scatter_into)
+    gather_into: Callable[..., Any] = staticmethod(gather_into)
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._stamps = LateStamps()
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        place = self._own(full) if into is None else into
+        carry = partial(self.scatter_into, place, full, group=self.group)
+        check = self._check_of_sum(place, stamp) if self.is_last else None
+        with labels.collective("reduce_scatter", unit):
+            return self._launch(self._reductions, carry, stamp, full, place, check)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        carry = partial(self.gather_into, full, self._own(full), group=self.group)
+        check = partial(stamp.check, self.size - 1) if stamp and not self.is_last else None
+        with labels.collective("all_gather", unit):
+            return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check)
+
+    def check_stamps(self) -> None:
+        self._stamps.check()
+
+    def _own(self, full: torch.Tensor) -> torch.Tensor:
+        numel = full.numel() // self.size
+        return full.narrow(0, self.rank * numel, numel)
+
+    def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
+        self._stamps.add(full, check)
+
+
+class NcclComm(StagedComm):
+    """NCCL's collectives, gathers and reductions in a lane each."""
+
+    in_lanes = True
+
+    def __init__(self, group: dist.ProcessGroup, cuda: Any = torch.cuda) -> None:
+        super().__init__(group)
+        self._reductions, self._gathers = Lane(cuda), Lane(cuda)
+
+    def share_lanes(self, other: NcclComm) -> None:
+        """Its collectives go behind the other's, which they may so go on from."""
+        self._reductions, self._gathers = other._reductions, other._gathers
+
+
+class GlooComm(GroupComm):
+    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]"""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._reducer = Reducer(self.rank, self.size, group)
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        if stamp:
+            stamp.write(full)
+        check = stamp.check if stamp and self.is_last else None
+        with labels.collective("reduce_scatter", unit):
+            return Handle([self._reducer.launch(full, unit, check, into)])
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        if stamp and self.is_last:
+            stamp.write(full)
+        with labels.collective("all_gather", unit):
+            works = gather_slices(full, self.rank, self.size, self.group, unit)
+        return Handle(works, self._gathered_to_check(full, stamp))
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """gloo's own, which pairs all-reduces by their order alone: a meeting before it makes sure of what they are."""
+        self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
+        return super().all_reduce(full, unit, stamp)
+
+    def meet(self, what: str) -> None:
+        with labels.collective("control"):
+            meet(what, self.rank, self.size, self.group)
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        return exchange_slices(to, here, self.rank, self.size, self.group, unit)
+
+
+def backend_for(device: str, group: dist.ProcessGroup) -> str:
+    """The group's backend for tensors on that kind of device; empty where it has none."""
+    per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
+    return per_device.get(device, "")

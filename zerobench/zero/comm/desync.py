@@ -1,0 +1,117 @@
+"""What a collective is of: unit and step ride in the padding of its buffer, and whoever receives it checks them.
+
+Ranks whose control flow differs (one skips a layer that another runs) would otherwise match collectives of equal size
+in silence, and train on each other's layers. The last STAMP_NUMEL elements of a full buffer are the stamp's::
+
+    | ... parameters ... | padding | unit: 4 digits | step: 4 digits |       of base 16, the highest first
+
+The step is taken modulo 65536. The digits 0..15 are exact in every floating dtype.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .. import labels
+
+STAMP_NUMEL = 8
+"""Elements at the end of a full buffer that must be padding where its collectives are stamped."""
+
+CheckEnd = Callable[[torch.Tensor], None]
+"""Given the end of a buffer: raises where it bears another stamp."""
+
+MOST_UNSENT = 4096
+"""Stamps that wait on a device for the end of a step; an evaluation may be long, and has none."""
+
+_BASE, _DIGITS = 16, STAMP_NUMEL // 2
+_MODULUS = _BASE**_DIGITS
+
+
+class OutOfStep(RuntimeError):
+    """Another rank is at another unit, or in another step."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Unit number `unit` (below 65536) in step `step`: equal on all ranks. `describe` names a unit by its number."""
+
+    unit: int
+    step: int
+    describe: Callable[[int], str] = field(default=str, compare=False)
+
+    def write(self, full: torch.Tensor) -> None:
+        """Puts the digits into the last elements of `full`, (numel,) of a floating dtype."""
+        digits = torch.tensor(self.digits(), dtype=full.dtype, pin_memory=full.is_cuda)
+        full[-STAMP_NUMEL:].copy_(digits, non_blocking=True)
+
+    def digits(self) -> list[int]:
+        """STAMP_NUMEL digits of base 16."""
+        return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
+
+    def check(self, rank: int, end: torch.Tensor) -> None:
+        """Raises OutOfStep where `end`, the end of what `rank` sent, bears another stamp."""
+        found = end[-STAMP_NUMEL:].tolist()
+        if found != self.digits():
+            raise OutOfStep(f"{self._read(rank, found)}, {self._here()}")
+
+    def check_sum(self, ranks: int, end: torch.Tensor) -> None:
+        """Raises OutOfStep where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
+        if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
+            raise OutOfStep(f"another rank is elsewhere, {self._here()}")
+
+    def _here(self) -> str:
+        here = f"this rank at {self.describe(self.unit)} of step {self.step}"
+        return f"{here}: all ranks must run the same modules in the same order"
+
+    def _read(self, rank: int, digits: Sequence[float]) -> str:
+        """What another rank's digits say; of the steps that they may mean, the one nearest to this rank's."""
+        if not all(digit in range(_BASE) for digit in digits):
+            return f"rank {rank} sent no stamp"
+        unit, step = (int("".join(f"{int(d):x}" for d in part), _BASE) for part in (digits[:_DIGITS], digits[_DIGITS:]))
+        ahead = (step - self.step + _MODULUS // 2) % _MODULUS - _MODULUS // 2
+        return f"rank {rank} is at unit {self.describe(unit)} of step {self.step + ahead}"
+
+
+def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
+    """Whether sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
+    return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
+
+
+class LateStamps:
+    """Stamps on a device, that are checked without anyone waiting for it: they go to the host, and are looked at there
+    when they have come, a step later as a rule.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: list[tuple[CheckEnd, torch.Tensor]] = []
+        self._sent: deque[tuple[list[CheckEnd], torch.Tensor, torch.cuda.Event | None]] = deque()
+
+    def add(self, full: torch.Tensor, check: CheckEnd) -> None:
+        """Keeps the end of `full` for `check`."""
+        self._unsent.append((check, full[-STAMP_NUMEL:].to(torch.float64, copy=True)))
+        if len(self._unsent) >= MOST_UNSENT:
+            self.check()
+
+    def check(self) -> None:
+        """Raises RuntimeError where one that has come to the host is another rank's; sends the newest there."""
+        self._send()
+        while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
+            checks, ends, _ = self._sent.popleft()
+            for check, end in zip(checks, ends, strict=True):
+                check(end)
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not unsent:
+            return
+        ends, event = torch.stack([end for _, end in unsent]), None
+        if ends.is_cuda:
+            with labels.collective("control"):
+                ends = torch.empty_like(ends, device="cpu", pin_memory=True).copy_(ends, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._sent.append(([check for check, _ in unsent], ends, event))

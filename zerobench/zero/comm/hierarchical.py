@@ -1,0 +1,222 @@
+"""Collectives in groups: in two hops through nodes, and shards within groups that are replicas of one another.
+
+[Note: slices in nodes]
+N ranks are Z nodes of L consecutive ranks. Rank (node z, place l) owns slice l·Z + z, so that blocks of Z slices are
+what hops move, in place and without a permutation::
+
+    full      | block 0: slices of place 0 in node 0, 1 .. Z-1 | block 1: of place 1 | ... | block L-1 |
+
+    all_gather        between nodes   block l of the ranks of place l         each sends its slice to Z-1 others
+                      within a node   the L blocks                            each sends its block to L-1 others
+    reduce_scatter    within a node   own block := sum over the node
+                      between nodes   own slice := sum over the nodes
+
+A node so sends (Z-1)/Z of the buffer to others, the least that does it; flat it would be more.
+
+[Note: replicas]
+k consecutive ranks share a shard, and N/k such groups hold the same (MiCS, arXiv 2205.00119; hybrid sharding,
+arXiv 2304.11277, section 3.2.2)::
+
+    all_gather        within the group
+    reduce_scatter    within the group; then the own slices are summed over the replicas: all-reduce of 1/k
+
+Every replica gets the same bits of a sum, so that all take the same update.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from .backends import NcclComm
+from .base import Comm, Handle, Over
+from .connect import connect
+from .desync import Stamp
+from .watched import watched
+
+Hop = Callable[[], Handle]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`within`: the ranks of this rank's node. `between`: those of the same place in each node."""
+
+    within: Comm
+    between: Comm
+
+
+class Hops:
+    """Collectives of several hops in flight, in the order of their launch, which is the same on all ranks.
+
+    A later hop is launched once the one before it is done and somebody waits for this collective, or for one that was
+    launched later. So hops, too, are launched in one order on all ranks, and a rank that waits for one collective has
+    done its part in all before it: nobody waits in a circle.
+    """
+
+    def __init__(self) -> None:
+        self._chains: deque[_Chain] = deque()
+
+    def launch(self, *hops: Hop, finish: Callable[[], None] | None = None) -> Handle:
+        """Launches the first; `finish` comes behind the last."""
+        chain = _Chain(hops[0](), deque(hops[1:]))
+        self._chains.append(chain)
+
+        def wait() -> None:
+            self._advance_to(chain)
+            chain.handle.wait()
+            if finish is not None:
+                finish()
+
+        return Handle([], wait)
+
+    def _advance_to(self, last: _Chain) -> None:
+        while last in self._chains:
+            self._chains[0].advance()
+            self._chains.popleft()
+
+
+@dataclass(eq=False)
+class _Chain:
+    """`handle`: of the hop in flight. `to_come`: those after it."""
+
+    handle: Handle
+    to_come: deque[Hop]
+
+    def advance(self) -> None:
+        """The last hop is in flight afterwards."""
+        while self.to_come:
+            self.handle.wait()
+            self.handle = self.to_come.popleft()()
+
+
+class Hierarchical(Over):
+    """Everybody shares a shard; gathers and reductions go in two hops. [Note: slices in nodes]"""
+
+    def __init__(self, everybody: Comm, nodes: Nodes) -> None:
+        super().__init__(everybody)
+        self.nodes = nodes
+        self.hops = Hops()
+        self.rank = nodes.within.rank * nodes.between.size + nodes.between.rank
+        self._is_end = nodes.within.rank == nodes.within.size - 1  # the end of `full`, and its stamp, is in this block
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        """As Comm's, but that the other slices of the own block hold sums over the node afterwards."""
+        within, between, block = self.nodes.within, self.nodes.between, self._block(full)
+        return self._launch(
+            lambda: within.reduce_scatter(full, unit, stamp),
+            lambda: between.reduce_scatter(block, unit, stamp if self._is_end else None, into),
+        )
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        within, between, block = self.nodes.within, self.nodes.between, self._block(full)
+        return self._launch(
+            lambda: between.all_gather(block, unit, stamp if self._is_end else None),
+            lambda: within.all_gather(full, unit, stamp),
+        )
+
+    def check_stamps(self) -> None:
+        for comm in (self._below, self.nodes.within, self.nodes.between):
+            comm.check_stamps()
+
+    def _block(self, full: torch.Tensor) -> torch.Tensor:
+        numel = full.numel() // self.nodes.within.size
+        return full.narrow(0, self.nodes.within.rank * numel, numel)
+
+    def _launch(self, first: Hop, second: Hop) -> Handle:
+        """In lanes one behind the other, which nobody need wait between."""
+        return Handle([first(), second()]) if self.in_lanes else self.hops.launch(first, second)
+
+
+class ShardGroup(Over):
+    """`shards`: the ranks that share a shard; `replicas`: those that hold the same one. [Note: replicas]"""
+
+    def __init__(self, everybody: Comm, shards: Comm, replicas: Comm) -> None:
+        super().__init__(everybody)
+        self._shards, self._replicas = shards, replicas
+        self._hops = Hops()
+        self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
+        self._is_end = shards.rank == shards.size - 1
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        numel = full.numel() // self.size
+        own = full.narrow(0, self.rank * numel, numel) if into is None else into
+        hops: tuple[Hop, Hop] = (
+            lambda: self._shards.reduce_scatter(full, unit, stamp, into),
+            lambda: self._replicas.all_reduce(own, unit, stamp if self._is_end else None),
+        )
+        return Handle([hop() for hop in hops]) if self.in_lanes else self._hops.launch(*hops)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return self._shards.all_gather(full, unit, stamp)
+
+    def check_stamps(self) -> None:
+        for comm in (self._below, self._shards, self._replicas):
+            comm.check_stamps()
+
+    def sum(self, values: torch.Tensor) -> None:
+        """Over the shards: every replica has the same."""
+        self._shards.sum(values)
+
+
+def connect_groups(
+    group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None
+) -> Comm:
+    """The seam over `group`, in nodes of `node_size` ranks or shards of `shard_group`, where that is not everybody.
+
+    Collective. Raises ValueError where the ranks cannot be divided so.
+    """
+    everybody = watched(connect(group, device))
+    check_groups(everybody.size, node_size, shard_group)
+    if all(size in (None, everybody.size) for size in (node_size, shard_group)):
+        return everybody
+    nodes = nodes_of(everybody, device, shard_group or node_size or everybody.size)
+    if shard_group is not None:
+        return ShardGroup(everybody, nodes.within, nodes.between)
+    return everybody if node_size == 1 else Hierarchical(everybody, nodes)
+
+
+def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> None:
+    """Raises ValueError, one sentence, for sizes that do not fit together."""
+    for name, size, least in (("node_size", node_size, 1), ("shard_group", shard_group, 2)):
+        if size is not None and (size < least or ranks % size) and ranks > 1:
+            raise ValueError(f"{name}: {size} cannot be; use a divisor of the {ranks} ranks, and at least {least}")
+    if node_size is not None and shard_group is not None and node_size != shard_group:
+        raise ValueError(
+            f"shard_group: {shard_group} ranks beside nodes of {node_size}; a group must be a node, so use {node_size}"
+        )
+
+
+def nodes_of(everybody: Comm, device: torch.device, node_size: int) -> Nodes:
+    """The groups of this rank: of `node_size` consecutive ranks, and of one rank from each of these. Collective."""
+    if everybody.group is None or node_size == everybody.size:
+        return Nodes(everybody, Comm())
+    if everybody.group is not dist.group.WORLD:
+        raise ValueError("group: nodes and shard groups are parts of the default process group; leave group out")
+    if node_size == 1:
+        return Nodes(Comm(), everybody)
+    ranks = torch.arange(everybody.size).view(-1, node_size)
+    within, between = (connect(_mine(everybody.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
+    if isinstance(within, NcclComm) and isinstance(between, NcclComm):
+        within.share_lanes(between)
+    return Nodes(watched(within, everybody.group), watched(between, everybody.group))
+
+
+_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
+    """This rank's of the groups of these ranks; each is made once in a process group's life."""
+    known = _made.setdefault(group, {})
+    for ranks in map(tuple, parts):
+        if ranks not in known:
+            known[ranks] = dist.new_group(list(ranks))
+    return next(known[ranks] for ranks in map(tuple, parts) if dist.get_rank() in ranks)

@@ -1,0 +1,147 @@
+"""A simulated world: one process is one rank of N, over torch's fake process group, which moves nothing.
+
+The engine runs as it does in a real world: the same layouts, buffers and operations, so memory and traffic are those of
+this rank. What the other ranks would have sent is zero, so that numbers stay finite and runs are alike:
+
+    reduce_scatter              own slice := this rank's own part of the mean
+    all_gather                  the others' slices := 0
+    all_to_all                  what the others send is 0
+    all_reduce and all else     as if nobody else were there
+
+Losses, weights and times mean nothing. Nothing is stamped: nobody is there to be at another place.
+The fake group is torch's own, and private; a test holds a simulated run to real ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import labels
+from .backends import GlooComm, GroupComm, NcclComm
+from .base import Comm, Handle
+from .desync import Stamp
+from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, Pieces, pieces_of
+from .streams import Waitable
+
+TAG = 7000
+"""Nothing is paired by it."""
+
+
+class Unstamped(Comm):
+    """Before a backend: collectives bear no stamps."""
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        return super().reduce_scatter(full, unit, None, into)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return super().all_gather(full, unit, None)
+
+    def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        return super().all_reduce(full, unit, None)
+
+    def all_to_all(
+        self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
+    ) -> Handle:
+        return super().all_to_all(to, here, name, unit, None)
+
+
+class SimulatedGloo(Unstamped, GlooComm):
+    """Slices go pairwise, as between real ranks, but for the trouble: a piece is sent once and stands for one to
+    each of the others, nothing is received, and nothing is added. So a world of 1 024 costs no more than one of 8.
+    """
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        own = self._part(full)
+        pieces = pieces_of(own, REDUCE_PIECE_BYTES)
+        slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces[0].numel())
+        labels.label(slots, labels.COMMUNICATION, f"{unit} received")
+        with labels.collective("reduce_scatter", unit):
+            self._send_to_all(pieces)
+        if into is not None:
+            with torch.no_grad():
+                into.copy_(own)
+        return Handle([_Held(slots)])
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        with labels.collective("all_gather", unit):
+            self._send_to_all(pieces_of(self._part(full), GATHER_PIECE_BYTES))
+        self._zero_others(full)
+        return Handle([])
+
+    def meet(self, what: str) -> None:
+        """There is nobody to wait for."""
+
+    def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
+        self._zero_others(here)
+        peer = (self.rank + 1) % self.size
+        self.group.recv([here.view(self.size, -1)[peer]], peer, TAG)
+        self._send_to_all(pieces_of(self._part(to), REDUCE_PIECE_BYTES))
+        return []
+
+    def _send_to_all(self, pieces: Pieces) -> None:
+        others = range(self.rank + 1, self.rank + self.size)
+        with labels.standing_for([peer % self.size for peer in others]):
+            for piece in pieces:
+                self.group.send([piece], (self.rank + 1) % self.size, TAG)
+
+    def _part(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's slice."""
+        numel = full.numel() // self.size
+        return full.narrow(0, self.rank * numel, numel)
+
+    def _zero_others(self, full: torch.Tensor) -> None:
+        numel = full.numel() // self.size
+        with torch.no_grad():
+            full[: self.rank * numel].zero_()
+            full[(self.rank + 1) * numel :].zero_()
+
+
+class _Held:
+    """Keeps what a reduction receives into until it is waited for."""
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        self._slots: torch.Tensor | None = slots
+
+    def wait(self) -> None:
+        """Lets go of it."""
+        self._slots = None
+
+
+def _scatter_alone(place: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.scatter_into(place, full, group=group, async_op=async_op)
+    own = full.numel() // dist.get_world_size(group)
+    place.copy_(full.narrow(0, dist.get_rank(group) * own, own))
+    return work
+
+
+def _gather_alone(full: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.gather_into(full, own, group=group, async_op=async_op)
+    first = dist.get_rank(group) * own.numel()
+    full[:first].zero_()
+    full[first + own.numel() :].zero_()
+    return work
+
+
+def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGroup, async_op: bool) -> Any:
+    work = NcclComm.exchange_into(here, to, group=group, async_op=async_op)
+    here.zero_()
+    return work
+
+
+class SimulatedNccl(Unstamped, NcclComm):
+    """NCCL's collectives, in lanes. What the fake group leaves in their outputs differs between versions of torch."""
+
+    scatter_into = staticmethod(_scatter_alone)
+    gather_into = staticmethod(_gather_alone)
+    exchange_into = staticmethod(_exchange_alone)
+
+
+KINDS: dict[str, type[GroupComm]] = {"cpu": SimulatedGloo, "cuda": SimulatedNccl}
+"""By device."""

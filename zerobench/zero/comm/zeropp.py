@@ -1,0 +1,217 @@
+"""ZeRO++ (arXiv 2306.10209) on stage 3: three ways to send less between nodes. Each is a Comm or a source of its own.
+
+    qwZ    parameters are gathered in int8                 every rank computes with the decoded ones, their owner too
+    hpZ    secondary shards: once a unit has been gathered, each rank of a node keeps 1/L of it, in the parameters'
+           dtype, and later gathers stay within the node, until the parameters change
+    qgZ    gradients are exchanged in int4                 each rank decodes what it gets and sums it in fp32
+
+Between nodes a node sends, of bf16 parameters and gradients and Z nodes, (Z-1)/Z times so many bytes a parameter::
+
+                forward   backward   gradients            blocks of B elements add 4/B a byte-sized element's scale:
+    zero3       2         2          2                    int8 1 + 4/B, int4 1/2 + 4/B
+    ZeRO++      1         0          1/2
+
+Masters and optimizer states know nothing of it, nor does a state dict: `Comm.exact` gathers those.
+
+[Note: two hops]
+qgZ goes through the node first, if there are several nodes. Rank (z, l) codes block m of its gradients (groups.py, the
+note) for place m of its node, decodes the L-1 that it gets, adds its own, uncoded, and has the node's sum of block l in
+fp32. Of this it codes slice y for node y, and adds up slice z in the same way. Gradients come divided by the number of
+ranks, so that the sum is the mean. An element of it is off by no more than
+
+    sum over the L-1 ranks of the node of (their block's bound)  summed over the nodes, + that of Z-1 sums
+
+where a block's bound is half a step (comm/quantize.py), m/14 with m the largest of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from .. import labels
+from .base import Comm, Handle, Over
+from .desync import Stamp
+from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
+from .quantize import DTYPES, Codec
+from .sources import Primary, Source
+
+
+@dataclass(frozen=True)
+class Zeropp:
+    """Which parts, and elements that share a scale. Raises ValueError for blocks that cannot be."""
+
+    quantize_weights: bool = False
+    secondary_shards: bool = False
+    quantize_gradients: bool = False
+    weight_block: int = 256
+    gradient_block: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("weight_block", "gradient_block"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 8:
+                raise ValueError(f"zeropp: {name} is {value!r}; use a whole number of at least 8 elements")
+
+
+class ZeroppComm(Over):
+    """Over the exact collectives, Hierarchical where there are several nodes."""
+
+    def __init__(self, below: Comm, nodes: Nodes, policy: Zeropp) -> None:
+        super().__init__(below)
+        self._nodes = nodes
+        self._policy = policy
+        self._weights, self._gradients = Codec(8, policy.weight_block), Codec(4, policy.gradient_block)
+        self._hops = below.hops if isinstance(below, Hierarchical) else Hops()
+
+    @property
+    def exact(self) -> Comm:
+        return self._below
+
+    def new_source(self) -> Source:
+        return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else Primary(self)
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """What every rank gets is decoded, its own slice too."""
+        if not self._policy.quantize_weights or full.dtype not in DTYPES:
+            return super().all_gather(full, unit, stamp)
+        slices = full.view(self.size, -1)
+        payloads = new_payloads(self._weights, slices, unit)
+        self._weights.encode(slices[self.rank : self.rank + 1], payloads[self.rank : self.rank + 1])
+        gather = self._below.all_gather(payloads.view(-1), unit, stamp)
+        return Handle([gather], partial(_decode_all, self._weights, payloads, slices))
+
+    def reduce_scatter(
+        self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
+    ) -> Handle:
+        if not self._policy.quantize_gradients or full.dtype not in DTYPES:
+            return super().reduce_scatter(full, unit, stamp, into)
+        own = full.view(self.size, -1)[self.rank] if into is None else into
+        hops = [comm for comm in (self._nodes.within, self._nodes.between) if comm.size > 1]
+        reduction = Reduction(self._gradients, hops, full, own, unit, stamp)
+        return self._hops.launch(*[reduction.send] * len(hops), finish=reduction.finish)
+
+
+class Reduction:
+    """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
+
+    `rows`   what this hop is about, (n, m): row j goes to rank j of the hop, in int4, and the own row stays
+    `here`   what has come, (n, payload_bytes)
+    """
+
+    def __init__(
+        self, codec: Codec, hops: list[Comm], full: torch.Tensor, into: torch.Tensor, unit: str, stamp: Stamp | None
+    ) -> None:
+        self._codec, self._unit, self._stamp = codec, unit, stamp
+        self._to_come = list(hops)
+        self._into = into
+        self._sum = full
+        self._hop: Comm | None = None
+
+    def send(self) -> Handle:
+        """The next hop, once what the one before has brought is summed."""
+        self._take_in()
+        self._hop = hop = self._to_come.pop(0)
+        self._rows = self._sum.view(hop.size, -1)
+        self._to, self._here = (new_payloads(self._codec, self._rows, self._unit) for _ in range(2))
+        for peer in range(hop.size):
+            if peer != hop.rank:
+                self._codec.encode(self._rows[peer : peer + 1], self._to[peer : peer + 1])
+        return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
+
+    def finish(self) -> None:
+        """The sum goes where it is wanted; nothing else is kept."""
+        self._take_in()
+        self._into.copy_(self._sum)
+        del self._into, self._sum, self._rows
+
+    def _take_in(self) -> None:
+        """The sum so far, (m,) fp32: the own row and what has come."""
+        if self._hop is None:
+            return
+        drop(self._to)
+        own = self._hop.rank
+        total = self._rows[own].float()
+        if total.data_ptr() == self._rows[own].data_ptr():
+            total = total.clone()
+        labels.label(total, labels.COMMUNICATION, f"{self._unit} sum")
+        decoded = torch.empty_like(total)
+        for peer in range(self._hop.size):
+            if peer != own:
+                self._codec.decode(self._here[peer : peer + 1], decoded.unsqueeze(0))
+                total += decoded
+        self._sum = total
+        drop(self._here)
+
+
+class SecondaryShard:
+    """hpZ, one unit's: 1/L of its full parameters, (numel / L,) in their dtype, kept from a first release on."""
+
+    def __init__(self, comm: Comm, within: Comm) -> None:
+        self._comm, self._within = comm, within
+        self._shard: torch.Tensor | None = None
+
+    def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
+        """From the node's secondary shards where they are; else from everybody."""
+        if self._shard is None:
+            return self._comm.all_gather(full, unit, stamp)
+        self._block(full).copy_(self._shard)
+        return self._within.all_gather(full, unit, stamp)
+
+    def released(self, full: torch.Tensor, unit: str) -> None:
+        """The own block is kept."""
+        if self._shard is None:
+            with torch.inference_mode(False), torch.no_grad():
+                block = self._block(full).clone()
+            self._shard = labels.label(block, labels.PARAMETERS, f"{unit} secondary")
+
+    def stale(self) -> None:
+        """It is dropped."""
+        self._shard = None
+
+    def _block(self, full: torch.Tensor) -> torch.Tensor:
+        return full.view(self._within.size, -1)[self._within.rank]
+
+
+def new_payloads(codec: Codec, slices: torch.Tensor, unit: str) -> torch.Tensor:
+    """A payload for each of `slices`, (rows, numel): (rows, payload_bytes) uint8, not filled."""
+    payloads = slices.new_empty(len(slices), codec.payload_bytes(slices.shape[1]), dtype=torch.uint8)
+    return labels.label(payloads, labels.COMMUNICATION, f"{unit} payload")
+
+
+def _decode_all(codec: Codec, payloads: torch.Tensor, slices: torch.Tensor) -> None:
+    """One after the other, so that what is made on the way is of one slice."""
+    for row in range(len(slices)):
+        codec.decode(payloads[row : row + 1], slices[row : row + 1])
+    drop(payloads)
+
+
+def drop(payloads: torch.Tensor) -> None:
+    """They have been read, or sent. Their memory goes back now, whatever thread of gloo's still holds them."""
+    payloads.untyped_storage().resize_(0)
+
+
+def connect_zeropp(
+    group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None,
+    policy: Zeropp | None,
+) -> Comm:  # fmt: skip
+    """The seam over `group` in its nodes or shard groups (groups.py), under a policy. Collective.
+
+    Raises ValueError for what does not go together.
+    """
+    below = connect_groups(group, device, node_size, shard_group)
+    if policy is None or below.size == 1:
+        return below
+    if shard_group is not None:
+        raise ValueError("shard_group: ZeRO++ has shards over all ranks and secondary ones in nodes; leave one out")
+    codes = policy.quantize_weights or policy.quantize_gradients
+    if not codes and (node_size or below.size) == below.size:
+        raise ValueError(
+            f"zeropp: all {below.size} ranks are one node, so that secondary shards alone change nothing; let node_size"
+            " be a smaller divisor"
+        )
+    nodes = below.nodes if isinstance(below, Hierarchical) else nodes_of(below, device, node_size or below.size)
+    return ZeroppComm(below, nodes, policy)

@@ -1,0 +1,1 @@
+"""The life of a gradient, from autograd to the shards."""

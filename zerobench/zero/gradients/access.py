@@ -1,0 +1,215 @@
+"""Gradients as users read and change them, between backward and step: the part of `Strategy`'s face about them.
+
+[Note: the gradient that is read]
+The engine holds the mean over all ranks, each rank its own segments of it, in the gradients' dtype. Where losses are
+scaled, so are these segments; `full_gradient`, `set_full_gradient` and `gradient_norms` take the scale out, and
+clipping in: they speak of what the optimizer gets. Segments say their `scale`. Gradients kept back by no_sync are not
+means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
+docs/gradients.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..precision import norm_of, sum_of_powers
+from ..strides import MemoryOrder
+
+if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
+    from ..strategy import Strategy
+
+
+@dataclass(frozen=True)
+class GradientSegment:
+    """This rank's gradient of elements [start, stop) of a parameter, counted in the order of its memory.
+
+    `gradient`  (stop - start,) view, in the gradients' dtype: what is written to it in place counts at the step
+    `scale`     what it is multiplied by on its way to the optimizer: unscaling, clipping; 0-dim or a float
+    """
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    gradient: torch.Tensor
+    scale: torch.Tensor | float
+    _order: MemoryOrder = field(repr=False)
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """These elements, (stop - start,), of a tensor of the parameter's shape: a mask, say."""
+        return self._order.flatten(whole)[self.start : self.stop]
+
+
+class GradientFace:
+    """What an engine offers for its gradients."""
+
+    def clip_grad_norm_(
+        self: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
+
+        As torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the norm before,
+        0-dim fp32, of the true gradients where losses are scaled.
+        """
+        self.gradients.check_reduced("clip_grad_norm_")
+        with torch.no_grad():
+            norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type))
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"clip_grad_norm_: the gradients' norm is {norm.item()}; it was to be finite")
+        return norm
+
+    def gradient_segments(self: Any) -> Iterator[GradientSegment]:
+        """This rank's segments of every gradient that there is, to be read and changed in place; collective.
+
+        Not every rank has a segment of every parameter; each element is one rank's (of those that share shards). A
+        segment may be read and written until the next one is asked for. Change gradients before `clip_grad_norm_`,
+        which goes by those that it finds. Raises RuntimeError for gradients that were never reduced.
+        """
+        _begin(self, "gradient_segments")
+        return _segments(self)
+
+    def full_gradient(self: Any, name: str) -> torch.Tensor | None:
+        """The whole gradient of a parameter, on every rank, as the optimizer will get it; collective.
+
+        Of the parameter's shape and in its master's dtype; None where no rank has one. `name`: as in
+        `module.named_parameters()`. Raises ValueError for a name that no trainable parameter has.
+        """
+        number = _number_of(self, name)
+        _begin(self, "full_gradient", self.names[number])
+        with torch.no_grad():
+            return _full_gradient(self, number)
+
+    def set_full_gradient(self: Any, name: str, value: torch.Tensor) -> None:
+        """The gradient of a parameter becomes `value`, of its shape; collective, every rank gives the same.
+
+        As the optimizer is to get it: the engine rounds it to the gradients' dtype and puts the loss scale in. Raises
+        ValueError for a wrong name or shape, RuntimeError where there is no gradient to be replaced.
+        """
+        number = _number_of(self, name)
+        if value.shape != self.trainable[number].shape:
+            shapes = f"{tuple(value.shape)}, but the parameter's is {tuple(self.trainable[number].shape)}"
+            raise ValueError(f"set_full_gradient: {name}: the value's shape is {shapes}")
+        _begin(self, "set_full_gradient")
+        if number not in self.update.used:
+            raise RuntimeError(f"set_full_gradient: {name} has no gradient; run a backward that reaches it first")
+        if self.update.scaling.coefficient is not None:
+            raise RuntimeError("set_full_gradient: clip_grad_norm_ has been called; set gradients before it")
+        with torch.no_grad():
+            for one in _segments(self, number):
+                one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
+
+    def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
+        """The norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.
+
+        Of the gradients as the optimizer will get them; parameters without one are left out. One small all-reduce.
+        """
+        _begin(self, "gradient_norms", f"norm_type {float(norm_type)}")
+        with torch.no_grad():
+            return _norms(self, float(norm_type))
+
+
+def _begin(engine: Strategy, what: str, sums: str = "") -> None:
+    """Gradients are there and agreed upon. `sums` names what is summed next: gloo ends a process where sizes differ."""
+    engine.gradients.check_reduced(what)
+    if sums:
+        engine.comm.meet(f"{what}, {sums}")
+    engine.update.agree()
+
+
+def _number_of(engine: Strategy, name: str) -> int:
+    named = dict(engine.module.named_parameters(remove_duplicate=False))
+    if name not in named:
+        near = get_close_matches(str(name), list(named), n=1)
+        raise ValueError(f"{name!r}: the module has no such parameter" + (f"; did you mean {near[0]}?" if near else ""))
+    for number, parameter in enumerate(engine.trainable):
+        if parameter is named[name]:
+            return number
+    raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
+
+
+def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
+    """Those of one parameter, or of all; what is written to them is kept when the next is asked for."""
+    update, scale = engine.update, engine.update.scaling.pending
+    for run, mine in groupby(update.segments, key=lambda segment: segment.run):
+        wanted = [one for one in mine if one.used and number in (None, one.segment.parameter)]
+        if not wanted:
+            continue
+        with run.editing():
+            for one in wanted:
+                yield _segment(engine, one, scale)
+    update.scaling.edited()
+
+
+def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
+    where, gradient = one.segment, one.gradient()
+    assert gradient is not None
+    parameter = engine.trainable[where.parameter]
+    name, order = engine.names[where.parameter], engine.orders[parameter]
+    scale = scale.to(gradient.device) if isinstance(scale, torch.Tensor) else scale
+    return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
+
+
+def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
+    """This rank has no gradients of these parameters any more."""
+    engine.gradients.land_all()
+    for number in numbers:
+        for unit, piece in engine.gradients.places[number]:
+            unit.filled.discard(piece)
+    for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
+        dropped = [one for one in mine if one.segment.parameter in numbers and one.unit.reduced]
+        for one in dropped:
+            one.used = True
+        with run.editing() if dropped else nullcontext():
+            for one in dropped:
+                one.unit.gradient(one.segment.offset, one.segment.numel).zero_()
+        for one in dropped:
+            one.used = False
+    engine.update.drop(numbers)
+
+
+def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
+    if number not in engine.update.used:
+        return None
+    parameter = engine.trainable[number]
+    dtype = engine.gradients.places[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
+    flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+    for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
+        wanted = [one for one in mine if one.segment.parameter == number]
+        if wanted:
+            with run.reading():
+                for one in wanted:
+                    gradient = one.gradient()
+                    assert gradient is not None
+                    flat[one.segment.start : one.segment.stop].copy_(gradient)
+    engine.comm.sum(flat)
+    return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
+
+
+def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
+    update = engine.update
+    device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
+    totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)
+    for run, mine in groupby(update.segments, key=lambda segment: segment.run):
+        wanted = [one for one in mine if one.used]
+        if wanted:
+            with run.reading():
+                for one in wanted:
+                    gradient, number = one.gradient(), one.segment.parameter
+                    assert gradient is not None
+                    part = sum_of_powers([gradient], norm_type, gradient.device).to(device)
+                    total = totals[number]
+                    total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
+    totals.nan_to_num_(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
+    (engine.comm.maximum if norm_type == math.inf else engine.comm.sum)(totals)
+    norms = norm_of(totals, norm_type) * update.scaling.pending
+    return {engine.names[i]: norms[i] for i in sorted(update.used)}

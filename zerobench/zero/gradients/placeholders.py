@@ -1,0 +1,154 @@
+"""What stands in a parameter's `.grad` while the engine holds its gradient, from backward to step.
+
+    dropped     `module.zero_grad()`, of a part too, or `p.grad = None`: the engine drops that gradient
+    used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: a sentence, for nothing is there to be used
+    replaced    `p.grad = ...`: a sentence at the next backward or step
+
+A stand-in has its parameter's shape and dtype, and no memory. The optimizer's first tensor has one, too, for those who
+ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..parameters.absent import as_they_are
+from .access import drop_gradients
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+
+HOW = (
+    "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
+    " engine.gradient_segments() (docs/gradients.md)"
+)
+
+WORDS = {
+    ("add", "add_"): "call engine.backward(loss), not loss.backward(): the gradients must be reduced",
+    ("_amp_foreach_non_finite_check_and_unscale_",): (
+        "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
+    ),
+}
+"""Operators that tell what somebody was about to do, and what is to be done instead."""
+
+
+class StandIn(torch.Tensor):
+    """Of the gradient of `parameter_name`. `zeroed`: the names of those that somebody has set to zero."""
+
+    parameter_name: str
+    zeroed: set[str]
+
+    @staticmethod
+    def of(tensor: torch.Tensor, name: str, zeroed: set[str]) -> StandIn:
+        """A new one for the gradient of `tensor`."""
+        made: StandIn = torch.Tensor._make_wrapper_subclass(
+            StandIn, tensor.shape, strides=tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+        made.parameter_name, made.zeroed = name, zeroed
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StandIn)]
+        name = func.overloadpacket.__name__
+        if name in ("zero_", "_foreach_zero_"):
+            for one in found:
+                one.zeroed.add(one.parameter_name)
+            return args[0] if name == "zero_" else None
+        for others, words in WORDS.items():
+            if name in others:
+                raise RuntimeError(f"{found[0].parameter_name}: {words}; {HOW}")
+        raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        """No tensors are in it: those who count memory find none."""
+        return [], self.parameter_name
+
+    @staticmethod
+    def __tensor_unflatten__(_inner: Any, _name: str, *_: Any) -> StandIn:
+        raise RuntimeError("a gradient's stand-in cannot be copied")
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        name = self.parameter_name
+        return f"<the gradient of {name}, in the engine's shards: engine.full_gradient({name!r})>"
+
+
+class StandIns:
+    """Those of one engine.
+
+    `_made`    by parameter number, for life
+    `_put`     numbers of the parameters that have theirs now; `_pairs`: those parameters with theirs
+    `_zeroed`  names of those that have been set to zero
+    """
+
+    def __init__(self, engine: Strategy) -> None:
+        self._engine = engine
+        self._made: dict[int, StandIn] = {}
+        self._put: frozenset[int] = frozenset()
+        self._pairs: list[tuple[torch.Tensor, StandIn]] = []
+        self._zeroed: set[str] = set()
+        self._of_optimizer: StandIn | None = None
+
+    def put(self) -> None:
+        """A backward is over: where a gradient came, something stands for it."""
+        engine = self._engine
+        for i in engine.update.used - self._made.keys():
+            self._made[i] = StandIn.of(engine.trainable[i], engine.names[i], self._zeroed)
+        self._zeroed.clear()
+        self._put = frozenset(engine.update.used)
+        self._pairs = [(engine.trainable[i], self._made[i]) for i in self._put]
+        with as_they_are():
+            for parameter, stand_in in self._pairs:
+                parameter.grad = stand_in
+        if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
+            for segment in engine.segments[:1]:
+                if self._of_optimizer is None:
+                    self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
+                segment.tensor.grad = self._of_optimizer
+
+    def take_away(self) -> None:
+        """A backward, or the optimizer, is to find nothing."""
+        with as_they_are():
+            for parameter, _ in self._pairs:
+                parameter.grad = None
+        self._put, self._pairs = frozenset(), []
+        for segment in self._engine.segments[:1]:
+            if segment.tensor.grad is self._of_optimizer:
+                segment.tensor.grad = None
+
+    def heed(self) -> None:
+        """Gradients whose stand-ins were dropped are. Raises RuntimeError for one that was replaced."""
+        parameters = self._engine.trainable
+        complete = len(self._pairs) == len(parameters) or not self._pairs
+        with as_they_are():
+            untouched = complete and not self._zeroed and all(p.grad is stand_in for p, stand_in in self._pairs)
+            untouched = untouched and (bool(self._pairs) or all(p.grad is None for p in parameters))
+        if not untouched:
+            self._heed_each()
+
+    def _heed_each(self) -> None:
+        dropped: set[int] = set()
+        for i, parameter in enumerate(self._engine.trainable):
+            grad, name = parameter.grad, self._engine.names[i]
+            if i in self._put and (grad is None or name in self._zeroed):
+                dropped.add(i)
+                parameter.grad = None
+            elif grad is not (self._made[i] if i in self._put else None):
+                raise RuntimeError(
+                    f"{name}: something was assigned to its .grad, which the engine does not read; use"
+                    " engine.set_full_gradient(name, value) after backward (docs/gradients.md)"
+                )
+        if not dropped:
+            return
+        if dropped == self._put:
+            self._engine.zero_grad()
+            return
+        self._put -= dropped
+        self._pairs = [(self._engine.trainable[i], self._made[i]) for i in self._put]
+        self._zeroed.clear()
+        drop_gradients(self._engine, dropped)

@@ -1,0 +1,180 @@
+"""A model on the meta device gets its values, and no rank ever holds more of it than its stage does.
+
+    hollow    every parameter a NaN of its shape on the real device: no memory
+    adopted   the stage has cut them into units, still without values
+    filled    the model's initialisers have run again, a module at a time, each into scratch tensors of which
+              every rank keeps its part
+
+Building on meta draws no random numbers. The replay draws them in the order of a plain construction: first
+what each module's constructor draws (`reset_parameters`, children before parents), then what the model does
+on top, which it must tell: `model.initialisers()` yields (module, function of the module) in order. All
+ranks draw with rank 0's generator, of the CPU unless told otherwise, so that the values are those of a plain
+construction there.
+
+Of a tied parameter the first place counts; what is drawn for the others is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..comm.base import Comm
+from ..strides import MemoryOrder
+
+Initialiser = Callable[[nn.Module], Any]
+Store = Callable[[nn.Parameter, torch.Tensor], None]
+
+_HOLLOW = "_zerobench_hollow"
+
+_OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
+"""Methods by which models outside of ours initialise themselves, and which a replay would miss."""
+
+
+def on_meta(model: nn.Module) -> bool:
+    """Whether the model was built on the meta device. Raises ValueError for a model that was in parts."""
+    if hasattr(model, _HOLLOW):
+        return True
+    meta = {parameter.is_meta for parameter in model.parameters()}
+    if len(meta) == 2:
+        name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
+        raise ValueError(
+            f"{name}: it is on the meta device while other parameters are not; build all of the model there"
+        )
+    return meta == {True}
+
+
+def check_replay(model: nn.Module) -> None:
+    """Raises ValueError, one sentence, for a model whose initial values a replay cannot restore."""
+    told = hasattr(model, "initialisers")
+    for name, module in model.named_modules():
+        way = next((way for way in _OWN_WAYS if hasattr(module, way)), None)
+        if way and not told:
+            raise ValueError(
+                f"{name or type(model).__name__}: it initialises itself in {way}, which cannot be replayed on the meta"
+                " device; give the model initialisers(), or build it on a real device"
+            )
+        if list(module.parameters(recurse=False)) and not told and not hasattr(module, "reset_parameters"):
+            raise ValueError(
+                f"{name or type(model).__name__}: {type(module).__name__} has parameters and no reset_parameters(), so"
+                " that its values on the meta device are lost; give it one, or build the model on a real device"
+            )
+
+
+def hollow(model: nn.Module, device: torch.device) -> None:
+    """meta -> hollow. The parameters stay the same objects, for an optimizer may hold them."""
+    if hasattr(model, _HOLLOW):
+        return
+    orders = {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
+    for parameter in orders:
+        nothing = torch.full((), float("nan"), dtype=parameter.dtype, device=device).expand(parameter.shape)
+        torch.utils.swap_tensors(parameter, nn.Parameter(nothing, requires_grad=parameter.requires_grad))
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    setattr(model, _HOLLOW, orders)
+
+
+def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
+    """How each parameter lies in memory; of a hollow one, how it would have."""
+    found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _HOLLOW, None)
+    return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
+
+
+def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:
+    """adopted -> filled. `store(parameter, values)` keeps this rank's part of `values`, of `dtype`, on `device`, by
+    default the CPU.
+    """
+    device = device or torch.device("cpu")
+    versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
+    mine = _generator_state(device)
+    state = mine.to(next(model.parameters()).device, copy=True)  # where the ranks can send it
+    comm.broadcast(state)
+    state = state.cpu()
+    _set_generator_state(state, device)
+    stored: set[nn.Parameter] = set()
+    places = _first_places(model)
+    for module, initialise in _steps(model):
+        for parameter, values in _run(module, initialise, places, dtype=dtype, device=device):
+            store(parameter, values)
+            stored.add(parameter)
+    if not torch.equal(mine, state):  # this rank draws numbers of its own: it goes on with them
+        _set_generator_state(mine, device)
+    lost = [name for name, parameter in model.named_parameters() if parameter not in stored and parameter.numel()]
+    lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
+    delattr(model, _HOLLOW)
+    if lost:
+        raise ValueError(
+            f"{lost[0]}: nothing has restored its values, lost on the meta device; restore it in its module's"
+            " reset_parameters() or in the model's initialisers(), or build the model on a real device"
+        )
+
+
+def _first_places(model: nn.Module) -> dict[nn.Parameter, tuple[nn.Module, str]]:
+    places: dict[nn.Parameter, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(parameter, (module, name))
+    return places
+
+
+def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initialiser]]:
+    for module in _children_first(model, set()):
+        if hasattr(module, "reset_parameters"):
+            yield module, _reset
+    if hasattr(model, "initialisers"):
+        yield from model.initialisers()  # type: ignore[operator]
+
+
+def _reset(module: Any) -> None:
+    module.reset_parameters()
+
+
+def _children_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    if module not in seen:
+        seen.add(module)
+        for child in module.children():
+            yield from _children_first(child, seen)
+        yield module
+
+
+def _generator_state(device: torch.device) -> torch.Tensor:
+    """(bytes,) uint8, on the CPU."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def _run(
+    module: nn.Module, initialise: Initialiser, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
+) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+    """The values that one initialiser gives to the module's own parameters, those it leaves alone apart."""
+    own = {name: p for name, p in module._parameters.items() if p is not None}
+    scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), **like)) for name, p in own.items()}
+    versions = {name: p._version for name, p in scratch.items()}
+    module._parameters.update(scratch)
+    try:
+        with torch.no_grad():
+            initialise(module)
+    finally:
+        module._parameters.update(own)
+    for name, parameter in own.items():
+        values = scratch[name].detach()
+        if scratch[name]._version == versions[name] or places[parameter] != (module, name):
+            continue
+        if values.isnan().any():
+            raise ValueError(
+                f"{type(module).__name__}.{name}: an initialiser writes to a part of it, or changes what was there;"
+                " from the meta device that cannot be replayed: let it overwrite the whole parameter"
+            )
+        yield parameter, values

@@ -1,0 +1,133 @@
+"""What stage 3 needs to know of modules: which are units, which tensors they return, when they recompute."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .tiled_linear import Tile
+
+ROOT = ""
+"""The path of the unit that holds what no other unit does: the model's own path."""
+
+
+class Hook:
+    """A hook of the engine's on a module. In a copy of the module, a plain one, it does nothing."""
+
+    def __init__(self, run: Callable[..., None] | None = None) -> None:
+        self._run = run
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._run is not None:
+            self._run(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, ()
+
+
+def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
+    without one, those of every outermost nn.Sequential. A list inside a list is no block: its elements are."""
+    return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
+
+
+def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The blocks, and the tiles of Linears, in blocks or not, in the order of the model's modules."""
+    names = {module: name for name, module in blocks(root)}
+    names |= {module: name for name, module in root.named_modules() if isinstance(module, Tile)}
+    return [(names[module], module) for module in root.modules() if module in names]
+
+
+def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str, nn.Module]]:
+    inside: set[nn.Module] = set()  # everything below an element that was found
+    found: list[tuple[str, nn.Module]] = []
+    for path, module in root.named_modules():
+        if isinstance(module, container) and module not in inside:
+            for name, child in module.named_children():
+                if not isinstance(child, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+                    found.append((f"{path}.{name}" if path else name, child))
+                    inside.update(child.modules())
+    return found
+
+
+def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[str, nn.Module]]:
+    """The chosen modules with their names. Raises ValueError for one that is not part of the model."""
+    names = {module: name for name, module in root.named_modules()}
+    for module in chosen:
+        if module not in names or module is root:
+            raise ValueError(f"units: {type(module).__name__} is not a submodule of the model")
+    return [(name, module) for module, name in names.items() if module in set(chosen)]
+
+
+def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> dict[nn.Parameter, str]:
+    """Each unique parameter's unit: the innermost around it; ROOT around none, or where it stands in several."""
+    names = {module: name for name, module in units}
+    found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
+
+    def visit(module: nn.Module, unit: str) -> None:
+        unit = names.get(module, unit)
+        for parameter in module.parameters(recurse=False):
+            found[parameter].add(unit)
+        for child in module.children():
+            visit(child, unit)
+
+    visit(root, ROOT)
+    return {parameter: around.pop() if len(around) == 1 else ROOT for parameter, around in found.items()}
+
+
+def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a module's output that backward will pass; looks into containers and dataclasses."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad:
+                yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for one in dataclasses.fields(leaf):
+                yield from tensors_that_require_grad(getattr(leaf, one.name))
+
+
+def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
+    """Tensors in the modules' attributes that were computed: auxiliary losses, which the model picks up afterwards."""
+    values = (value for module in modules for value in vars(module).values())
+    return [value for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+
+
+def check_visible(name: str, output: Any) -> None:
+    """Raises ValueError for the output of unit `name` if it may hold tensors where nobody sees them.
+
+    That is where it shows none, or has objects of unknown kinds. Tensors that need no gradient are fine: detached.
+    """
+    leaves = pytree.tree_leaves(output)
+    plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)
+    strange = [leaf for leaf in leaves if not isinstance(leaf, plain) and not dataclasses.is_dataclass(leaf)]
+    if strange or not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise ValueError(
+            f"{name}: no tensor that requires a gradient was found in its output; a unit of zero3 must return tensors,"
+            " or containers or dataclasses of them"
+        )
+
+
+def warn_of_modules_not_called(names: list[str]) -> None:
+    """A block that is run by another method than its forward would read NaN: says so, once, where that may be."""
+    if names:
+        warnings.warn(
+            f"zero3: the first forward did not call {', '.join(names)}; parameters that are read in another way than by"
+            " calling their module are NaN: name other modules in units=",
+            stacklevel=4,
+        )
+
+
+def inside_backward() -> bool:
+    """Whether autograd is at work: a module that runs now is being recomputed. (torch-private, tested.)"""
+    return torch._C._current_graph_task_id() != -1
+
+
+def saved_by_others() -> bool:
+    """Whether somebody's hooks get what autograd saves now. (torch-private, tested.)"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

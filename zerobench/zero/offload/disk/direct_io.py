@@ -1,0 +1,183 @@
+"""The seam to the disk: every byte between memory and a file goes through `read` and `write` here.
+
+direct     past the page cache (O_DIRECT), where the file system takes it; addresses, offsets and lengths are multiples
+           of ALIGN_BYTES then
+buffered   else, through the page cache, whose pages are let go of as soon as they are clean
+piece      what one call carries: (bytes,) of memory, wherever it begins and ends
+bounce     aligned memory, one a thread, for the part of a piece that is not aligned: as a rule the last bytes of a
+           tensor, less than a page. Only pages of it that were needed are resident
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from ... import labels
+
+ALIGN_BYTES = 4096
+"""What direct I/O asks of addresses, offsets and lengths on every disk in use (512 would do on some)."""
+
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class DiskError(OSError):
+    """What went wrong with a file, in a sentence: file, offset, bytes and cause. `errno`: the system's, if known."""
+
+    def __init__(self, sentence: str, code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.errno = code
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to a multiple of ALIGN_BYTES."""
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def free_bytes(place: Path | int) -> int:
+    """What may still be written to the file system of a folder or an open file."""
+    told = os.statvfs(place)
+    return told.f_bavail * told.f_frsize
+
+
+class Channel:
+    """A new file at `path`, open for `depth` pieces at once of at most `piece_bytes`. `direct`: wanted; the attribute:
+    granted.
+
+    Raises DiskError where the file cannot be made.
+    """
+
+    def __init__(self, path: Path, direct: bool, piece_bytes: int, depth: int) -> None:
+        self.path, self._piece_bytes = path, aligned(piece_bytes)
+        self.bytes = 0
+        self.direct = direct and hasattr(os, "O_DIRECT") and _takes_direct(path)
+        try:
+            self._fd = os.open(path, CREATE | (os.O_DIRECT if self.direct else 0), 0o600)
+        except OSError as error:
+            raise DiskError(f"{path} cannot be made: {os.strerror(error.errno or 0)}", error.errno) from error
+        self._own = threading.local()
+        self._slots = threading.Semaphore(depth)
+
+    def grow(self, nbytes: int) -> int:
+        """Reserves `nbytes` more on the disk and returns where they begin. Raises DiskError without room."""
+        begin, free = self.bytes, free_bytes(self._fd)
+        if nbytes > free:
+            raise self._full("grow", begin, nbytes, free)
+        try:
+            if nbytes:
+                os.posix_fallocate(self._fd, begin, nbytes)
+        except OSError as error:
+            os.ftruncate(self._fd, begin)
+            raise self._failed("grow", begin, nbytes, error) from error
+        self.bytes = begin + nbytes
+        return begin
+
+    def read(self, piece: memoryview, offset: int, name: str) -> None:
+        """Fills `piece` from the file's byte `offset` on, for the tensor `name`. Raises DiskError."""
+        parts, loose = self._parts(piece)
+        self._move(labels.READ, parts, offset, len(piece), name)
+        if loose:
+            piece[-loose:] = parts[-1][:loose]
+        self._forget(offset, len(piece))
+
+    def write(self, piece: memoryview, offset: int, name: str) -> None:
+        """Writes `piece` from the file's byte `offset` on, and whatever to the end of its page. Raises DiskError."""
+        parts, loose = self._parts(piece)
+        if loose:
+            parts[-1][:loose] = piece[-loose:]
+        self._move(labels.WRITE, parts, offset, len(piece), name)
+        self._forget(offset, len(piece))
+
+    def close(self) -> None:
+        """Closes the file and removes it."""
+        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
+
+    def _parts(self, piece: memoryview) -> tuple[list[memoryview], int]:
+        """Memory that the system may be given in place of `piece`, and how many bytes at its end are in the bounce."""
+        if not self.direct:
+            return [piece], 0
+        whole = 0 if address_of(piece) % ALIGN_BYTES else len(piece) // ALIGN_BYTES * ALIGN_BYTES
+        loose = len(piece) - whole
+        parts = [piece[:whole]] if whole else []
+        return ([*parts, self._bounce()[: aligned(loose)]] if loose else parts), loose
+
+    def _bounce(self) -> memoryview:
+        if not hasattr(self._own, "bounce"):
+            self._own.bounce = memoryview(mmap.mmap(-1, self._piece_bytes))
+        bounce: memoryview = self._own.bounce
+        return bounce
+
+    def _move(self, kind: str, parts: Sequence[memoryview], offset: int, nbytes: int, name: str) -> None:
+        """Calls again after a short transfer, until all is moved or nothing more is."""
+        call = {labels.READ: os.preadv, labels.WRITE: os.pwritev}[kind]
+        wanted, done = sum(len(part) for part in parts), 0
+        while done < wanted:
+            try:
+                with self._slots:
+                    moved = call(self._fd, _from(parts, done), offset + done)
+            except OSError as error:
+                raise self._failed(kind, offset, nbytes, error) from error
+            done += moved
+            labels.transfer(kind, moved, name)
+            if not moved or (self.direct and done % ALIGN_BYTES):
+                break
+        if done < nbytes:
+            size = os.fstat(self._fd).st_size
+            words = f"{kind} of {nbytes} bytes at {offset} ended after {done}; the file has {size} bytes"
+            raise DiskError(f"{self.path}: {words}, of {self.bytes} that were reserved")
+
+    def _forget(self, offset: int, nbytes: int) -> None:
+        """The page cache needs not keep what the pool has: written pages go to the disk, clean ones are dropped."""
+        if not self.direct:
+            os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def _failed(self, kind: str, offset: int, nbytes: int, error: OSError) -> DiskError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._full(kind, offset, nbytes, free_bytes(self._fd))
+        why = os.strerror(error.errno or 0)
+        if error.errno == errno.EFBIG:
+            why += ", for this process or this file system (ulimit -f)"
+        return DiskError(f"{self.path}: {kind} of {nbytes} bytes at {offset} failed: {why}", error.errno)
+
+    def _full(self, kind: str, offset: int, nbytes: int, free: int) -> DiskError:
+        words = f"{kind} of {nbytes} bytes at {offset} failed: the disk is full: {nbytes} bytes are needed"
+        return DiskError(f"{self.path}: {words} and {free} are free", errno.ENOSPC)
+
+
+def address_of(piece: memoryview) -> int:
+    """Where a piece's memory begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(piece)) if len(piece) else 0
+
+
+def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of `parts` after their first `done` bytes."""
+    left = []
+    for part in parts:
+        if done < len(part):
+            left.append(part[done:])
+        done = max(0, done - len(part))
+    return left
+
+
+def _takes_direct(path: Path) -> bool:
+    """Whether a page can be written directly beside `path`: some file systems refuse to open, others to write."""
+    probe = path.with_name(f"{path.name}.probe")
+    try:
+        fd = os.open(probe, CREATE | os.O_DIRECT, 0o600)
+    except OSError:
+        probe.unlink(missing_ok=True)  # some refuse only when it is made
+        return False
+    try:
+        with mmap.mmap(-1, ALIGN_BYTES) as page:
+            return os.pwritev(fd, [page], 0) == ALIGN_BYTES
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+        probe.unlink(missing_ok=True)

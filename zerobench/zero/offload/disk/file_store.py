@@ -1,0 +1,178 @@
+"""Tensors in files: ZeRO-Infinity's lowest tier (arXiv 2104.07857, section 6.3). [Note: the file tier]
+
+store    one file in a folder of this rank's own, from its making until it is closed; then the file is gone
+region   a part of the file that one tensor has for good, from a multiple of ALIGN_BYTES on
+block    what one request carries: `block_bytes` of a region, its last one less. Each has a checksum in memory, made as
+         it is written and checked as it is read
+handle   what a read or a write gives back at once; waited for before its memory is used again
+
+Requests to one block keep their order, so that a read sees the write before it; all others overtake one another.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from ... import labels
+from .checksum import checksum, memory_of
+from .direct_io import Channel, DiskError, aligned
+from .io_threads import Carriers, Handle
+from .scratch import at_end
+
+BLOCK_BYTES = 4 * 2**20
+DEPTH = 8
+
+CHECKERS = 2
+"""More threads than are at the disk at once: while some do sums, the others keep it busy."""
+
+
+class Region:
+    """`nbytes` of a store's file, from `offset` on, in blocks of the store's size."""
+
+    def __init__(self, store: FileStore, offset: int, nbytes: int, category: str, name: str) -> None:
+        self.store, self.offset, self.nbytes, self.category, self.name = store, offset, nbytes, category, name
+        self._sums: list[int | None] = [None] * -(-nbytes // store.block_bytes)
+
+    def read(self, tensor: torch.Tensor, at: int = 0) -> Handle:
+        """Launches the reading of all of `tensor` from byte `at` of the region on.
+
+        `tensor`: contiguous, in host memory, any dtype and shape. `at`: the beginning of a block; what is read ends
+        with a block or with the region (ValueError). The handle raises DiskError, also for a block whose checksum is
+        another than when it was written.
+        """
+        return self._launch(self._read, tensor, at)
+
+    def write(self, tensor: torch.Tensor, at: int = 0) -> Handle:
+        """Launches the writing of `tensor`, as `read` does; it must not change until the handle is done."""
+        return self._launch(self._write, tensor, at)
+
+    def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> Handle:
+        self._check(tensor, at)
+        memory, size = memory_of(tensor), self.store.block_bytes
+        handle = Handle(-(-len(memory) // size), keep=tensor)
+        for begin in range(0, len(memory), size):
+            number = (at + begin) // size
+            request = partial(handle.carry, partial(carry, number, memory[begin : begin + size]))
+            self.store.carriers.submit((self.offset, number), request)
+        self.store.watch(handle)
+        return handle
+
+    def _check(self, tensor: torch.Tensor, at: int) -> None:
+        nbytes, size = tensor.numel() * tensor.element_size(), self.store.block_bytes
+        words = f"region {self.name or self.offset}: {nbytes} bytes at {at}"
+        if self.store.closed:
+            raise ValueError(f"{words}: the store is closed")
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise ValueError(f"{words}: the tensor must be contiguous and in host memory")
+        end = at + nbytes
+        if at < 0 or end > self.nbytes or at % size or (end % size and end != self.nbytes):
+            ends = f"must begin with a block of {size} bytes and end with one or with the region"
+            raise ValueError(f"{words}: {ends}, which has {self.nbytes} bytes")
+
+    def _write(self, number: int, piece: memoryview) -> None:
+        self._sums[number] = checksum(piece) if self.store.checksums else 0
+        self.store.channel.write(piece, self.offset + number * self.store.block_bytes, self.name)
+
+    def _read(self, number: int, piece: memoryview) -> None:
+        offset, path = self.offset + number * self.store.block_bytes, self.store.channel.path
+        if self._sums[number] is None:
+            raise DiskError(f"{path}: {len(piece)} bytes at {offset} were never written")
+        self.store.channel.read(piece, offset, self.name)
+        if self.store.checksums and checksum(piece) != self._sums[number]:
+            words = "are not what was written there (their checksum differs)"
+            raise DiskError(f"{path}: {len(piece)} bytes at {offset} {words}")
+
+
+class FileStore:
+    """A file in `folder`, gone when it is closed, garbage or when the interpreter ends.
+
+    `depth` requests of `block_bytes` are at the disk at once, past the page cache where `direct` is wanted and possible
+    (the attribute says). `checksums`: 32 bits a block (checksum.py). Raises DiskError where the file cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        block_bytes: int = BLOCK_BYTES,
+        depth: int = DEPTH,
+        direct: bool = True,
+        checksums: bool = True,
+        name: str = "states",
+    ) -> None:
+        if block_bytes < 1 or aligned(block_bytes) != block_bytes or depth < 1:
+            words = f"block_bytes={block_bytes}, depth={depth}"
+            raise ValueError(f"{words}: blocks must be multiples of 4096 bytes, and at least 1 be under way")
+        self.block_bytes, self.depth, self.checksums = block_bytes, depth, checksums
+        self.channel = Channel(Path(folder) / f"{name}-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
+        self.direct = self.channel.direct
+        self.carriers = Carriers(depth + (CHECKERS if checksums else 0), name)
+        self._under_way: list[Handle] = []
+        self._regions: list[Region] = []
+        self._end = at_end(self, _shut, self.carriers, self.channel)
+
+    @property
+    def bytes(self) -> int:
+        """Of the file: all regions, each padded to a multiple of ALIGN_BYTES."""
+        return self.channel.bytes
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be read or written any more."""
+        return not self._end.alive
+
+    def allocate(self, nbytes: int, category: str = labels.OPTIMIZER, name: str = "") -> Region:
+        """A region of `nbytes`, reserved on the disk. Raises DiskError where there is no room for it."""
+        region = Region(self, self.channel.grow(aligned(nbytes)), nbytes, category, name)
+        self._regions.append(region)
+        labels.file(name, category, nbytes)
+        return region
+
+    def drain(self) -> None:
+        """Returns when nothing is under way. Raises what went wrong and nobody has waited for."""
+        handles, self._under_way = self._under_way, []
+        for handle in handles:
+            handle.settle()
+        for handle in handles:
+            if handle.failed:
+                handle.wait()
+
+    def close(self) -> None:
+        """Waits for what is under way, and removes the file. Raises what `drain` does, the file gone."""
+        if self.closed:
+            return
+        try:
+            self.drain()
+        finally:
+            self._end()
+            for region in self._regions:
+                labels.file(region.name, region.category, -region.nbytes)
+            self._regions.clear()
+
+    def __enter__(self) -> FileStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except DiskError as also:
+            if error is None:
+                raise
+            error.add_note(str(also))
+
+    def watch(self, handle: Handle) -> None:
+        """Keeps it for `drain`; what is done and was heard of needs no watching any more."""
+        self._under_way = [one for one in self._under_way if not one.done or one.failed]
+        self._under_way.append(handle)
+
+
+def _shut(carriers: Carriers, channel: Channel) -> None:
+    carriers.end()
+    channel.close()

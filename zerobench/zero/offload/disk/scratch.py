@@ -1,0 +1,114 @@
+"""Folders for a rank's files, which are worth nothing once the rank is gone.
+
+parent    where the user wants files: `offload.path`, or a run's own folder
+scratch   a rank's folder in it, NAME-*. Its lock is the kernel's (flock) and goes with the process, however that ends
+sweep     removes the scratch folders of a parent whose processes are gone: a killed rank cannot tidy up itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .direct_io import ALIGN_BYTES, DiskError, free_bytes
+
+NAME = "zerobench-scratch-"
+LOCK = "lock"
+
+
+class Scratch:
+    """A new folder in `parent`, removed with all that is in it when it is closed or its process's interpreter ends.
+
+    What processes that are gone have left in `parent` goes first. Raises DiskError where no folder can be made there.
+    """
+
+    def __init__(self, parent: Path | str) -> None:
+        home, name = Path(parent), uuid.uuid4().hex[:12]
+        sweep(home)
+        unlocked = home / f".{NAME}{name}"
+        self.path = home / f"{NAME}{name}"
+        try:
+            unlocked.mkdir(0o700)
+            lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody will sweep it either
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unlocked.rename(self.path)  # only now do others look at it
+        except OSError as error:
+            words = f"no folder can be made in {home}: {os.strerror(error.errno or 0)}"
+            raise DiskError(words, error.errno) from error
+        self._end = at_end(self, _remove, self.path, lock)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        self._end()
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def sweep(parent: Path | str) -> list[Path]:
+    """Removes scratch folders in `parent` that belong to no process any more; says which."""
+    gone = [folder for folder in Path(parent).glob(f"{NAME}*") if not _is_held(folder)]
+    for folder in gone:
+        shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+def problems_of_path(path: str) -> list[str]:
+    """A sentence where files cannot be kept in the folder `path` of this machine."""
+    home = Path(path).expanduser()
+    if not os.path.exists(home):  # a name that is too long is none either
+        return [f"{path}: there is no such folder; make it, or name another"]
+    if not home.is_dir():
+        return [f"{path}: is no folder; name one on the disk to be used"]
+    try:
+        with tempfile.NamedTemporaryFile(dir=home, prefix=f".{NAME}") as file:
+            file.write(bytes(ALIGN_BYTES))
+            file.flush()
+    except OSError as error:
+        free = f" ({free_bytes(home)} bytes are free)"
+        return [f"{path}: cannot be written to: {os.strerror(error.errno or 0)}{free}; name another folder"]
+    return []
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process that lives, anywhere, has this folder. Where locks do not work: yes."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # its owner, or somebody else, is removing it
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:
+    """weakref.finalize for what is this process's alone: a forked child ends with copies of its parent's objects."""
+    return weakref.finalize(owner, _act_in, os.getpid(), act, *arguments)
+
+
+def _act_in(process: int, act: Callable[..., None], *arguments: Any) -> None:
+    if os.getpid() == process:
+        act(*arguments)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)

@@ -1,0 +1,184 @@
+"""One step of an optimizer over several tiles: no one outside can tell that there were several.
+
+    hooks     the user's, before and after a step, run once around all tiles, as does whatever wraps `optimizer.step`
+    facts     what an optimizer keeps beside the states of parameters, in its groups and attributes: a count of steps,
+              say. Every tile finds them as the first did, and all must leave them alike
+
+torch's own optimizers keep no such facts. Gradients that need no cast and no copy are there when the hooks before a
+step run only if there is one tile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from .. import labels
+from ..precision import Share
+from .optimizer_state import FactsOfParts
+
+Visit = Callable[[Sequence[Any]], AbstractContextManager[None]]
+"""Given a tile: inside, its masters, states and gradients are there."""
+
+
+def update_tiles(
+    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None,
+    visit: Visit = lambda _: nullcontext(),
+) -> None:  # fmt: skip
+    """One `optimizer.step()`, a tile at a time; torch's optimizers skip what has no gradient.
+
+    `coefficient` multiplies the gradients (unscaling, clipping). Raises RuntimeError where an optimizer's facts came
+    out differently over different tiles.
+    """
+    with closing(_each_ready(tiles, coefficient, visit)) as parts:
+        if len(tiles) < 2:
+            next(parts, None)
+            optimizer.step()
+        else:
+            facts = FactsOfParts(optimizer)
+
+            def all_but_the_last() -> None:
+                facts.begin()
+                for _ in tiles[:-1]:
+                    next(parts)
+                    raw_step(optimizer)
+                    facts.end_part()
+                next(parts)
+
+            step_with(optimizer, all_but_the_last)
+            facts.end()
+        next(parts, None)  # the last tile's visit ends
+
+
+def update_silently(
+    optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
+) -> None:
+    """The same without hooks: in a thread, after the step that they belonged to."""
+    facts = FactsOfParts(optimizer)
+    facts.begin()
+    for _ in _each_ready(tiles, coefficient, lambda _: nullcontext()):
+        raw_step(optimizer)
+        facts.end_part()
+    facts.end()
+
+
+def step_with(optimizer: optim.Optimizer, before: Callable[[], None]) -> None:
+    """`optimizer.step()` in which `before` runs once, after all hooks of the user's and right before the update."""
+    due = [before]  # a subclass whose step calls its parent's runs hooks twice
+
+    def once(*_: Any) -> None:
+        if due:
+            due.pop()()
+
+    hook = optimizer.register_step_pre_hook(once)
+    try:
+        optimizer.step()
+    finally:
+        hook.remove()
+
+
+def step_without_update(optimizer: optim.Optimizer, instead: Callable[[], None]) -> None:
+    """`optimizer.step()` with all hooks and `instead` in place of the update."""
+
+    def leave() -> None:
+        instead()
+        raise _Instead
+
+    with suppress(_Instead):
+        step_with(optimizer, leave)
+    for hook in [*optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()]:
+        hook(optimizer, (optimizer,), {})
+
+
+class _Instead(Exception):
+    """There is no update to be made in this step."""
+
+
+def raw_step(optimizer: optim.Optimizer) -> None:
+    """The update of what has gradients, without hooks. (`__wrapped__`, names of hooks: torch-private, tested.)"""
+    step = type(optimizer).step
+    with _without_hooks(optimizer):
+        getattr(step, "__wrapped__", step)(optimizer) if getattr(step, "hooked", False) else step(optimizer)
+
+
+@contextmanager
+def _without_hooks(optimizer: optim.Optimizer) -> Iterator[None]:
+    """Of an optimizer whose step calls its parent's, which has hooks run, too."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    kept = {name: getattr(optimizer, name) for name in names}
+    vars(optimizer).update({name: OrderedDict() for name in names})
+    try:
+        yield
+    finally:
+        vars(optimizer).update(kept)
+
+
+def stand_in(optimizer: optim.Optimizer, groups: list[dict[str, Any]]) -> optim.Optimizer:
+    """Another optimizer of the same class and states, of like attributes, with parameter groups of its own."""
+    other: optim.Optimizer = object.__new__(type(optimizer))
+    copied = {
+        name: value.clone() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in vars(optimizer).items()
+        if name not in ("step", "zero_grad")  # bound to the other one
+    }
+    vars(other).update(copied, param_groups=groups)
+    return other
+
+
+def _each_ready(
+    tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None, visit: Visit
+) -> Generator[None, None, None]:
+    """Stops at each tile, once its gradients are where the optimizer looks."""
+    buffers = TileBuffers(max((sum(share.tensor.numel() for share in tile) for tile in tiles), default=0))
+    for tile in tiles:
+        with visit(tile):
+            buffers.begin()
+            for share in tile:
+                share.tensor.grad = gradient = buffers.ready(share)
+                if gradient is not None and coefficient is not None:
+                    gradient.mul_(_beside(coefficient, gradient))
+            yield
+            for share in tile:
+                share.tensor.grad = None
+
+
+class TileBuffers:
+    """Gradients on their way to the optimizer: one buffer of `most` elements for each tier and dtype that is wanted."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._offsets: dict[tuple[str, torch.dtype], int] = {}
+
+    def begin(self) -> None:
+        """A tile begins: its gradients lie where the last tile's did."""
+        self._offsets.clear()
+
+    def ready(self, share: Share) -> torch.Tensor | None:
+        """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
+        gradient = share.gradient()
+        if gradient is not None and share.crosses:
+            gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
+        if gradient is not None and gradient.dtype != share.tensor.dtype:
+            gradient = self._place(share, share.tensor.dtype).copy_(gradient)
+        return gradient
+
+    def _place(self, share: Share, dtype: torch.dtype, pinned: bool = False) -> torch.Tensor:
+        key, numel = (share.tier, dtype), share.tensor.numel()
+        if key not in self._made:
+            made = torch.empty(self._most, dtype=dtype, device=share.tensor.device, pin_memory=pinned)
+            self._made[key] = labels.label(made, labels.GRADIENTS, "tile", tier=share.tier)
+        start = self._offsets.get(key, 0)
+        self._offsets[key] = start + numel
+        return self._made[key].narrow(0, start, numel)
+
+
+def _beside(coefficient: torch.Tensor | float, gradient: torch.Tensor) -> torch.Tensor | float:
+    """The coefficient where it can multiply: of a gradient in host memory the host must know it."""
+    return coefficient.to(gradient.device) if isinstance(coefficient, torch.Tensor) else coefficient

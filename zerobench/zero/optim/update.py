@@ -1,0 +1,273 @@
+"""From reduced gradients to new masters: what happens in `engine.step()` on this rank's shards.
+
+    agree     which parameters have a gradient anywhere            one small all-reduce
+    check     with loss scaling: did any gradient overflow?        one small all-reduce
+    clip      if asked: the norm over all shards                   one small all-reduce
+    update    torch's optimizer, over the segments of the shards
+
+On a GPU none of them waits for it: flags travel between the hosts where the process group can (backend
+"cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once a step), norms stay on the device, and so does the answer
+whether gradients overflowed where the optimizer takes it there (precision.LossScaler).
+
+The optimizer holds segments (optim/segments.py), a view of parameter ∩ shard each, in tiles (precision.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .. import labels
+from ..comm.base import Comm
+from ..layout import Segment
+from ..offload.placement import Run
+from ..precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of
+from ..strides import MemoryOrder
+from ..units.unit import ALIGN_BYTES, Unit
+from .guards import STEP, guard
+from .loss_scaling import GradientScaling
+from .segments import OptimizerSegment, swap_parameters
+from .tiles import update_tiles
+
+
+class Update:
+    """The optimizer over this rank's segments. `used`: parameters, by number, whose gradients came on this rank."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], trainable: list[nn.Parameter],
+        names: list[str], orders: dict[nn.Parameter, MemoryOrder], tile_bytes: int | None, scaling: LossScaling | None,
+    ) -> None:  # fmt: skip
+        self.optimizer = optimizer
+        self.units = units
+        self.comm = comm
+        self.trainable = trainable
+        self.names = names
+        self._orders = orders
+        device = trainable[0].device if trainable else torch.device("cpu")
+        self.scaling = GradientScaling(scaling, device, self._norm)
+        self.used: set[int] = set()
+        self._agreed = False
+        self._running = False
+        self._stepped = False
+        self._device = device
+        # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
+        self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
+        most = self._tile_numel(units, tile_bytes)
+        runs = [run for unit in units for run in unit.runs]
+        self.segments = [OptimizerSegment(run, s) for run in runs for s in _segments_of(run, comm.rank, most)]
+        self.tiles = _tiles(self.segments, most)
+        self._index = {p: i for i, p in enumerate(trainable)}
+        held = {p for group in optimizer.param_groups for p in group["params"]}
+        self._unheld = {i for p, i in self._index.items() if p not in held}
+        swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments, orders)
+        for places in {unit.places for unit in units}:
+            places.attach(optimizer, self.segments)
+        optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
+        optimizer.register_step_pre_hook(self._check_step)
+        guard(optimizer)
+        self._held = self._held_now()
+
+    def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
+        """Elements a tile, or None where one step over everything needs no memory beside the states."""
+        needed = any(unit.dtypes.gradients != unit.dtypes.master or unit.places.tiles_always for unit in units)
+        if tile_bytes is None or (is_fused(self.optimizer) and not needed):
+            return None
+        return max(ALIGN_BYTES, tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
+
+    # -- the phases ---------------------------------------------------------------------------------------
+
+    def agree(self, what: str = "step") -> None:
+        """Parameters with a gradient on any rank; on all ranks unused ones keep grad None, as under DDP.
+
+        `what` this rank is about to do: every rank must do the same.
+        """
+        if self._agreed:
+            return
+        self._agreed = True
+        for unit in self.units:
+            if unit.away is not None:
+                unit.away.settle()
+        if self.comm.size > 1:
+            mine = torch.zeros(len(self.trainable), dtype=torch.int32)
+            mine[list(self.used)] = 1
+            self.comm.seal(mine, what)
+            self._used_flags.copy_(mine)
+            self.comm.maximum(self._used_flags)
+            flags = self.comm.unseal(self._used_flags.tolist(), what)
+            self.used = {i for i, flag in enumerate(flags) if flag}
+        for segment in self.segments:
+            segment.used = segment.segment.parameter in self.used
+
+    def begin(self) -> None:
+        """A backward starts: what was found out about the gradients so far no longer holds."""
+        if self.scaling.coefficient is not None and self.used:
+            raise RuntimeError(
+                "backward: clip_grad_norm_ has been called for the gradients that are there, and more would come to"
+                " them; call step or zero_grad first, or clip after the last backward"
+            )
+        self._agreed = False
+        self.scaling.forget()
+
+    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+        """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
+        self.agree("clip_grad_norm_")
+        return self.scaling.clip(max_norm, norm_type)
+
+    def run(self) -> bool:
+        """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
+        self.agree()
+        self._check_held()
+        self._check_groups()
+        with self.scaling.judging(self.optimizer) as skips:
+            if not skips:
+                self._step()
+        return not skips
+
+    def _step(self) -> None:
+        self._running = self._stepped = True
+        try:
+            update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, _visit)
+        finally:
+            self._running = False
+
+    def forget(self) -> None:
+        """The gradients are gone."""
+        self._forget_use()
+        for segment in self.segments:
+            segment.tensor.grad = None
+
+    def _forget_use(self) -> None:
+        self.used.clear()
+        self._agreed = False
+        self.scaling.forget()
+        for segment in self.segments:
+            segment.used = False
+
+    def drop(self, numbers: set[int]) -> None:
+        """These parameters have no gradients any more on this rank."""
+        self.used -= numbers
+        self._agreed = False
+        self.scaling.edited()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the optimizer is at work, in whatever thread."""
+        return self._running
+
+    # -- what an update that is late has, and this one has not (delayed_update.py) ------------------------------------
+
+    def launch(self) -> None:
+        """A training forward begins."""
+
+    def check_writable(self, name: str) -> None:
+        """Raises RuntimeError where masters cannot follow what was written to `name` now."""
+
+    def check_saveable(self) -> None:
+        """Raises ValueError where a checkpoint cannot be taken now."""
+
+    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
+        """Gradients whose update is still to come."""
+        return []
+
+    def describe_pending(self) -> dict[str, Any]:
+        """What else is to be known of it."""
+        return {}
+
+    def restart(self, steps: int) -> None:
+        """A checkpoint after so many steps is loaded: what was late here is not to be made any more."""
+
+    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
+        """A checkpoint of an engine that updates late: its pending update is made now."""
+        for segment, gradient in gradients.items():
+            segment.tensor.grad = gradient.to(segment.tensor)
+            if facts["coefficient"] is not None:
+                segment.tensor.grad.mul_(facts["coefficient"])
+        self._running = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._running = False
+        for segment in gradients:
+            segment.tensor.grad = None
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _norm(self, norm_type: float) -> torch.Tensor:
+        """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for tile in filter(None, self.tiles):
+            with tile[0].run.reading(), labels.on_tier(tile[0].gradient_tier):
+                gradients = [g for segment in tile if (g := segment.gradient()) is not None]
+                part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
+            total = torch.maximum(total, part) if norm_type == math.inf else total + part
+        total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
+        (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
+        return norm_of(total, norm_type)
+
+    def _check_held(self) -> None:
+        missing = [self.names[i] for i in sorted(self._unheld & self.used)]
+        if missing:
+            raise ValueError(
+                f"optimizer: it does not hold {missing[0]}, which is trainable and has a gradient; freeze it, or add it"
+                " with add_param_group before the first step"
+            )
+
+    def _check_step(self, *_: Any) -> None:
+        if not self._running:
+            raise RuntimeError(STEP)
+
+    def _add_param_group(self, group: dict[str, Any]) -> None:
+        """torch's `add_param_group` for parameters of the model that no group holds yet."""
+        if self._stepped:
+            raise RuntimeError("add_param_group: the engine has taken a step; add groups before the first one")
+        given = group["params"]
+        given = [given] if isinstance(given, torch.Tensor) else list(given)
+        numbers = {self._index.get(p, -1) for p in given}
+        if not numbers <= self._unheld:
+            raise ValueError("add_param_group: it takes trainable parameters of the model that no group holds yet")
+        type(self.optimizer).add_param_group(self.optimizer, {**group, "params": given})
+        self._unheld -= numbers
+        groups, state = self.optimizer.param_groups[-1:], self.optimizer.state
+        swap_parameters(groups, state, self._index, self.segments, self._orders)
+        self._held = self._held_now()
+
+    def _held_now(self) -> list[int]:
+        return [id(tensor) for group in self.optimizer.param_groups for tensor in group["params"]]
+
+    def _check_groups(self) -> None:
+        if self._held_now() != self._held:
+            raise RuntimeError(
+                "optimizer: its param_groups hold other tensors than the engine put there, so that some parameters"
+                " would not be trained; change options (lr, weight_decay, ...) alone, freeze a parameter by"
+                " requires_grad_(False), and add groups with add_param_group before the first step"
+            )
+
+
+def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:
+    """The segments of a unit's shard, cut at the run's ends, and of `most` elements at most."""
+    for segment in run.unit.layout.segments(rank, most):
+        first, last = max(segment.offset, run.start), min(segment.offset + segment.numel, run.stop)
+        if first < last:
+            start = segment.start + first - segment.offset
+            yield Segment(segment.parameter, start, start + last - first, first)
+
+
+def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
+    """What is updated together: of one tier, and of one run where that wants it so."""
+    groups: dict[Any, list[OptimizerSegment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.run.group, []).append(segment)
+    return [
+        tile
+        for name, group in groups.items()
+        for tile in (tiles_of(group, most) if most and name is not group[0].run else [group])
+    ]
+
+
+def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
+    return tile[0].run.visit(tile) if tile else nullcontext()

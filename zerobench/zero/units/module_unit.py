@@ -1,0 +1,175 @@
+"""A unit of stage 3: whole parameters of one module group, and its two states.
+
+    sharded      this rank's `parameter_shard`; the parameters are hidden (parameters/absent.py): to read one is refused
+    gathering    `full_parameters` has its memory back and is being filled by an all-gather
+    unsharded    the parameters are views of `full_parameters`
+
+A unit that *stays* is unsharded for good, as in stages 1 and 2: its small parameters are not worth a gather.
+One that is *held* is so until whoever reads it lets go.
+
+[Note: one storage a unit for life]
+Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
+nothing until the graph dies, and then give wrong gradients. So each unit has one storage for life, resized
+to nothing and back. While it is empty the parameters are views of a NaN: same shape, loud misuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+from torch import nn
+
+from .. import labels
+from ..comm.base import Comm, Handle
+from ..comm.desync import Stamp
+from ..layout import Layout
+from ..offload.placement import Places
+from ..parameters.absent import Hiding, placeholder
+from ..precision import Dtypes
+from ..strides import MemoryOrder
+from .unit import Unit
+
+FREED = "storage of size 0"
+"""What torch says of a view that reads a unit's storage while that is empty."""
+
+IN_PARTS = (
+    "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
+    " persistence_numel keep it whole; elsewhere, read it inside `with engine.full_parameters()`"
+)
+
+UNHEARD = (
+    "came to parameters that zero3 had not gathered, which it does when a gradient comes to a tensor that their module"
+    " returned, or left in an attribute, in the engine's forward; return the tensor that the loss is made of, or name"
+    " the module that made it in units="
+)
+
+
+class ModuleUnit(Unit):
+    """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded."""
+
+    gather: Handle | None = None
+    is_whole = True
+    is_from_source = False  # and not from the model that was adopted, or gathered in full for whoever asked
+    held = 0
+
+    def __init__(
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places,
+        orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
+        stamp: Callable[[Unit], Stamp | None], hiding: Hiding,
+    ) -> None:  # fmt: skip
+        super().__init__(name, layout, comm, dtypes, places)
+        self.comm = comm
+        self.source = comm.new_source()
+        self._stamp = stamp
+        self._hiding = hiding
+        self.parameters = parameters = list(orders)
+        self._orders = list(orders.values())
+        self.trainable = parameters[0].requires_grad
+        self.stays = stays or (comm.size == 1 and places.keeps_parameters)
+        like = parameters[0]
+        self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
+        labels.label(self.full_parameters, labels.PARAMETERS, name)
+        self._places = self._make_places()
+        self._holes = [placeholder(parameter) for parameter in parameters]
+        for parameter, place in zip(parameters, self._places, strict=True):
+            place.copy_(parameter.detach())
+            parameter.data = place
+        share(self.full_parameters)
+        self.parameter_shard = self.own_slice(self.full_parameters)
+        if not self.stays:
+            self.parameter_shard = places.keep_parameters(self, self.parameter_shard)
+        self.reshard()
+
+    def _make_places(self) -> list[torch.Tensor]:
+        """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
+        return [
+            order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
+            for piece, order in zip(self.layout.pieces, self._orders, strict=True)
+        ]
+
+    def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
+        return zip(self.parameters, self._places, strict=True)
+
+    def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
+        """Keeps this rank's part of one parameter's `values`."""
+        if self.is_whole:
+            parameter.copy_(values)
+            return
+        number = next(number for number, p in enumerate(self.parameters) if p is parameter)
+        piece, flat = self.layout.pieces[number], self._orders[number].flatten(values)
+        first = self.rank * self.layout.shard_numel
+        start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
+        if start < stop:
+            part = flat[start - piece.offset : stop - piece.offset]
+            self.places.put(self, start - first, part)
+
+    def launch_unshard(self) -> None:
+        """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
+        if self.is_whole or self.gather is not None:
+            return
+        full = self.full_parameters
+        with torch.inference_mode(False), torch.no_grad():
+            full.untyped_storage().resize_(full.numel() * full.element_size())
+            self.places.fetch(self, self.own_slice(full))
+            self.gather = self.source.launch(full, self.name, self._stamp(self))
+            self.is_from_source = True
+
+    def unshard_exactly(self) -> None:
+        """-> unsharded, with every bit of what the shards hold, whatever gathers of training bring."""
+        if self.comm.exact is self.comm:
+            self.unshard()
+            return
+        self.reshard()
+        if not self.is_whole:
+            full = self.full_parameters
+            full.untyped_storage().resize_(full.numel() * full.element_size())
+            self.places.fetch(self, self.own_slice(full))
+            self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self))
+            self.unshard()
+
+    def unshard(self) -> None:
+        """-> unsharded: the parameters are views of the full buffer."""
+        self.launch_unshard()
+        if self.gather is None:
+            return
+        self.gather.wait()
+        self.gather, self.is_whole = None, True
+        for parameter, place in zip(self.parameters, self._places, strict=True):
+            self._hiding.show(parameter, place)
+
+    def reshard(self) -> None:
+        """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
+        if self.stays or self.held or not (self.is_whole or self.gather):
+            return
+        self.unshard()  # a gather that was launched ahead and not needed must still be completed
+        if self.versions.written():  # in the forward, say: in place, and by every rank alike
+            self.keep_parameters(())
+        for parameter, hole in zip(self.parameters, self._holes, strict=True):
+            self._hiding.hide(parameter, hole)
+        torch.clear_autocast_cache()  # which would keep a copy of each parameter
+        if self.is_from_source:
+            self.source.released(self.full_parameters, self.name)
+        self.full_parameters.untyped_storage().resize_(0)
+        self.is_whole = self.is_from_source = False
+
+    def keep_parameters(self, loaded: Collection[int]) -> None:
+        if self.is_from_source and self.comm.exact is not self.comm:
+            raise RuntimeError(
+                f"{self.name}: its parameters were written to while they were what ZeRO++ made of them for a forward;"
+                " write in place inside `with engine.full_parameters()`"
+            )
+        if not self.stays:
+            self.places.wait()
+            self.places.put(self, 0, self.own_slice(self.full_parameters))
+        self.follow(loaded)
+
+    def follow(self, loaded: Collection[int]) -> None:
+        self.source.stale()
+        super().follow(loaded)
+
+    def refresh(self) -> None:
+        """The parameters have changed. A unit that stays gets everyone's: in full, for its shard is a view of them."""
+        self.source.stale()
+        if self.stays:
+            self.comm.exact.all_gather(self.full_parameters, self.name).wait()

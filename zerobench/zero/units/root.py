@@ -1,0 +1,113 @@
+"""The root's units: parameters of stage 3 that no other unit holds, such as an embedding, a last norm and a head.
+
+They are whole from the forward's beginning on. Backward begins with the head, and comes to the embedding at the end:
+
+    keep_root=False   given back after forward, and gathered again when backward begins
+    keep_root=True    whole until the backward is over
+    keep_root="auto"  given back when backward comes to the first other unit, while gradients and activations are most;
+                      gathered again for a module of theirs whose backward reads parameters, which an embedding's does
+                      not: then nothing more travels than if they were kept
+
+That takes parameters that are read in their own modules' forward alone. Where one is the root module's own, or is seen
+to be read elsewhere before the last unit has run, the root is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from ..modules.wrapping import Hook, inside_backward, tensors_that_require_grad
+from ..parameters.absent import Hiding
+from .module_unit import ModuleUnit
+from .unit import Unit
+
+LISTENED = 2
+"""Forwards for training in which reads are listened to; the second follows an update."""
+
+
+def owners(root: nn.Module, parameters: set[nn.Parameter]) -> list[tuple[nn.Module, nn.Parameter]]:
+    """Each module with each of `parameters` that it holds itself, in the order of modules."""
+    return [(module, p) for module in root.modules() for p in module._parameters.values() if p in parameters]
+
+
+def is_read_anywhere(root: nn.Module, owner: nn.Module) -> bool:
+    """Whether a parameter of `owner` may be read outside of `owner`'s forward: the root's, and those in lists."""
+    return owner is root or isinstance(owner, nn.ParameterList | nn.ParameterDict)
+
+
+def is_read_in_backward(owner: nn.Module) -> bool:
+    """Whether the backward of `owner` reads its parameters: an embedding's reads indices alone."""
+    return type(owner) is not nn.Embedding
+
+
+class Root:
+    """The root's units, and what the present forward has found out about them. `goes`: they are given back."""
+
+    def __init__(self, root: nn.Module, units: list[ModuleUnit], has_others: bool, goes: bool) -> None:
+        self.units = units
+        self._parameters = {p for unit in units for p in unit.parameters}
+        held = owners(root, self._parameters)
+        self.goes = goes and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
+        self._reading: Counter[nn.Parameter] = Counter()
+        self._read_at: list[int] = []
+        self._hearing = Hiding(self._heard, lets_detach=True)
+        self._forwards = LISTENED
+        self._uses: Callable[[], int] = lambda: 0
+        for module in dict.fromkeys(owner for owner, _ in held) if self.goes else ():
+            module.register_forward_pre_hook(Hook(partial(self._before, module)), prepend=True)
+            module.register_forward_hook(Hook(partial(self._after, module)), always_call=True)
+
+    def bring(self, _gradient: torch.Tensor | None = None) -> None:
+        """Their parameters are there."""
+        for unit in self.units:
+            unit.unshard()
+
+    def give_back(self) -> None:
+        """Backward is at another unit."""
+        for unit in self.units if self.goes else ():
+            unit.reshard()
+
+    def comes_for_itself(self, unit: Unit) -> bool:
+        """Whether `unit` is gathered where a module's backward reads it, and not ahead."""
+        return self.goes and unit in self.units
+
+    def begin_forward(self, uses: Callable[[], int]) -> None:
+        """A forward for training begins; `uses`: how many uses of other units there have been. The first few are
+        listened to: what is read in no module of its own, and not at the end, backward would come to unseen.
+        """
+        self._uses = uses
+        if self.goes and self._forwards:
+            self._forwards -= 1
+            for parameter in self._parameters:
+                self._hearing.bare(parameter)
+                self._hearing.listen(parameter)
+
+    def _heard(self, parameter: nn.Parameter) -> None:
+        """Of a tied one a module reads an alias."""
+        if parameter in self._parameters and not self._reading[parameter] and not inside_backward():
+            self._read_at.append(self._uses())
+
+    def end_forward(self) -> None:
+        """The forward is over."""
+        for parameter in self._parameters:
+            self._hearing.bare(parameter)
+        self.goes = self.goes and all(at == self._uses() for at in self._read_at)
+        self._read_at.clear()
+
+    def _before(self, module: nn.Module, *_: Any) -> None:
+        self._reading.update(p for p in module._parameters.values() if p in self._parameters)
+        if inside_backward():  # it is computed again
+            self.bring()
+
+    def _after(self, module: nn.Module, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._reading.subtract(p for p in module._parameters.values() if p in self._parameters)
+        tensors = list(tensors_that_require_grad(output)) if is_read_in_backward(module) else []
+        if tensors:
+            register_multi_grad_hook(tensors, self.bring, mode="any")
