@@ -66,7 +66,7 @@ def initialize(
     engine swaps its parameters for this rank's shards in place, so schedulers that hold it keep working.
     `group`: by default the default process group; without one, a world of one rank.
     `mode`: own, paper or vendor: whose choices the options' defaults are (options.MODES).
-    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (words.py).
+    `options`: the fields of `Options` (options.py); some in words, too, as offload="cpu" (option_words.py).
 
     The model's values are rank 0's afterwards. One that was built on the meta device gets the values of a plain
     construction with rank 0's seed, unit by unit, on `device` (modules/meta_init.py).

@@ -1,0 +1,30 @@
+"""Files that docstrings, comments and documents name are there: a move that forgets a mention is found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MENTION = re.compile(r"(?<![\w./{*<-])[\w/]+\.py\b")
+OF_USERS = {"mine.py", "train.py"}
+"""Scripts of a reader's own, in examples."""
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    code = [path for folder in ("zerobench", "analysis", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
+    pages = [
+        *(ROOT / "conf").rglob("*.yaml"),
+        *ROOT.glob("[RC]*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "Makefile",
+    ]
+    there = {"/".join(path.relative_to(ROOT).parts[-n:]) for path in code for n in range(1, len(path.parts))} | OF_USERS
+    named = {
+        (mention, f"{path.relative_to(ROOT)}:{number}")
+        for path in [*(p for p in code if p.parts[len(ROOT.parts)] != "tests"), *pages]
+        if path.name != "CHANGELOG.md"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for mention in MENTION.findall(line)
+    }
+    assert sorted(where for mention, where in named if mention not in there) == []
