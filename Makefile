@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test test-all lint budget plots reference compare gpu-suite peers clean
+.PHONY: help setup bench test test-all lint budget plots pages docs reference compare gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -13,7 +13,9 @@ help:
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
-	@echo "make plots      every figure and the README's table again, from the committed tables"
+	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
+	@echo "make pages      the tables of README and docs/ alone"
+	@echo "make docs       the documents as a site: build/docs/index.html, which opens from the disk"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
@@ -48,9 +50,20 @@ lint: setup
 
 plots: setup
 	$(RUN) analysis/all.py $(REFERENCE)
-	$(RUN) analysis/readme.py
+	$(RUN) documents/pages.py
 
-# Which experiments there are for figures stands in analysis/common.py.
+pages: setup
+	$(RUN) documents/pages.py
+
+# NO_MKDOCS_2_WARNING: material prints an announcement of other software with each build.
+docs: .venv/documents
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+
+.venv/documents: pyproject.toml constraints.txt | setup
+	$(RUN) -m pip install -c constraints.txt -e ".[docs]"
+	@touch .venv/documents
+
+# The experiments that figures and tables are made of: FIGURES and TABLES_ALONE in analysis/common.py.
 reference: setup
 	for name in $$($(RUN) analysis/all.py --experiments); do \
 	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \
@@ -81,7 +94,7 @@ compare: setup
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
 	done
 	$(RUN) analysis/compare.py $(COMPARE_TO)
-	$(RUN) analysis/readme.py
+	$(RUN) documents/pages.py
 
 OUT ?= results/runs/gpu-suite
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.blocks import TABLES_ALONE
-from analysis.common import FIGURES, REFERENCE
+from analysis.common import FIGURES, REFERENCE, TABLES_ALONE
 
 
 def main(arguments: list[str] | None = None) -> int:

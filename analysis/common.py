@@ -42,7 +42,10 @@ FIGURES = {
     **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
     **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group")},
 }
-"""Figure (and script) -> the experiment that produces its runs; those of a table alone: TABLES_ALONE in blocks.py."""
+"""Figure (and script) -> the experiment that produces its runs."""
+
+TABLES_ALONE = ("nodes",)
+"""Experiments without a figure: a block of the same name on a page is what their committed tables are for."""
 
 REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 

@@ -48,6 +48,7 @@ Verbs:
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
+  zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
@@ -76,6 +77,7 @@ VERBS = {
     "status": "status",
     "show": "show",
     "export": "export",
+    "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",
     "budget": "budget.command",

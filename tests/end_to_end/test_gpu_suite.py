@@ -27,7 +27,7 @@ PACKAGES = (
     "torch", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil", "transformers", "hydra-core", "omegaconf",
     "antlr4-python3-runtime",
 )  # fmt: skip
-"""What README says that a plain checkout needs."""
+"""What the documents say that a plain checkout needs."""
 
 
 def needed() -> set[str]:
@@ -43,8 +43,8 @@ def needed() -> set[str]:
     return found
 
 
-def test_readme_lists_what_a_checkout_needs() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+def test_the_documents_list_what_a_checkout_needs() -> None:
+    text = " ".join((ROOT / "docs/how-to/simulated-worlds.md").read_text().split())
     assert f"given {', '.join(PACKAGES[:-1])} and {PACKAGES[-1]}" in text
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import compare
-from analysis.readme import compare as readme_block
+from documents.blocks import compare as page_block
 from tests.made_up import results_of, run, texts
 from zerobench.results.tables import collect
 
@@ -100,14 +100,14 @@ def test_launches_that_were_not_interleaved_are_called_so() -> None:
 def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     where = tmp_path / "results/compare/cpu"
     reference = tmp_path / "results/reference/cpu"
-    assert "make compare" in readme_block(reference)
+    assert "make compare" in page_block(reference)
     collect(results_of(example()), where / "compare")
     assert compare.main([str(where)]) == 0
     assert {p.name for p in where.iterdir()} == {"compare", "ratios.parquet", "ratios.md", "compare.png", "compare.svg"}
     kept = pd.read_parquet(where / "ratios.parquet")
     assert set(kept["metric"]) == set(compare.METRICS)
     assert "zero3 / fsdp2" in capsys.readouterr().out
-    assert "](results/compare/cpu/compare.png)" in readme_block(reference)
+    assert "](results/compare/cpu/compare.png)" in page_block(reference)
     figure = compare.draw(results_of(example()))
     assert [axes.get_xlabel() for axes in figure.axes] == list(compare.METRICS.values())
     assert "× none" in texts(figure)

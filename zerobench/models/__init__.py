@@ -1,6 +1,6 @@
 """Models by name. Each is a builder of a module whose `forward(tokens, targets)` returns the loss.
 
-A model of your own is a function whose keyword parameters are its options (registry.py, docs/own-models-and-data.md)::
+A model of your own is a function whose keyword parameters are its options (registry.py, docs/tutorials/own-model.md)::
 
     def build(width: int = 64, depth: int = 2, vocabulary: int = 256) -> nn.Module: ...
 

@@ -1,4 +1,4 @@
-"""Rows of the long tables, many a run: steps, memory, timeline, tensors, traffic."""
+"""Rows of the long tables, many per run: steps, memory, timeline, tensors, traffic. Each carries the run's id."""
 
 from __future__ import annotations
 
@@ -7,29 +7,37 @@ from dataclasses import dataclass
 
 @dataclass
 class StepRow:
-    """One step on one rank in one pass ("timed", "accounted" or "traced"). Warm-up steps are kept and marked."""
+    """One step on one rank in one pass. Warm-up steps are kept and marked."""
 
     rank: int
+    """The rank that measured it, from 0."""
     mode: str
+    """The pass: timed, accounted or traced."""
     step: int
+    """Number of the step, warm-up included, from 0."""
     warmup: bool
+    """True for a step before the measured ones."""
     loss: float
     """Mean over the rank's micro-batches."""
     seconds: float | None
-    """Without the drawing of its batch, as the phases that follow."""
+    """Time of the step without the drawing of its batch, as the phases that follow."""
     forward_s: float | None
+    """Time of its forwards."""
     backward_s: float | None
+    """Time of its backwards."""
     update_s: float | None
+    """Time of its update."""
     grad_norm: float | None = None
     """Global 2-norm of the unscaled mean gradients before clipping, from the tensors themselves; in the accounted pass
     of every step, in the timed pass of the warm-up, in the traced pass of none; None for DeepSpeed."""
     loss_scale: float = 1.0
     """What the step's losses were multiplied by; 1 without loss scaling."""
     skipped: bool = False
-    """The gradients overflowed, and no rank updated its parameters."""
+    """True where gradients overflowed, and no rank updated its parameters."""
     communication_s: float | None = None
-    """Traced pass only, as the next: see RunRow."""
+    """Traced pass only: time in which a collective is in flight or running."""
     exposed_s: float | None = None
+    """Traced pass only: the part of communication_s in which nothing is computed."""
     grad_squares: float | None = None
     """What this rank adds to grad_norm²: the sum of the squares of the gradients that it holds."""
     clip_norm: float | None = None
@@ -38,33 +46,38 @@ class StepRow:
 
 @dataclass
 class MemoryRow:
-    """One category in one phase on one rank, over all measured steps ("init": before the first step).
+    """One category in one phase on one rank, over all measured steps.
 
-    `phase` "step" is the whole step. `at_peak_bytes`: the category's part at the phase's peak instant;
-    `at_states_peak_bytes`: at the instant when the sum of the states is largest.
-    `max_bytes`: its own maximum. `predicted_bytes`: what theory expects of `max_bytes`, where it says anything.
     The category "total" is the sum of all, "states" of the states. Each tier that holds anything has rows of its own.
-    Of the whole step on the device: `allocations`, how often memory was asked for in a step, the most of any, what a
-    backend takes for a moment included, so that gloo's differs from a simulated world's;
-    `lasting`, those of them that outlived the phase they were made in, and so lay between what came and went later.
 
     Each phase has rows more, which are not the ledger's and have only `max_bytes`: "allocated", the allocator's own
     peak in the phase; "outside_ledger", that less the ledger's peak in the same memory: rounding, kernels, libraries
     (as a difference of two peaks it may be below zero). On CUDA also "reserved"; "fragmentation", the
     reserved peak less the allocated one; and at the phase's end "pinned", what the host's allocator holds, and
-    "device_used", what is in use on the device, whoever uses it.
+    "device_used", what is in use on the device by all of its processes.
     """
 
     rank: int
+    """The rank that measured it, from 0."""
     phase: str
+    """init (before the first step), forward, backward, update, or step: the whole step."""
     category: str
+    """A category of the ledger, total, states, or a figure of the allocator."""
     at_peak_bytes: int | None
+    """The category's part at the phase's peak instant."""
     at_states_peak_bytes: int | None
+    """The category's part at the instant when the sum of the states is largest."""
     max_bytes: int
+    """The category's own maximum in the phase."""
     predicted_bytes: int | None = None
+    """max_bytes as the theory has it, where it says anything."""
     tier: str = "device"
+    """device, host or nvme."""
     allocations: int | None = None
+    """Of the whole step on the device: how often memory was asked for in a step, the most of any, what a backend takes
+    for a moment included, so that gloo's differs from a simulated world's."""
     lasting: int | None = None
+    """Those of `allocations` that outlived the phase they were made in, and so lay between what came and went later."""
 
 
 @dataclass
@@ -72,25 +85,36 @@ class TimelineRow:
     """Live bytes by category at one instant of the last measured step of the accounted pass, on one rank.
 
     Instants are thinned out to a few hundred; each stretch keeps the one where the sum is largest.
-    `seconds` since the step began is the accounted pass's own time, which the instrument slows down.
     """
 
     rank: int
+    """The rank that measured it, from 0."""
     instant: int
-    """The number of the event among all of the step's."""
+    """Number of the event among all of the step's."""
     seconds: float
+    """Time since the step began, in the accounted pass, which the instrument slows down."""
     phase: str
+    """forward, backward or update."""
     parameters_bytes: int
+    """Parameters on the device, as the following categories are."""
     gradients_bytes: int
+    """Gradients."""
     master_bytes: int
+    """fp32 master weights."""
     optimizer_bytes: int
+    """Optimizer states."""
     communication_bytes: int
+    """Communication buffers."""
     activations_bytes: int
+    """Activations."""
     inputs_bytes: int
+    """Batches and the model's buffers."""
     temporary_bytes: int
+    """All else."""
     host_bytes: int = 0
-    """What lies in host memory; the ones before are the device's."""
+    """All categories in host memory."""
     nvme_bytes: int = 0
+    """All categories in files."""
 
 
 @dataclass
@@ -98,40 +122,59 @@ class TensorRow:
     """One of the largest storages alive at the peak instant of the measured steps."""
 
     rank: int
+    """The rank that measured it, from 0."""
     bytes: int
+    """Size of the storage."""
     category: str
+    """Its category in the ledger."""
     name: str
+    """Its label: a parameter's name, a unit, or the operator that made it."""
     module: str
+    """The module that ran when it was made, or the thread."""
     phase: str
     """The phase in which it was made."""
     tier: str = "device"
+    """device, host or nvme."""
 
 
 @dataclass
 class TrafficRow:
-    """Like operations of one measured step and phase, summed over `calls`. Units: probes/traffic.py."""
+    """Like operations of one measured step and phase, summed over `calls`; units as probes of traffic count them."""
 
     rank: int
+    """The rank that issued them, from 0."""
     step: int
+    """Number of the step, warm-up included, from 0."""
     phase: str
+    """forward, backward or update."""
     operator: str
+    """The c10d operator, or a copy between tiers."""
     collective: str
     """The logical collective that the engine says they make up, or empty."""
     kind: str
-    """What the volume is counted under, one of COLLECTIVES; for what moves between tiers one of LINKS, whose bytes are
-    payload alone: they are no traffic between ranks."""
+    """What the volume is counted under: all_reduce, reduce_scatter, all_gather or other; for what moves between tiers
+    down, up, read or write, whose bytes are payload alone: they are no traffic between ranks."""
     unit: str
+    """The engine's unit that they belong to, or empty."""
     dtype: str
+    """dtype of the elements that were sent."""
     group_size: int
+    """Ranks of the process group."""
     calls: int
+    """Number of operations."""
     elements: int
+    """Elements of the logical tensors."""
     payload_bytes: int
+    """elements × element size."""
     wire_bytes: float
+    """Bytes that one rank sends by the ring optimum, mean over the group."""
     volume_elements: float
+    """Elements by the paper's convention: an all-reduce counts 2, reduce-scatter and all-gather 1."""
     control: bool
+    """True for flags, scalars, buffers and start-up, which are outside the volume."""
     known: bool
     """False for an operator that the probe has no formula for: listed, not counted."""
     within_bytes: float = 0.0
     """The part of wire_bytes inside a node of `node_size` ranks."""
     between_bytes: float = 0.0
-    """The part between nodes."""
+    """The part of wire_bytes between nodes."""

@@ -5,7 +5,7 @@ The engine holds the mean over all ranks, each rank its own segments of it, in t
 scaled, so are these segments; `full_gradient`, `set_full_gradient` and `gradient_norms` take the scale out, and
 clipping in: they speak of what the optimizer gets. Segments say their `scale`. Gradients kept back by no_sync are not
 means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
-docs/gradients.md.
+docs/how-to/gradients.md.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HOW = (
     "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
-    " engine.gradient_segments() (docs/gradients.md)"
+    " engine.gradient_segments() (docs/how-to/gradients.md)"
 )
 
 WORDS = {
@@ -141,7 +141,7 @@ class StandIns:
             elif grad is not (self._made[i] if i in self._put else None):
                 raise RuntimeError(
                     f"{name}: something was assigned to its .grad, which the engine does not read; use"
-                    " engine.set_full_gradient(name, value) after backward (docs/gradients.md)"
+                    " engine.set_full_gradient(name, value) after backward (docs/how-to/gradients.md)"
                 )
         if not dropped:
             return

@@ -1,18 +1,16 @@
-"""The README's figures are those of the committed runs."""
+"""The figures in numbers of README and docs/ are those of the committed runs."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import zerobench
-from analysis.blocks import TABLES_ALONE
-from analysis.common import FIGURES
-from analysis.readme import BLOCKS
+from analysis.common import FIGURES, TABLES_ALONE
+from documents.blocks import BLOCKS
+from documents.pages import outdated, pages, rewritten
 from zerobench import cli
 
 ROOT = Path(__file__).parents[2]
@@ -35,9 +33,23 @@ OF = {
 REFERENCE = ROOT / "results/reference/cpu"
 
 
-def test_the_readmes_table_is_that_of_the_committed_runs() -> None:
-    done = subprocess.run([sys.executable, ROOT / "analysis/readme.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, "run `make plots`"
+def test_every_block_of_every_page_is_that_of_the_committed_runs() -> None:
+    assert [str(page.relative_to(ROOT)) for page in outdated(REFERENCE)] == [], "run `make pages`"
+
+
+def test_a_block_that_was_changed_by_hand_is_seen_and_made_anew() -> None:
+    made = {"stages": "of the runs ](results/a.png)"}
+    page = "before <!-- stages: written by `make pages` -->\n\nby hand\n\n<!-- end of stages --> after"
+    new = rewritten(page, REFERENCE, made, depth=2)
+    assert "by hand" not in new
+    assert "](../../results/a.png)" in new
+    assert rewritten(new, REFERENCE, made, depth=2) == new
+
+
+@pytest.mark.parametrize("name", ["stages", "nothing"])
+def test_a_block_that_has_no_end_or_is_unknown_is_a_sentence(name: str) -> None:
+    with pytest.raises(ValueError, match="page"):
+        rewritten(f"<!-- {name}: written by `make pages` -->", REFERENCE, {})
 
 
 def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
@@ -70,7 +82,7 @@ def test_every_experiment_has_committed_tables_that_say_where_they_come_from(exp
 def test_every_figure_is_drawn_and_shown(figure: str) -> None:
     for ending in ("png", "svg"):
         assert (REFERENCE / f"figures/{figure}.{ending}").stat().st_size > 10_000
-    assert f"results/reference/cpu/figures/{figure}.png" in (ROOT / "README.md").read_text()
+    assert any(f"results/reference/cpu/figures/{figure}.png" in page.read_text() for page in pages())
 
 
 def test_what_has_no_figure_has_a_block() -> None:
@@ -84,10 +96,3 @@ def test_two_hops_send_each_slice_to_a_node_once() -> None:
         assert pd.isna(flat.between_nodes_bytes), strategy
         assert hops.between_nodes_bytes == hops.predicted_between_nodes_bytes
         assert hops.volume_psi == pytest.approx(1.5 * flat.volume_psi), "1 + 1/L of it"
-
-
-def test_every_file_of_the_package_is_in_the_tree() -> None:
-    tree = (ROOT / "README.md").read_text()
-    for path in (ROOT / "zerobench").rglob("*.py"):
-        if not path.name.startswith("__"):
-            assert path.name in tree, f"README's file tree lacks {path.name}"

@@ -1,4 +1,4 @@
-"""Blocks of the README on ZeRO++, groups of ranks and ZeRO-R, from the committed tables (see readme.py).
+"""Blocks of the pages on ZeRO++, groups of ranks and ZeRO-R, from the committed tables (see blocks.py).
 
 Each function takes the folder of folders of tables, and returns the block's Markdown.
 """
@@ -168,7 +168,4 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "arena": arena,
     "tiling": tiling,
 }
-"""Block of the README -> what makes it."""
-
-TABLES_ALONE = ("nodes",)
-"""Experiments without a figure: the block of the same name is what their committed tables are for."""
+"""Block -> what makes it."""

@@ -1,11 +1,11 @@
-"""Blocks of the README (readme.py) on what tiers cost in time."""
+"""Blocks of the pages on what tiers cost in time, from the committed tables (see blocks.py)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.blocks import pipes
 from analysis.offload import name_of, parts_of
+from documents.blocks_systems import pipes
 from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.results.summary import summarize
 from zerobench.results.tables import load

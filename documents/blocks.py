@@ -1,36 +1,27 @@
-"""Writes the README's figures in numbers from the committed tables, so that none of them is typed by hand.
+"""Blocks of the pages on the stages, the memory cap and tiers, and the table of all blocks.
 
-    python analysis/readme.py [ROOT] [--check]
-
-A *block* of the README stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS makes each of them from
-the tables under ROOT, a folder for each experiment. Those on groups, ZeRO++ and ZeRO-R are in blocks.py.
+Each block is a function of the folder of folders of committed tables, and returns Markdown. Those on groups, ZeRO++
+and ZeRO-R are in blocks_systems.py, those on times of tiers in blocks_times.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis import blocks
-from analysis.blocks import MIB, pipes
-from analysis.common import REFERENCE
 from analysis.losses import losses
 from analysis.offload import parts_of
-from analysis.readme_times import disk, offload_time
+from documents import blocks_stages, blocks_systems, where
+from documents.blocks_systems import MIB, pipes
+from documents.blocks_times import disk, offload_time
 from zerobench.results.summary import summarize
 from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 
-HERE = Path(__file__).resolve().parents[1]
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
@@ -44,8 +35,8 @@ def answer(root: Path) -> str:
         one = cells[name]
         size = f"{one.states_bytes / MIB:.1f} MiB ({_signed(one.states_bytes / ddp.states_bytes - 1)})"
         costs.append(f"{NAMES[name]}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time")
-    where = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
-    return "\n".join([f"Measured on {where}:", "", *(f"- {cost}" for cost in costs), "", *_under_limits(root)])
+    setting = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
+    return "\n".join([f"Measured on {setting}:", "", *(f"- {cost}" for cost in costs), "", *_under_limits(root)])
 
 
 def _under_limits(root: Path) -> list[str]:
@@ -107,11 +98,11 @@ def memory_cap(root: Path) -> str:
 
 def compare(root: Path) -> str:
     """The ratios to the peers, which stand beside the reference by the same device's name."""
-    where = root.parent.parent / "compare" / root.name
-    if not (where / "ratios.md").is_file():
+    folder = root.parent.parent / "compare" / root.name
+    if not (folder / "ratios.md").is_file():
         return "No comparison is on record for this version yet; `make compare` makes one."
-    figure = f"![Ours over the peers]({where.relative_to(root.parents[2])}/compare.png)"
-    return (where / "ratios.md").read_text().rstrip() + f"\n\n{figure}"
+    figure = f"![Ours over the peers]({folder.relative_to(root.parents[2])}/compare.png)"
+    return (folder / "ratios.md").read_text().rstrip() + f"\n\n{figure}"
 
 
 OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False): "optimizer", (True, True): "both"}
@@ -167,44 +158,15 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "offload_time": offload_time,
     "delayed": delayed,
     "disk": disk,
-    **blocks.BLOCKS,
+    **blocks_systems.BLOCKS,
+    **blocks_stages.BLOCKS,
+    "packages": where.packages,
 }
 
 
-def _cells(where: Path) -> dict[str, Any]:
-    return {str(cell.strategy): cell for cell in summarize(load(where).runs).itertuples()}
+def _cells(folder: Path) -> dict[str, Any]:
+    return {str(cell.strategy): cell for cell in summarize(load(folder).runs).itertuples()}
 
 
 def _signed(share: float) -> str:
     return f"{'+' if share >= 0 else '−'}{abs(share):.0%}".replace("%", " %")
-
-
-def rewritten(text: str, root: Path) -> str:
-    """The README with every block made anew. Raises ValueError where it lacks one."""
-    for name, make in BLOCKS.items():
-        begin, end = f"<!-- {name}: written by `make plots` -->", f"<!-- end of {name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"README.md must hold {begin} and {end} once each")
-        block = f"{begin}\n\n{make(root)}\n\n{end}"
-        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, block=block: block, text, flags=re.S)
-    return text
-
-
-def main() -> int:
-    """Rewrites the README; with --check only says whether it would change. Exit code 1 if so."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", type=Path, default=HERE / REFERENCE, help="a folder of folders of tables")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
-    chosen = parser.parse_args()
-    readme = HERE / "README.md"
-    text = readme.read_text()
-    new = rewritten(text, chosen.root)
-    if chosen.check:
-        return int(new != text)
-    readme.write_text(new)
-    print(f"written: the blocks of {readme}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Writes the figures in numbers of README and docs/ from the committed tables, so that none of them is typed by hand.
+
+    python documents/pages.py [ROOT] [--check]
+
+A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS in blocks.py makes each of
+them from the tables under ROOT, a folder for each experiment. A block may be on several pages, and is on one at least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import REFERENCE
+from documents.blocks import BLOCKS
+
+HERE = Path(__file__).resolve().parents[1]
+
+BEGIN = re.compile(r"<!-- (\w+): written by `make pages` -->")
+
+
+def pages() -> list[Path]:
+    """README and every page of docs/."""
+    return [HERE / "README.md", *sorted((HERE / "docs").rglob("*.md"))]
+
+
+def rewritten(text: str, root: Path, made: dict[str, str], depth: int = 0) -> str:
+    """`text`, a page that lies `depth` folders below the repository's root, with every block made anew.
+
+    `made` keeps blocks from page to page. Raises ValueError, a sentence, for a block that is unknown or has no end.
+    """
+    for name in BEGIN.findall(text):
+        if name not in BLOCKS:
+            raise ValueError(f"a page has a block {name}, which is none of {', '.join(BLOCKS)}")
+        begin, end = f"<!-- {name}: written by `make pages` -->", f"<!-- end of {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"a page must hold {begin} and {end} once each")
+        if name not in made:
+            made[name] = BLOCKS[name](root)
+        links = made[name].replace("](results/", f"]({'../' * depth}results/")
+        block = f"{begin}\n\n{links}\n\n{end}"
+        text = re.sub(f"{re.escape(begin)}.*{re.escape(end)}", lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
+
+
+def outdated(root: Path) -> dict[Path, str]:
+    """Page -> what it should be, of the pages that are not. Raises ValueError where a block is on no page."""
+    made: dict[str, str] = {}
+    new = {}
+    for page in pages():
+        text = page.read_text()
+        should = rewritten(text, root, made, len(page.relative_to(HERE).parts) - 1)
+        if should != text:
+            new[page] = should
+    if missing := set(BLOCKS) - set(made):
+        raise ValueError(f"no page has the block {', '.join(sorted(missing))}")
+    return new
+
+
+def main() -> int:
+    """Rewrites the pages; with --check only names those that would change. Exit code 1 if there are any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=HERE / REFERENCE, help="a folder of folders of tables")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is out of date")
+    chosen = parser.parse_args()
+    new = outdated(chosen.root)
+    for page, text in new.items():
+        print(f"{'out of date' if chosen.check else 'written'}: {page.relative_to(HERE)}")
+        if not chosen.check:
+            page.write_text(text)
+    return int(chosen.check and bool(new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""`zerobench columns`: every column of every table, with its unit and meaning."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import groupby
+
+from ..config.unknown_keys import nearest
+from ..records.describe import ROWS, Column, columns_of, said_of
+from ..sizes import printable
+
+WIDEST = 120
+"""Lines where output is no terminal."""
+
+EXAMPLES = """\
+examples:
+  zerobench columns                            every column of every table
+  zerobench columns states_bytes               those whose names contain it
+  zerobench columns predicted --table runs     predictions in the table of runs
+  zerobench columns --unit bytes --table steps,traffic
+  zerobench columns --find allocator           those whose name, unit or meaning contains it
+  zerobench columns --format json              for programs; also csv and markdown
+"""
+
+
+def columns(arguments: list[str]) -> int:
+    """The verb. Returns the exit code: 0, or 2 where no column is meant."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    tables = list(ROWS) if chosen.table is None else chosen.table.split(",")
+    for table in tables:
+        if table not in ROWS:
+            print(printable(f"zerobench columns: --table {table}: no such table{_or(table, ROWS)}"), file=sys.stderr)
+            return 2
+    there = [column for table in tables for column in columns_of(table)]
+    units = sorted({column.unit for column in there} - {""})
+    if chosen.unit is not None and chosen.unit not in units:
+        print(printable(f"zerobench columns: --unit {chosen.unit}: use one of {', '.join(units)}"), file=sys.stderr)
+        return 2
+    found = [column for column in there if _is_meant(column, chosen.part, chosen.unit, chosen.find)]
+    if not found:
+        print(printable(f"zerobench columns: {_why_none(there, chosen)}"), file=sys.stderr)
+        return 2
+    sys.stdout.write(FORMATS[chosen.format](found))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerobench columns",
+        description="Prints the columns of the tables that zerobench.load and zerobench export give, with unit and\n"
+        "meaning: of all tables, or of those that are asked for. Nothing is run, and no results are needed.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "part", nargs="*", metavar="PART", help="a column's name, or a part of it; several: any of them"
+    )
+    parser.add_argument("--table", metavar="TABLE", help=f"of these tables, comma-separated: {', '.join(ROWS)}")
+    parser.add_argument("--unit", help="of this unit, as bytes, s, 'elements / ψ'")
+    parser.add_argument("--find", metavar="TEXT", help="whose name, unit or meaning contains it")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: %(default)s")
+    return parser
+
+
+def _is_meant(column: Column, parts: Sequence[str], unit: str | None, text: str | None) -> bool:
+    named = not parts or any(part.lower() in column.name for part in parts)
+    said = text is None or text.lower() in f"{column.name} {column.unit} {column.meaning}".lower()
+    return named and said and unit in (None, column.unit)
+
+
+def _or(word: str, names: Sequence[str] | dict[str, type]) -> str:
+    return nearest(word, list(names)) or f"; use {', '.join(names)}"
+
+
+def _why_none(there: Sequence[Column], chosen: argparse.Namespace) -> str:
+    wanted = [*chosen.part, *([f"--find {chosen.find}"] if chosen.find else [])]
+    close = nearest(chosen.part[0], sorted({column.name for column in there})) if chosen.part else ""
+    of = f" of {chosen.table}" if chosen.table else ""
+    return f"{' '.join(wanted)}: no such column{of}{close or '; zerobench columns alone prints all'}"
+
+
+def as_text(found: Sequence[Column]) -> str:
+    """A heading for each table; name, unit and the meaning, folded to the terminal's width."""
+    width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
+    name = max(len(column.name) for column in found) + 2
+    unit = max(len(column.unit) for column in found) + 2
+    lines = []
+    for table, mine in groupby(found, key=lambda column: column.table):
+        lines += [f"{table}: {_lower(said_of(table))}", ""]
+        for column in mine:
+            start = f"  {column.name:<{name}}{column.unit:<{unit}}"
+            # a terminal that is too narrow for three columns has the meaning below
+            fits = width - len(start) >= 30
+            indent = len(start) if fits else 6
+            said = textwrap.wrap(column.meaning, width - indent, break_on_hyphens=False)
+            lines += [start + said[0], *(" " * indent + line for line in said[1:])] if fits else [
+                start.rstrip(), *(" " * indent + line for line in said)
+            ]  # fmt: skip
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def as_markdown(found: Sequence[Column]) -> str:
+    """A heading and a pipe table for each table of ours."""
+    lines = []
+    for table, mine in groupby(found, key=lambda column: column.table):
+        lines += [f"## {table}", "", f"{said_of(table)}.", "", "| column | type | unit | meaning |", "|" + " --- |" * 4]
+        for column in mine:
+            kind = f"{column.kind} or none" if column.optional else column.kind
+            meaning = column.meaning.replace("|", "\\|")
+            lines.append(f"| `{column.name}` | {kind} | {column.unit} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def as_json(found: Sequence[Column]) -> str:
+    """A list of objects, one per column."""
+    return json.dumps([asdict(column) for column in found], indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(found: Sequence[Column]) -> str:
+    """A line per column, with a header."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(asdict(found[0])), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(column) for column in found)
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[Sequence[Column]], str]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "csv": as_csv,
+    "json": as_json,
+}
+"""Choice of --format -> what writes it."""

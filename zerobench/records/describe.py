@@ -1,0 +1,93 @@
+"""Columns of a table with unit and meaning, read from its row type: for `zerobench columns` and the documents."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, dataclass, fields
+from typing import get_type_hints
+
+from .long_rows import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .run_row import RunRow, SearchRow
+
+ROWS: dict[str, type] = {
+    "runs": RunRow, "steps": StepRow, "memory": MemoryRow, "timeline": TimelineRow, "tensors": TensorRow,
+    "traffic": TrafficRow, "searches": SearchRow,
+}  # fmt: skip
+"""Table, as `zerobench.load` names it -> its rows."""
+
+LONG = ("steps", "memory", "timeline", "tensors", "traffic")
+"""Tables of many rows per run, which carry the run's id once they are loaded."""
+
+SUFFIXES = {
+    "bytes": "bytes", "_s": "s", "_s_low": "s", "_s_high": "s", "seconds": "s", "_psi": "elements / ψ",
+    "_per_s": "tokens / s", "_per_s_low": "tokens / s", "_per_s_high": "tokens / s", "_mhz": "MHz", "_c": "°C",
+    "_w": "W", "_flops": "FLOP", "_share": "fraction", "_deviation": "fraction", "elements": "elements",
+}  # fmt: skip
+"""End of a numeric column's name -> its unit; of several ends the longest."""
+
+UNITS = {
+    "world_size": "ranks", "group_size": "ranks", "ranks_per_gpu": "ranks", "micro_batch": "sequences",
+    "batch": "sequences", "accumulation": "micro-batches", "sequence": "tokens", "threads": "threads",
+    "cores": "cores", "psi": "parameters", "alloc_retries": "times", "skipped_steps": "steps", "calls": "operations",
+    "allocations": "allocations", "lasting": "allocations", "tried": "combinations", "overlap": "fraction",
+    "mfu": "fraction", "hfu": "fraction", "loss": "loss", "loss_first": "loss", "loss_last": "loss",
+    "grad_norm": "norm", "grad_norm_last": "norm", "clip_norm": "norm", "grad_squares": "norm²",
+    "loss_scale": "factor", "loss_scale_last": "factor", "rank": "number", "step": "number", "repeat": "number",
+    "instant": "number", "seed": "number", "schema_version": "number",
+}  # fmt: skip
+"""Numeric columns whose names do not end in their unit."""
+
+
+RUN_ID = "The run's name in the table of runs."
+
+
+def said_of(table: str) -> str:
+    """The first sentence of the docstring of the table's rows."""
+    return " ".join((inspect.getdoc(ROWS[table]) or "").split()).split(". ")[0].rstrip(".")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. `unit` is empty for text and flags; `optional`: None where there is nothing to tell."""
+
+    table: str
+    name: str
+    kind: str
+    unit: str
+    optional: bool
+    meaning: str
+
+
+def columns_of(table: str) -> list[Column]:
+    """The columns of one of ROWS, in their order."""
+    row = ROWS[table]
+    hints, meanings = get_type_hints(row), meanings_of(row)
+    found = [Column(table, "run_id", "str", "", False, RUN_ID)] if table in LONG else []
+    for one in fields(row):
+        types = getattr(hints[one.name], "__args__", (hints[one.name],))
+        kind = next(t for t in types if t is not type(None))
+        unit = unit_of(one.name) if kind in (int, float) else ""
+        optional = type(None) in types and (one.default is None or one.default is MISSING)
+        found.append(Column(table, one.name, kind.__name__, unit, optional, meanings.get(one.name, "")))
+    return found
+
+
+def unit_of(name: str) -> str:
+    """The unit of a numeric column; empty where neither table above has it."""
+    ends = [end for end in SUFFIXES if name.endswith(end)]
+    return UNITS.get(name) or (SUFFIXES[max(ends, key=len)] if ends else "")
+
+
+def meanings_of(row: type) -> dict[str, str]:
+    """Column -> the docstring below its field, of `row` and the row types that it extends."""
+    found: dict[str, str] = {}
+    for kind in reversed(row.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for node, after in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
+                assert isinstance(after.value, ast.Constant)
+                found[node.target.id] = " ".join(str(after.value.value).split())
+    return found
