@@ -12,7 +12,11 @@ OF_USERS = {"mine.py", "train.py"}
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    code = [path for folder in ("zerobench", "analysis", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
+    code = [
+        path
+        for folder in ("zerobench", "analysis", "documents", "examples", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     pages = [
         *(ROOT / "conf").rglob("*.yaml"),
         *ROOT.glob("[RC]*.md"),
