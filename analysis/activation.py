@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of, with_times
-from analysis.style import BLUE, GREY, PHASES, Fills, patches
+from analysis.style import BLUE, GRAY, PHASES, Fills, patches
 from zerobench.results.tables import Results
 
-TIERS: Fills = {"device": (BLUE, ""), "host memory": (GREY, "//")}
+TIERS: Fills = {"device": (BLUE, ""), "host memory": (GRAY, "//")}
 PEAKS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
 TIMES = {phase: f"{phase}_s" for phase in PHASES}
 

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title, unit_of
-from analysis.style import CATEGORIES, GREY, Fills, patches
+from analysis.style import CATEGORIES, GRAY, Fills, patches
 from zerobench.results.tables import Results
 
 LASTING = {name: f"lasting_{name}" for name in CATEGORIES}
 PEAK = {name: f"peak_{name}_bytes" for name in CATEGORIES}
 RETRIES = {"retries": "alloc_retries"}
 ON_CUDA = {"fragmentation": "fragmentation_bytes", "largest free block": "largest_free_block_bytes"}
-FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GREY, ""))}
+FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GRAY, ""))}
 
 CAPTION = "What a step asks for and keeps beyond the phase, how often. Right of it: everything at the peak."
 

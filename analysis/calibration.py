@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.style import BLUE, GREY, ORANGE, save
+from analysis.style import BLUE, GRAY, ORANGE, save
 from zerobench.calibrate.collectives import Calibration, load_calibration
 from zerobench.sweep.aggregate import median_interval
 
-LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GREY, "", "copy in memory")}
+LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GRAY, "", "copy in memory")}
 GIB = 2**30
 
 
@@ -52,17 +52,17 @@ def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
     rows = found.transfers[(found.transfers["via"] == via) & (found.transfers["collective"] == collective)]
     if rows.empty:
         return
-    colour, marker, label = LOOKS[via]
+    color, marker, label = LOOKS[via]
     for size, same in rows.groupby("bytes"):
         seconds = same["seconds"].tolist()
         low, high = median_interval(seconds)
         middle = size / np.median(seconds) / GIB
         reach = None if low is None else [[middle - size / high / GIB], [size / low / GIB - middle]]
-        axes.errorbar([size / 2**20], [middle], reach, color=colour, marker=marker or "_", ms=4, capsize=3, lw=1)
+        axes.errorbar([size / 2**20], [middle], reach, color=color, marker=marker or "_", ms=4, capsize=3, lw=1)
     sizes = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 60)
     fit = found.fit(collective, int(rows["world_size"].iloc[0]), via)
     times = np.array([fit.seconds(size) for size in sizes])
-    axes.plot(sizes / 2**20, sizes / times / GIB, color=colour, lw=1, ls="--" if via == "memory" else "-", label=label)
+    axes.plot(sizes / 2**20, sizes / times / GIB, color=color, lw=1, ls="--" if via == "memory" else "-", label=label)
 
 
 def script(name: str, doc: str | None, draw: Callable[[Path], Figure], usual: str, arguments: list[str] | None) -> int:

@@ -1,6 +1,6 @@
 """What the scripts of all figures share: their command line, and runs as panels of cells that belong side by side.
 
-A *cell* is a row of `zerobench.results.summary.summarize`, with the `label` that tells it from its neighbours. A
+A *cell* is a row of `zerobench.results.summary.summarize`, with the `label` that tells it from its neighbors. A
 combination that other cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a
 cell that is not ok a figure draws its status, as a word (`absent`).
 """
@@ -106,9 +106,9 @@ def load_all(paths: Sequence[Path]) -> Results:
 
 
 def families(results: Results) -> list[pd.DataFrame]:
-    """Labelled cells by model, sequence, device and the like; strategies in a fixed order."""
+    """Labeled cells by model, sequence, device and the like; strategies in a fixed order."""
     cells = summarize(results.runs).sort_values("strategy", kind="stable")
-    return [_labelled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
+    return [_labeled(mine) for _, mine in cells.groupby(FAMILY, sort=False, dropna=False)]
 
 
 def comparisons(results: Results) -> list[pd.DataFrame]:
@@ -158,7 +158,7 @@ def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
     return frame[frame["run_id"].isin(runs[runs["cell_id"] == cell.cell_id]["run_id"])]
 
 
-def _labelled(cells: pd.DataFrame) -> pd.DataFrame:
+def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
     """`label`: the strategy, and the keys in which cells of this strategy differ beside N and batch; what was measured
     of them only where nothing else tells two cells apart.
     """
@@ -234,7 +234,7 @@ def bars(axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], 
     axes.set_xlim(-0.5, len(cells) - 0.5)
 
 
-def absent(axes: Axes, place: float, word: str, colour: str = "black", number: int = 0) -> None:
+def absent(axes: Axes, place: float, word: str, color: str = "black", number: int = 0) -> None:
     """The word in the place of what is not there, upright at the axis; `number` sets several at one place apart."""
     axes.annotate(
         f"× {word}",
@@ -243,7 +243,7 @@ def absent(axes: Axes, place: float, word: str, colour: str = "black", number: i
         xycoords=axes.get_xaxis_transform(),
         textcoords="offset points",
         rotation=90,
-        color=colour,
+        color=color,
         style="italic",
         fontsize=8,
         annotation_clip=False,
@@ -288,11 +288,11 @@ def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: 
 
 
 def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
-    """Colour and marker of the strategy; labels of one strategy differ in how the marker is filled."""
+    """Color and marker of the strategy; labels of one strategy differ in how the marker is filled."""
     strategy = str(cells.loc[cells["label"] == label, "strategy"].iloc[0])
     siblings = list(dict.fromkeys(cells.loc[cells["strategy"] == strategy, "label"]))
     fill = ("full", "none", "left", "right")[siblings.index(label) % 4]
-    return {"color": look(strategy).colour, "marker": look(strategy).marker, "fillstyle": fill, "ms": 5.5}
+    return {"color": look(strategy).color, "marker": look(strategy).marker, "fillstyle": fill, "ms": 5.5}
 
 
 def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:

@@ -212,7 +212,7 @@ def _draw_metric(axes: Axes, mine: pd.DataFrame) -> None:
             continue
         how = look(str(one.ours).split()[0])
         reach = None if pd.isna(one.low) else [[one.ratio - one.low], [one.high - one.ratio]]
-        axes.errorbar([one.ratio], [place], xerr=reach, color=how.colour, marker=how.marker, ms=4.5, capsize=2.5, lw=1)
+        axes.errorbar([one.ratio], [place], xerr=reach, color=how.color, marker=how.marker, ms=4.5, capsize=2.5, lw=1)
         if pd.notna(one.goal):
             axes.vlines(one.goal, place - 0.4, place + 0.4, color="red", lw=1.8)
     axes.axvline(1, color="black", lw=0.8)

@@ -25,7 +25,7 @@ from zerobench.results.tables import Results
 
 WINDOW = 21
 LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
-"""Whether updates are delayed -> what it is called, and its colour."""
+"""Whether updates are delayed -> what it is called, and its color."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -37,11 +37,11 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
     for delayed, cell in sorted(cells.items()):
-        words, colour = LOOKS[bool(delayed)]
+        words, color = LOOKS[bool(delayed)]
         curve = losses(results, cell).astype("float64")
         mean = curve.rolling(WINDOW, center=True, min_periods=1).mean()
-        axes.plot(curve.index.astype(int), curve, color=colour, lw=0.5, alpha=0.5)
-        axes.plot(curve.index.astype(int), mean, color=colour, lw=2, label=words)
+        axes.plot(curve.index.astype(int), curve, color=color, lw=0.5, alpha=0.5)
+        axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)
         if delayed:
             axes.axvline(offload_of(cell)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
     axes.set(xlabel="step", ylabel="loss (nats a token)")

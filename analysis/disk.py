@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.calibration import script
-from analysis.style import BLUE, GREEN, GREY, ORANGE, PURPLE
+from analysis.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 from zerobench.calibrate.disk import (  # fmt: skip
     CHECKED,
     GIB,
@@ -31,7 +31,7 @@ from zerobench.calibrate.disk import (  # fmt: skip
 )
 
 LOOKS = {
-    RAW: (GREY, "", "preadv and pwritev"),
+    RAW: (GRAY, "", "preadv and pwritev"),
     STORE: (BLUE, "//", "the engine's files"),
     CHECKED: (ORANGE, "xx", "with checksums"),
     UPDATE: (GREEN, "..", "an update over files"),
@@ -64,7 +64,7 @@ def _bars(axes: Axes, rates: list[DiskRate]) -> None:
     there = [via for via in LOOKS if any(rate.via == via for rate in rates)]
     width = WIDTH / len(there)
     for number, via in enumerate(there):
-        colour, hatch, label = LOOKS[via]
+        color, hatch, label = LOOKS[via]
         mine = [rate for rate in rates if rate.via == via]
         shift = width * (number - (len(there) - 1) / 2)
         x = [places.index((rate.block_bytes, rate.depth)) + shift for rate in mine]
@@ -73,7 +73,7 @@ def _bars(axes: Axes, rates: list[DiskRate]) -> None:
             [(rate.bytes_per_s - rate.bytes_per_s_low) / GIB for rate in mine],
             [(rate.bytes_per_s_high - rate.bytes_per_s) / GIB for rate in mine],
         ]
-        axes.bar(x, y, width, yerr=reach, color=colour, hatch=hatch, edgecolor="white", lw=0.4, capsize=2, label=label,
+        axes.bar(x, y, width, yerr=reach, color=color, hatch=hatch, edgecolor="white", lw=0.4, capsize=2, label=label,
                  error_kw={"lw": 0.8})  # fmt: skip
         for place, rate in zip(x, mine, strict=True):
             if via not in (RAW, IN_MEMORY):

@@ -28,7 +28,7 @@ LINES = {
     "host_peak_bytes": ("host memory, peak", SKY, "s"),
     "states_bytes": ("states on the device", BLUE, "o"),
 }
-"""Column -> what it is called, its colour and marker."""
+"""Column -> what it is called, its color and marker."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -40,9 +40,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure = Figure(figsize=(5.2, 3.8), layout="constrained")
     axes = figure.subplots()
     psi = runs["psi"].astype("float64") / 1e6
-    for column, (_, colour, marker) in LINES.items():
+    for column, (_, color, marker) in LINES.items():
         sizes = runs[column].astype("float64") / MIB
-        axes.plot(psi, sizes, color=colour, marker=marker, ms=5.5)
+        axes.plot(psi, sizes, color=color, marker=marker, ms=5.5)
         for x, y in zip(psi, sizes, strict=True):
             axes.annotate(f"{y:.0f}", (x, y), (-9, 4), textcoords="offset points", ha="right", fontsize=7)
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
@@ -57,7 +57,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         f"× {one.model} {one.shape}: {one.status}" for one in summarize(newest).itertuples() if one.status != "ok"
     ]
     axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
-    lines = [rule(name, color=colour, marker=marker) for name, colour, marker in LINES.values()]
+    lines = [rule(name, color=color, marker=marker) for name, color, marker in LINES.values()]
     figure.legend(handles=[*lines, rule("the pool", "--", lw=1.2)], loc="outside lower center", ncols=4)
     return figure
 

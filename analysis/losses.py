@@ -3,7 +3,7 @@
     python analysis/losses.py [RUNS ...] --out DIR
 
 Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks; the first curve is the
-widest and each that follows lies on top of it, so that equal curves show as one band of several colours. Right: the
+widest and each that follows lies on top of it, so that equal curves show as one band of several colors. Right: the
 curves less DDP's (or the first one's, where DDP did not run): equal to the bit is 0. A loss that is not finite is a
 gap, with a cross at the axis; a cell that failed, or that nobody ran, is named.
 """
@@ -63,13 +63,13 @@ def losses(results: Results, cell: Any) -> pd.Series:
 
 
 def _curve(axes: Axes, label: str, curve: pd.Series, number: int, count: int) -> None:
-    colour = look(label.split()[0]).colour
+    color = look(label.split()[0]).color
     width = 1 + 6 * (count - 1 - number) / max(1, count - 1)
     curve = curve.astype("float64").replace([np.inf, -np.inf], np.nan)
-    axes.plot(curve.index.astype(int), curve, color=colour, lw=width, label=label, solid_capstyle="round")
+    axes.plot(curve.index.astype(int), curve, color=color, lw=width, label=label, solid_capstyle="round")
     gaps = curve.index[curve.isna()].astype(int)
     if len(gaps):
-        axes.plot(gaps, np.zeros(len(gaps)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
+        axes.plot(gaps, np.zeros(len(gaps)), "x", color=color, transform=axes.get_xaxis_transform(), clip_on=False)
 
 
 def _scale_differences(axes: Axes, first: str) -> None:

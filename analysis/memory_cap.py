@@ -36,7 +36,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     for axes, searches in places:
         _panel(axes, searches)
     strategies = sorted({name for searches in settings for name in searches["strategy"]})
-    handles = [rule(s, look(s).line, color=look(s).colour, marker=look(s).marker) for s in strategies]
+    handles = [rule(s, look(s).line, color=look(s).color, marker=look(s).marker) for s in strategies]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
@@ -63,18 +63,18 @@ def _line(axes: Axes, strategy: str, found: list[Any], shift: float) -> None:
     how = look(strategy)
     rates = [float("nan") if one is None or one.status != "found" else one.tokens_per_s for one in found]
     places = [place + shift for place in range(len(found))]
-    axes.plot(places, rates, color=how.colour, marker=how.marker, linestyle=how.line, lw=0.9, ms=6, label=strategy)
+    axes.plot(places, rates, color=how.color, marker=how.marker, linestyle=how.line, lw=0.9, ms=6, label=strategy)
     for place, rate, one in zip(places, rates, found, strict=True):
         if pd.isna(rate):
             word = "missing" if one is None else "nothing fits"
-            absent(axes, place, f"{strategy}: {word}", how.colour)
+            absent(axes, place, f"{strategy}: {word}", how.color)
             continue
         if pd.notna(one.tokens_per_s_low):
             low, high = rate - one.tokens_per_s_low, one.tokens_per_s_high - rate
-            axes.errorbar([place], [rate], [[low], [high]], color=how.colour, capsize=2, lw=0.7)
+            axes.errorbar([place], [rate], [[low], [high]], color=how.color, capsize=2, lw=0.7)
         words = f"{one.micro_batch}×{one.accumulation}" + " r" * bool(pd.notna(one.checkpointing) and one.checkpointing)
         axes.annotate(words, (place, rate), (0, 7), textcoords="offset points", ha="center", fontsize=7,
-                      color=how.colour, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.3, "lw": 0})  # fmt: skip
+                      color=how.color, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.3, "lw": 0})  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -43,12 +43,12 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         ok = cells[cells["status"] == "ok"]
         unit = _points(axes, ok)
         axes.set_ylabel("tokens/s, all ranks together")
-        more = [f"({len(ok)} cells: only those on the front are labelled)"] * (len(ok) > MOST_LABELS)
+        more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
         axes.set_xlabel("\n".join([f"peak on the fullest rank ({unit})", *more, *_without_a_place(cells)]))
         axes.set_title(title(cells, settings, []))
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
-    handles = [Line2D([], [], ls="", color=look(s).colour, marker=look(s).marker, label=s) for s in strategies]
+    handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
     figure.legend(handles=[*handles, rule("Pareto front", lw=1)], loc="outside lower center", ncols=6)
     figure.draw_without_rendering()  # the layout decides where points are, and so where there is room for labels
     for axes, cells in places:
@@ -94,8 +94,8 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
         how = look(cell.strategy)
         low, high = cell.tokens_per_s - cell.tokens_per_s_low, cell.tokens_per_s_high - cell.tokens_per_s
         if not pd.isna(low):
-            axes.errorbar([cell.x], [cell.tokens_per_s], [[low], [high]], color=how.colour, capsize=2, lw=0.6)
-        axes.plot(cell.x, cell.tokens_per_s, color=how.colour, marker=how.marker, ms=7,
+            axes.errorbar([cell.x], [cell.tokens_per_s], [[low], [high]], color=how.color, capsize=2, lw=0.6)
+        axes.plot(cell.x, cell.tokens_per_s, color=how.color, marker=how.marker, ms=7,
                   fillstyle="full" if cell.front else "none", gid=cell.run_id)  # fmt: skip
     best = cells[cells["front"]].sort_values("x")
     if len(best):

@@ -48,7 +48,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def _draw_states(unit: int, axes: Axes, place: int, cell: Any) -> None:
-    axes.bar(place, cell.states_bytes / unit, 0.6, color=look(cell.strategy).colour)
+    axes.bar(place, cell.states_bytes / unit, 0.6, color=look(cell.strategy).color)
     axes.annotate(
         show(cell.states_bytes / unit), (place, cell.states_bytes / unit), (0, 3), textcoords="offset points",
         ha="center", fontsize=7,

@@ -1,4 +1,4 @@
-"""One style for all figures: readable in print, by the colour-blind, and without colour (hatches, markers)."""
+"""One style for all figures: readable in print, by the color-blind, and without color (hatches, markers)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-# Okabe and Ito's palette, told apart by all common kinds of colour vision.
+# Okabe and Ito's palette, told apart by all common kinds of color vision.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
+YELLOW, BLUE, VERMILION, PURPLE, GRAY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
 
 Fills = Mapping[str, tuple[str, str]]
-"""What a bar's part is called -> its colour and hatch."""
+"""What a bar's part is called -> its color and hatch."""
 
 CATEGORIES: Fills = {
     "parameters": (BLUE, ""),
@@ -27,16 +27,16 @@ CATEGORIES: Fills = {
     "communication": (VERMILION, "xx"),
     "activations": (PURPLE, ".."),
     "inputs": (YELLOW, ""),
-    "temporary": (GREY, "--"),
+    "temporary": (GRAY, "--"),
 }
 COLLECTIVES: Fills = {
     "all_reduce": (BLUE, ""),
     "reduce_scatter": (ORANGE, "//"),
     "all_gather": (GREEN, "\\\\"),
-    "other": (GREY, "--"),
+    "other": (GRAY, "--"),
 }
 OVERLAP: Fills = {
-    "traced: no communication": (GREY, ""),
+    "traced: no communication": (GRAY, ""),
     "traced: communication hidden": (GREEN, ".."),
     "traced: communication exposed": (VERMILION, "xx"),
 }
@@ -46,7 +46,7 @@ PHASES: Fills = {"forward": (SKY, ""), "backward": (BLUE, "//"), "update": (ORAN
 class Look(NamedTuple):
     """How the points and lines of a strategy look."""
 
-    colour: str
+    color: str
     marker: str
     line: str | tuple[int, tuple[int, ...]]
 
@@ -59,7 +59,7 @@ STRATEGIES = {
     "zero_redundancy": Look(YELLOW, "<", (0, (3, 1))),
     "fsdp2_no_reshard": Look(PURPLE, "v", (0, (3, 1, 1, 1))),
     "fsdp2": Look(SKY, ">", (0, (1, 1))),
-    **{f"deepspeed_zero{n}": Look(GREY, marker, (0, (5, 2))) for n, marker in ((1, "h"), (2, "p"), (3, "X"))},
+    **{f"deepspeed_zero{n}": Look(GRAY, marker, (0, (5, 2))) for n, marker in ((1, "h"), (2, "p"), (3, "X"))},
 }
 OTHER_STRATEGY = Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1)))
 
@@ -97,8 +97,8 @@ def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, wi
     """Draws the parts as one stacked bar; the height of all together."""
     bottom = 0.0
     for name, height in parts.items():
-        colour, hatch = fills[name]
-        axes.bar(place, height, width, bottom, color=colour, hatch=hatch, edgecolor="white", lw=0.4)
+        color, hatch = fills[name]
+        axes.bar(place, height, width, bottom, color=color, hatch=hatch, edgecolor="white", lw=0.4)
         bottom += height
     return bottom
 

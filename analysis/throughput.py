@@ -66,11 +66,11 @@ def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
     return 100 * (1 - cells["tokens_per_s"] / reference.astype("float64"))
 
 
-def _whiskers(axes: Axes, cells: pd.DataFrame, colour: str) -> None:
+def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
     known = cells.dropna(subset=["tokens_per_s_low"])
     middle = known["tokens_per_s"]
     reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
-    axes.errorbar(known["world_size"].astype(int), middle, reach, color=colour, ls="", capsize=3, lw=1)
+    axes.errorbar(known["world_size"].astype(int), middle, reach, color=color, ls="", capsize=3, lw=1)
 
 
 def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:

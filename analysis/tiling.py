@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of
-from analysis.style import BLUE, GREY, Fills, patches, rule
+from analysis.style import BLUE, GRAY, Fills, patches, rule
 from zerobench.results.tables import Results
 
-FILLS: Fills = {"parameters": (BLUE, ""), "states": (GREY, "//")}
+FILLS: Fills = {"parameters": (BLUE, ""), "states": (GRAY, "//")}
 COLUMNS = {"parameters": "max_parameters_bytes", "states": "states_bytes"}
 
 CAPTION = "Left: parameters at their maximum. Right: states at theirs."

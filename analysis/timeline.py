@@ -64,11 +64,9 @@ def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> None:
     """What is alive stays so until the next instant."""
     ms = rows["seconds"].to_numpy() * MS
     low = 0 * ms
-    for name, (colour, hatch) in CATEGORIES.items():
+    for name, (color, hatch) in CATEGORIES.items():
         high = low + rows[f"{name}_bytes"].to_numpy(dtype="float64") / unit
-        axes.fill_between(
-            ms, low, high, step="post", facecolor=colour, hatch=hatch, edgecolor="white", lw=0, label=name
-        )
+        axes.fill_between(ms, low, high, step="post", facecolor=color, hatch=hatch, edgecolor="white", lw=0, label=name)
         low = high
     axes.set_xlim(0, ms[-1])
     _mark_phases(axes, rows, ms[-1])

@@ -33,7 +33,7 @@ PARTS: Fills = {
     "reductions": (ORANGE, "//"),
     "other": (BLUE, ""),
 }
-COLOURS = ("#000000", BLUE, GREEN, ORANGE, VERMILION)
+COLORS = ("#000000", BLUE, GREEN, ORANGE, VERMILION)
 RUNNING = 10
 
 
@@ -83,7 +83,7 @@ def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     first = next(iter(found), None)
     for number, (label, curve) in enumerate(found.items()):
         off = (curve - found[first]).rolling(RUNNING, min_periods=1).mean()
-        axes.plot(off.index.astype(int), off, color=COLOURS[number % len(COLOURS)], lw=1.2, label=label)
+        axes.plot(off.index.astype(int), off, color=COLORS[number % len(COLORS)], lw=1.2, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss less that of {first}\n(nats a token)" if first else "loss")
     if found:

@@ -145,7 +145,7 @@ def _accumulate(
         with probe.phase("data"):
             batch = batches.batch(number, micro)
         probe.inputs(*data.tensors_of(batch))
-        with strategies.synchronising(engine, accumulate, last=micro == micro_batches - 1):
+        with strategies.synchronizing(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
                 loss = contract.loss_of(engine, batch, config)
             probe.before_backward(loss)

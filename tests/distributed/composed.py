@@ -43,7 +43,7 @@ def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
     for step in range(STEPS):
         for micro in range(config["accumulation"]):
             last = micro == config["accumulation"] - 1
-            with strategies.synchronising(engine, config["strategy"]["accumulate"], last):
+            with strategies.synchronizing(engine, config["strategy"]["accumulate"], last):
                 loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
                 engine.backward(loss / config["accumulation"])
             heard.append(loss.item())

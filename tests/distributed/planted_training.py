@@ -88,7 +88,7 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
             scale = scale_of(engine)
             for micro in range(config["accumulation"]):
                 last = micro == config["accumulation"] - 1
-                with strategies.synchronising(engine, config["strategy"].get("accumulate", "last"), last):
+                with strategies.synchronizing(engine, config["strategy"].get("accumulate", "last"), last):
                     engine.backward(engine(*batches.batch(step, micro)) / config["accumulation"])
             squares = gradient_norm.squares(engine, scale)
             assert squares is not None

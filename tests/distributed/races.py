@@ -1,12 +1,12 @@
 """A race detector for the engine: transfers come late, and memory that was given back holds NaN.
 
-    serialised   every collective is waited for where it is launched: nothing overlaps
+    serialized   every collective is waited for where it is launched: nothing overlaps
     late         a send leaves after a random delay, and whoever waits for a transfer sleeps first: the windows in which
                  a buffer must be left alone are as wide as the scheme allows
     poisoned     parameters' storages that are resized to nothing, and gradients that were sent and reduced, are filled
                  with NaN; the memory stays, so that who reads or writes it by mistake does so in safety
 
-A run that is late and poisoned must be equal to a serialised one, bit for bit. `Plants` are the mistakes it must catch.
+A run that is late and poisoned must be equal to a serialized one, bit for bit. `Plants` are the mistakes it must catch.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
 
 
 @contextmanager
-def serialised(engine: Any) -> Iterator[None]:
+def serialized(engine: Any) -> Iterator[None]:
     def at_once(launch: Callable[..., Handle]) -> Callable[..., Handle]:
         def launch_and_wait(*arguments: Any) -> Handle:
             handle = launch(*arguments)

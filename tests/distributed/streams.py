@@ -1,4 +1,4 @@
-"""Streams of a GPU, modelled on a CPU: who may touch memory when, whatever order the hardware takes.
+"""Streams of a GPU, modeled on a CPU: who may touch memory when, whatever order the hardware takes.
 
 The engine runs its GPU way over a simulated world. Operators run at once, but each is written down with the stream that
 it was given to. A stream's clock says what of every stream has happened before its next operator::
@@ -39,7 +39,7 @@ HOST = -1
 class Event(dict[int, int]):
     """What has happened in a stream so far."""
 
-    def __init__(self, cuda: ModelledCuda, clock: Clock) -> None:
+    def __init__(self, cuda: ModeledCuda, clock: Clock) -> None:
         super().__init__(clock)
         self._cuda = cuda
 
@@ -53,7 +53,7 @@ class Event(dict[int, int]):
 class Stream:
     """A stream as torch.cuda's, but that its clock is all it has."""
 
-    def __init__(self, cuda: ModelledCuda, number: int) -> None:
+    def __init__(self, cuda: ModeledCuda, number: int) -> None:
         self._cuda = cuda
         self.number = number
         self.clock: Clock = {}
@@ -76,7 +76,7 @@ class Stream:
         return self.clock[self.number]
 
 
-class ModelledCuda:
+class ModeledCuda:
     """What comm/streams.py uses of torch.cuda. Stream 0 computes."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Access:
 class RaceDetector(TorchDispatchMode):
     """Inside, every operator's accesses are held against those before. `races`: a line each."""
 
-    cuda: ModelledCuda
+    cuda: ModeledCuda
     races: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

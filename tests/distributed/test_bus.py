@@ -1,4 +1,4 @@
-"""Copies between a GPU and host memory in streams of their own: no race in a modelled GPU (host/pipes.py)."""
+"""Copies between a GPU and host memory in streams of their own: no race in a modeled GPU (host/pipes.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.distributed.streams import AtOnce, ModelledCuda, RaceDetector
+from tests.distributed.streams import AtOnce, ModeledCuda, RaceDetector
 from zerobench.zero import NvmeOffload, Offload, initialize
 from zerobench.zero.comm import simulated
 from zerobench.zero.comm.backends import FAKE
@@ -37,22 +37,22 @@ PARTS = {
 
 
 @pytest.fixture
-def cuda() -> Iterator[ModelledCuda]:
-    """A simulated world on a modelled GPU, with a bus."""
+def cuda() -> Iterator[ModeledCuda]:
+    """A simulated world on a modeled GPU, with a bus."""
     dist.init_process_group(FAKE, rank=1, world_size=2)
-    modelled = ModelledCuda()
-    on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modelled)}
+    modeled = ModeledCuda()
+    on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modeled)}
     with (
         mock.patch.object(simulated, "KINDS", on_gpu),
-        mock.patch.object(cpu, "STREAMS", {"cpu": modelled}),
+        mock.patch.object(cpu, "STREAMS", {"cpu": modeled}),
         mock.patch.object(delayed_update, "threading", SimpleNamespace(Thread=AtOnce)),
     ):
-        yield modelled
+        yield modeled
     dist.destroy_process_group()
 
 
 def races_of(
-    cuda: ModelledCuda, strategy: str, offload: Offload, mistake: Any = nullcontext, dtype: torch.dtype = torch.bfloat16
+    cuda: ModeledCuda, strategy: str, offload: Offload, mistake: Any = nullcontext, dtype: torch.dtype = torch.bfloat16
 ) -> list[str]:
     module = zoo.build("tied").to(dtype)
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
@@ -84,7 +84,7 @@ def races_of(
     ("strategy", "parts"),
     [(s, p) for s in ("zero1", "zero2", "zero3") for p in PARTS if s == "zero3" or p != "parameters"],
 )
-def test_no_race(cuda: ModelledCuda, strategy: str, parts: str, dtype: torch.dtype) -> None:
+def test_no_race(cuda: ModeledCuda, strategy: str, parts: str, dtype: torch.dtype) -> None:
     assert races_of(cuda, strategy, PARTS[parts], dtype=dtype) == []
 
 
@@ -136,17 +136,17 @@ def still_being_read() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mistake", [let_go_at_once, nobody_waits, gathered_too_early])
-def test_planted_races_are_seen(cuda: ModelledCuda, mistake: Any) -> None:
+def test_planted_races_are_seen(cuda: ModeledCuda, mistake: Any) -> None:
     assert races_of(cuda, "zero2", Offload(), mistake)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_planted_race_with_what_is_fetched_is_seen(cuda: ModelledCuda, dtype: torch.dtype) -> None:
+def test_a_planted_race_with_what_is_fetched_is_seen(cuda: ModeledCuda, dtype: torch.dtype) -> None:
     assert races_of(cuda, "zero3", PARTS["parameters"], still_being_read, dtype)
 
 
 @pytest.mark.parametrize(("parts", "mistake"), [("all", overtaken), ("delayed", overtaken), ("files", nobody_keeps)])
-def test_planted_races_with_what_goes_up_are_seen(cuda: ModelledCuda, parts: str, mistake: Any) -> None:
+def test_planted_races_with_what_goes_up_are_seen(cuda: ModeledCuda, parts: str, mistake: Any) -> None:
     assert races_of(cuda, "zero2", PARTS[parts], mistake, torch.float32)
 
 

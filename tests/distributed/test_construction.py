@@ -131,9 +131,9 @@ class Own(nn.Linear):
     ("build", "words"),
     [
         (Silent, "Silent: Silent has parameters and no reset_parameters"),
-        (lambda: Part(3, 3), "Part.weight: an initialiser writes to a part of it"),
+        (lambda: Part(3, 3), "Part.weight: an initializer writes to a part of it"),
         (Buffered, "table: nothing has restored its values"),
-        (lambda: Own(3, 3), "Own: it initialises itself in _init_weights"),
+        (lambda: Own(3, 3), "Own: it initializes itself in _init_weights"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(build: Any, words: str) -> None:

@@ -87,7 +87,7 @@ def test_bytes_between_nodes_are_those_of_the_paper(measured) -> None:
         assert sent == pytest.approx(share * each * psi, rel=0.01), name  # 64-byte padding of parameters and payloads
 
 
-def test_what_is_called_quantised_travelled_as_bytes(measured) -> None:
+def test_what_is_called_quantized_traveled_as_bytes(measured) -> None:
     shares = {}
     for name, records in measured.items():
         units = units_of(records[0].schedule.shapes, CELLS[name].get("strategy", {}).get("persistence_numel", 0))

@@ -1,4 +1,4 @@
-"""The engine's streams on a GPU, without one: no race in a modelled GPU (host/pipes.py), and planted races are seen."""
+"""The engine's streams on a GPU, without one: no race in a modeled GPU (host/pipes.py), and planted races are seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests import zoo
-from tests.distributed.streams import ModelledCuda, RaceDetector
+from tests.distributed.streams import ModeledCuda, RaceDetector
 from tests.distributed.test_races import RUNS
 from zerobench.zero import Zeropp, initialize
 from zerobench.zero.comm import backends, connect, simulated, streams
@@ -40,25 +40,25 @@ class StampedNccl(backends.NcclComm):
 
 
 @pytest.fixture(params=[2, 4])
-def cuda(request: pytest.FixtureRequest) -> Iterator[ModelledCuda]:
-    with world(request.param, 1) as modelled:
-        yield modelled
+def cuda(request: pytest.FixtureRequest) -> Iterator[ModeledCuda]:
+    with world(request.param, 1) as modeled:
+        yield modeled
 
 
 @contextmanager
-def world(size: int, rank: int) -> Iterator[ModelledCuda]:
-    """A simulated world on a modelled GPU."""
+def world(size: int, rank: int) -> Iterator[ModeledCuda]:
+    """A simulated world on a modeled GPU."""
     dist.init_process_group(FAKE, rank=rank, world_size=size)
-    modelled = ModelledCuda()
-    on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modelled)}
+    modeled = ModeledCuda()
+    on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modeled)}
     try:
         with mock.patch.object(simulated, "KINDS", on_gpu):
-            yield modelled
+            yield modeled
     finally:
         dist.destroy_process_group()
 
 
-def races_of(cuda: ModelledCuda, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
+def races_of(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: str = "tied", mistake: Any = None):
     module = zoo.build(model)
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
     with RaceDetector(cuda) as detector:
@@ -81,12 +81,12 @@ def races_of(cuda: ModelledCuda, strategy: str, options: dict[str, Any], model: 
 
 
 @pytest.mark.parametrize(("strategy", "options"), RUNS)
-def test_no_race(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
+def test_no_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
 
 
 @pytest.mark.parametrize(("strategy", "options"), IN_GROUPS)
-def test_no_race_in_groups(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
+def test_no_race_in_groups(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     assert races_of(cuda, strategy, options) == []
 
 
@@ -106,7 +106,7 @@ def stamped() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("strategy", "options"), [one for one in IN_GROUPS if one[0] == "zero3"])
-def test_stamps_do_not_race(cuda: ModelledCuda, strategy: str, options: dict[str, Any]) -> None:
+def test_stamps_do_not_race(cuda: ModeledCuda, strategy: str, options: dict[str, Any]) -> None:
     with stamped():
         assert races_of(cuda, strategy, options) == []
 
@@ -149,7 +149,7 @@ def test_stamps_that_race_are_seen(mistake: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_no_race_with_unused_parameters(cuda: ModelledCuda, strategy: str) -> None:
+def test_no_race_with_unused_parameters(cuda: ModeledCuda, strategy: str) -> None:
     assert races_of(cuda, strategy, {}, "unused") == []
 
 
@@ -190,12 +190,12 @@ def ended_too_early() -> Iterator[None]:
 
 @pytest.mark.parametrize("mistake", [unawaited, launched_too_early, ended_too_early])
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
-def test_planted_races_are_seen(cuda: ModelledCuda, strategy: str, mistake: Any) -> None:
+def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) -> None:
     assert races_of(cuda, strategy, {}, mistake=mistake)
 
 
 def test_a_collective_that_is_dropped_is_waited_for() -> None:
-    cuda = ModelledCuda()
+    cuda = ModeledCuda()
     lane = streams.Lane(cuda)
     ticket = lane.launch(lambda async_op: cuda.current_stream().tick())
     assert cuda.current_stream().clock == {}

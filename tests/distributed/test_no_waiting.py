@@ -1,4 +1,4 @@
-"""A step never makes the host wait for the GPU: nothing in it asks for a value. Without a GPU, on a modelled one."""
+"""A step never makes the host wait for the GPU: nothing in it asks for a value. Without a GPU, on a modeled one."""
 
 from __future__ import annotations
 

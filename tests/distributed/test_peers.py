@@ -45,7 +45,7 @@ def train(
         total = 0.0
         for micro in range(accumulation):
             how = config["strategy"].get("accumulate", "last")
-            with strategies.synchronising(engine, how, last=micro == accumulation - 1):
+            with strategies.synchronizing(engine, how, last=micro == accumulation - 1):
                 loss = engine(*batches.batch(step, micro)) / accumulation
                 engine.backward(loss)
             total += loss.item()
@@ -148,7 +148,7 @@ def near_ours(rank: int, n: int) -> tuple[float, float, int]:
 
 
 def test_fsdp2_in_bf16_trains_as_ours_do() -> None:
-    """Within 1e-3 over ten steps; bf16 has 8 bits: its neighbours of a loss of 5 are 0.03 apart."""
+    """Within 1e-3 over ten steps; bf16 has 8 bits: its neighbors of a loss of 5 are 0.03 apart."""
     for near, wider, distinct in run_ranks(2, near_ours):
         assert near < 1e-3
         assert wider < 1e-3

@@ -1,4 +1,4 @@
-"""Overlapped and serialised runs agree bit for bit, freed buffers poisoned (races.py); and planted races are seen."""
+"""Overlapped and serialized runs agree bit for bit, freed buffers poisoned (races.py); and planted races are seen."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(engine: Any, rank: int, n: int) -> list[torch.Tensor]:
 
 def in_series(rank: int, n: int, strategy: str, options: dict[str, Any], model: str = "tied") -> list[torch.Tensor]:
     engine = engine_for(strategy, options, model)
-    with races.serialised(engine):
+    with races.serialized(engine):
         return train(engine, rank, n)
 
 
@@ -85,7 +85,7 @@ def compare(rank: int, n: int) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_overlapped_runs_equal_serialised_ones(n: int) -> None:
+def test_overlapped_runs_equal_serialized_ones(n: int) -> None:
     assert run_ranks(n, compare) == [[]] * n
 
 

@@ -1,6 +1,6 @@
 """A backend's own collectives, as on a GPU, carry true values: over gloo with CPU tensors, stamps and all.
 
-Ranks that share a GPU go through StagedComm, NCCL through NcclComm, whose lanes are here those of a modelled GPU.
+Ranks that share a GPU go through StagedComm, NCCL through NcclComm, whose lanes are here those of a modeled GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.distributed.streams import ModelledCuda
+from tests.distributed.streams import ModeledCuda
 from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp
@@ -22,7 +22,7 @@ from zerobench.zero.comm.desync import Stamp
 
 KINDS: dict[str, Callable[..., Any]] = {
     "staged": backends.StagedComm,
-    "lanes": lambda group: backends.NcclComm(group, ModelledCuda()),
+    "lanes": lambda group: backends.NcclComm(group, ModeledCuda()),
 }
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("zero1", {}),

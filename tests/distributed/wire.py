@@ -20,7 +20,7 @@ from zerobench.launch.processes import launch
 from zerobench.worker import RankJob, run_rank
 
 BUCKET_BYTES = 2**20
-"""Large messages: each brings headers and acknowledgements along, how many is up to the moment. With buckets of 64 KiB
+"""Large messages: each brings headers and acknowledgments along, how many is up to the moment. With buckets of 64 KiB
 they are 1.8 % and more at three ranks.
 """
 

@@ -52,7 +52,7 @@ class Reversed(Base):
     def order(self):
         return list(self.blocks)[::-1]
 
-class Normalised(Base):
+class Normalized(Base):
     def block(self, width, number):
         return nn.Sequential(nn.Linear(width, width, bias=False), nn.BatchNorm1d(16))
 
@@ -61,7 +61,7 @@ def register(kind):
         return kind(vocabulary)
     zerobench.register_model(kind.__name__.lower(), build)
 
-for kind in (Frozen, Unused, Repeated, Reversed, Normalised):
+for kind in (Frozen, Unused, Repeated, Reversed, Normalized):
     register(kind)
 zerobench.main()
 """
@@ -69,7 +69,7 @@ zerobench.main()
 
 def swept(tmp_path: Path, strategy: str, *more: str) -> pd.DataFrame:
     (tmp_path / "models.py").write_text(SCRIPT)
-    models = "model=frozen,unused,repeated,reversed,normalised"
+    models = "model=frozen,unused,repeated,reversed,normalized"
     size = ["world_size=2", "sequence=16", "measure=quick", "device=cpu", "launch.threads=1"]
     command = [sys.executable, "models.py", "-m", models, f"strategy={strategy}", *size, *more]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -79,7 +79,7 @@ def swept(tmp_path: Path, strategy: str, *more: str) -> pd.DataFrame:
     for model, run in runs.iterrows():
         assert run.states_bytes == pytest.approx(run.predicted_states_bytes, rel=0.01), model
         assert run.volume_psi == run.predicted_volume_psi, model
-    assert runs.control_bytes["normalised"] > runs.control_bytes["reversed"]  # BatchNorm's buffers are sent
+    assert runs.control_bytes["normalized"] > runs.control_bytes["reversed"]  # BatchNorm's buffers are sent
     return runs
 
 

@@ -263,7 +263,7 @@ def cloned_gradients(engine: Any) -> list[torch.Tensor]:
     return [p.grad.clone() for p in engine.module.parameters()]
 
 
-def mislabelled() -> torch.Tensor:
+def mislabeled() -> torch.Tensor:
     return labels.label(torch.zeros(MIB // 4), labels.ACTIVATIONS, "a third momentum")
 
 
@@ -337,7 +337,7 @@ FAULTS = [
     Fault("activations kept", "zero2", activations_kept, ("activations: ",)),
     Fault("a temporary of 4 MiB", "zero2", lambda: after_step(lambda _: torch.zeros(MIB)), ("temporary",)),
     Fault("DDP's gradients cloned", "ddp", lambda: before_step(cloned_gradients, DdpEngine), ("gradients",)),
-    Fault("1 MiB of states mislabelled", "zero2", keeping(mislabelled, 1), ("a third momentum",)),
+    Fault("1 MiB of states mislabeled", "zero2", keeping(mislabeled, 1), ("a third momentum",)),
     Fault("an all-reduce by the raw backend", "zero2", sending(lambda: torch.zeros(MIB // 4), by_backend),
           ("all_reduce",)),
     Fault("8 MiB kept in numpy", "zero2", keeping(lambda: np.ones(8 * MIB, dtype=np.uint8), 1), ("not torch's",)),

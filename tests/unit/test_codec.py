@@ -1,4 +1,4 @@
-"""Block quantisation: the bound, element by element, for every dtype, block and odd size."""
+"""Block quantization: the bound, element by element, for every dtype, block and odd size."""
 
 from __future__ import annotations
 

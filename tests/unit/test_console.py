@@ -77,7 +77,7 @@ def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
 
 def test_where_everything_is_on_the_device_the_table_is_as_before(capsys) -> None:
     _, shown = table_of([run("zero2", 2, **AT_HOME), run("zero3", 2, **AT_HOME, between_nodes_bytes=0)], capsys)
-    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantised", "one memory"))
+    assert not any(name in shown for name in ("host", "files", "down", "between nodes", "quantized", "one memory"))
 
 
 def test_nodes_and_codes_have_columns(capsys) -> None:

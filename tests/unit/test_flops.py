@@ -6,7 +6,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench.config.schema_training import Bf16, Fp32
-from zerobench.predict.flops import _count_fp32, step_flops, utilisation
+from zerobench.predict.flops import _count_fp32, step_flops, utilization
 
 
 def formula(layers: int, hidden: int, vocabulary: int, sequence: int, tokens: int) -> float:
@@ -51,13 +51,13 @@ def test_the_dtype_and_the_strategy_change_nothing() -> None:
 
 
 def test_shares_of_the_peak() -> None:
-    assert utilisation(int(989.4e12), 2.0, "NVIDIA H200", "bf16") == pytest.approx(0.5)
-    assert utilisation(int(67e12), 1.0, "NVIDIA H100 80GB HBM3", "fp32") == pytest.approx(1.0)
-    assert utilisation(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
-    assert utilisation(10**12, 1.0, "cpu", "fp32") is None
-    assert utilisation(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
+    assert utilization(int(989.4e12), 2.0, "NVIDIA H200", "bf16") == pytest.approx(0.5)
+    assert utilization(int(67e12), 1.0, "NVIDIA H100 80GB HBM3", "fp32") == pytest.approx(1.0)
+    assert utilization(10**12, 1.0, "NVIDIA A10G", "fp16") == pytest.approx(1 / 70)
+    assert utilization(10**12, 1.0, "cpu", "fp32") is None
+    assert utilization(10**12, 1.0, "a GPU of tomorrow", "bf16") is None
 
 
 def test_a_slice_of_a_gpu_is_not_held_against_the_whole() -> None:
-    assert utilisation(10**12, 1.0, "NVIDIA H200", "bf16") is not None
-    assert utilisation(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None
+    assert utilization(10**12, 1.0, "NVIDIA H200", "bf16") is not None
+    assert utilization(10**12, 1.0, "NVIDIA H200 MIG 1g.18gb", "bf16") is None

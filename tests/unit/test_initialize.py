@@ -19,7 +19,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
         (lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS cannot be sharded: its line search"),
         (lambda m: torch.optim.Adafactor(m.parameters()), "Adafactor cannot be sharded: it factors"),
         (lambda m: torch.optim.SparseAdam(list(m.parameters())), "SparseAdam cannot be sharded: it takes sparse"),
-        (lambda m: torch.optim.Muon([m.weight]), "Muon cannot be sharded: it orthogonalises"),
+        (lambda m: torch.optim.Muon([m.weight]), "Muon cannot be sharded: it orthogonalizes"),
         (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.ones(2))], lr=0.1), "1 trainable tensors"),
     ],
 )

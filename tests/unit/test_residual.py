@@ -1,4 +1,4 @@
-"""Activations on their way to the host and back, in one process: bytes by tier, races on a modelled GPU, mistakes."""
+"""Activations on their way to the host and back, in one process: bytes by tier, races on a modeled GPU, mistakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.distributed.streams import ModelledCuda, RaceDetector
+from tests.distributed.streams import ModeledCuda, RaceDetector
 from zerobench.probes import AccountedPass
 from zerobench.zero.activations import policies
 from zerobench.zero.activations.offload import Lanes, Offloader, Parcel
@@ -214,12 +214,12 @@ def test_a_model_without_blocks_is_refused() -> None:
         policies.apply(nn.Linear(3, 3), POLICIES["offload"])
 
 
-# -- on a modelled GPU (host/pipes.py) -----------------------------------------------------------------------
+# -- on a modeled GPU (host/pipes.py) -----------------------------------------------------------------------
 
 
 def races_of(policy: ActivationPolicy) -> list[str]:
     """Of two steps with the lanes of a GPU; a forward in between, of which no backward comes."""
-    cuda = ModelledCuda()
+    cuda = ModeledCuda()
     on_gpu = {"cpu": Lanes(streams.Lane(cuda), streams.Lane(cuda))}
     with mock.patch.dict(policies.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):
         model = model_of(policy)

@@ -59,7 +59,7 @@ class Strided(nn.Module):
         for parameter in self.parameters():
             nn.init.normal_(parameter)
 
-    def initialisers(self) -> Any:
+    def initializers(self) -> Any:
         yield self, Strided.reset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ def issue_everything(rank: int, n: int) -> dict[str, tuple]:
         "exchange": lambda: exchange(rank),
         "scalar": lambda: dist.all_reduce(torch.ones(1)),
         "flags": lambda: dist.all_reduce(torch.ones(7, dtype=torch.int32)),
-        "labelled": lambda: labelled(view),
+        "labeled": lambda: labeled(view),
         "barrier": dist.barrier,
         "functional_reduce": lambda: functional.all_reduce(view, "sum", dist.group.WORLD).add(0),
         "functional_gather": lambda: functional.all_gather_tensor(half, 0, dist.group.WORLD).add(0),
@@ -54,7 +54,7 @@ def exchange(rank: int) -> None:
         work.wait()
 
 
-def labelled(view: torch.Tensor) -> None:
+def labeled(view: torch.Tensor) -> None:
     with labels.collective("control"):
         dist.broadcast(view, 0)
 
@@ -70,7 +70,7 @@ def test_every_collective_in_a_world_of_two() -> None:
         assert seen["exchange"] == [("send", 32, 32.0, 16.0, False)]
         assert seen["scalar"] == [("allreduce_", 4, 4.0, 0.0, True)]
         assert seen["flags"] == [("allreduce_", 28, 28.0, 0.0, True)]
-        assert seen["labelled"] == [("broadcast_", 64, 32.0, 0.0, True)]
+        assert seen["labeled"] == [("broadcast_", 64, 32.0, 0.0, True)]
         assert seen["barrier"] == []
         assert seen["functional_reduce"] == [("all_reduce", 64, 64.0, 32, False)]
         assert seen["functional_gather"] == [("all_gather_into_tensor", 64, 32.0, 16, False)]

@@ -204,7 +204,7 @@ def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str])
     if construct not in (None, "plain", "meta"):
         problems.append(f"strategy.construct={construct}: use plain or meta")
     if construct == "meta" and model == "huggingface":
-        words = "transformers' models initialise themselves in ways that cannot be replayed; use construct=plain"
+        words = "transformers' models initialize themselves in ways that cannot be replayed; use construct=plain"
         problems.append(f"strategy.construct=meta: {words}")
     if accumulate is not None and accumulate not in ACCUMULATE:
         problems.append(f"strategy.accumulate={accumulate}: use {' or '.join(ACCUMULATE)}")

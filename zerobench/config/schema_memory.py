@@ -115,7 +115,7 @@ class Zeropp:
 
 @dataclass
 class PartsOfZeropp(Zeropp):
-    """Which of its three parts, and elements a quantisation block has. A choice's own part cannot be taken from it;
+    """Which of its three parts, and elements a quantization block has. A choice's own part cannot be taken from it;
     others can be added.
     """
 

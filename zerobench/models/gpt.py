@@ -18,7 +18,7 @@ from ..zero.modules import tiled_linear
 
 
 class Block(nn.Module):
-    """Attention, then a four times wider MLP, each on the normalised residual stream.
+    """Attention, then a four times wider MLP, each on the normalized residual stream.
 
     With `tiles` above 1 the MLP's matrices are cut into as many, along their outputs.
     """
@@ -69,19 +69,19 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
         if not self.head.weight.is_meta:  # there are no values, and torch takes long to draw none
-            for module, initialise in self.initialisers():
-                initialise(module)
+            for module, initialize in self.initializers():
+                initialize(module)
         if tied:
             self.head.weight = self.token_embedding.weight
         if checkpointing:
             for block in self.blocks:
                 policies.recompute(block)
 
-    def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
-        """What the constructor does to its modules, in order; a model built on meta is initialised by it later."""
+    def initializers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
+        """What the constructor does to its modules, in order; a model built on meta is initialized by it later."""
         for module in self.modules():
-            yield module, _initialise
-        smaller = partial(_initialise_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+            yield module, _initialize
+        smaller = partial(_initialize_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
         for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
             assert isinstance(block, Block)
             yield block.attention_out, smaller
@@ -98,12 +98,12 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding | tiled_linear.Tile):
         tiled_linear.draw_weight(module, partial(nn.init.normal_, std=0.02))
     if isinstance(module, nn.Linear | tiled_linear.Tile) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-def _initialise_projection(module: nn.Module, std: float) -> None:
+def _initialize_projection(module: nn.Module, std: float) -> None:
     tiled_linear.draw_weight(module, partial(nn.init.normal_, std=std))

@@ -121,7 +121,7 @@ def peak_of(device_class: str) -> Peak | None:
     return next((peak for peak in PEAKS if re.search(rf"\b{re.escape(peak.name)}\b", device_class)), None)
 
 
-def utilisation(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
+def utilization(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
     """Share of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak is not known."""
     peak = peak_of(device_class)
     if peak is None:

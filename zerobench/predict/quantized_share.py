@@ -1,4 +1,4 @@
-"""What share of a model really travelled in codes: by the bytes that the traffic meter saw, not by what was asked for.
+"""What share of a model really traveled in codes: by the bytes that the traffic meter saw, not by what was asked for.
 
 Codes are bytes, and everything else that a unit's gathers and reductions send is floating point. A unit whose gather
 (or reduction) was seen to send bytes counts with all of its trainable parameters; with secondary shards its other

@@ -5,7 +5,7 @@ A dispatch mode sees each operator's outputs; a weak reference tells when a stor
 give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
 made elsewhere: temporary.
 
-What a collective is given and nobody has labelled, flags apart, is a communication buffer from its birth: so are the
+What a collective is given and nobody has labeled, flags apart, is a communication buffer from its birth: so are the
 buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
 
 A storage lies in one *tier* all its life: host memory where a label says so, or on CUDA where it is no GPU's. A file's
@@ -109,16 +109,16 @@ class Ledger(TorchDispatchMode):
     def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         """A copy of a state is one, as long as no label says otherwise: a strategy's clone of gradients, say."""
         origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
-        if origin is not None and made is not None and origin.category in STATES and not made.labelled:
+        if origin is not None and made is not None and origin.category in STATES and not made.labeled:
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """A label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
         stored = self._meet(tensor.untyped_storage())
         stored.tier = tier or stored.tier
-        if stored.labelled and stored.category != category:
+        if stored.labeled and stored.category != category:
             self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
-        stored.category, stored.labelled = category, True
+        stored.category, stored.labeled = category, True
         stored.name = name or stored.name
 
     def on_file(self, name: str, category: str, grown: int) -> None:
@@ -142,9 +142,9 @@ class Ledger(TorchDispatchMode):
         return stored.name if stored is not None else ""
 
     def note_collective(self, given: Any) -> None:
-        """What a collective is given and nobody has labelled is a communication buffer from its birth."""
+        """What a collective is given and nobody has labeled is a communication buffer from its birth."""
         if isinstance(given, torch.Tensor):
-            if not self._meet(given.untyped_storage()).labelled:
+            if not self._meet(given.untyped_storage()).labeled:
                 self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
         elif isinstance(given, tuple | list):
             for one in given:

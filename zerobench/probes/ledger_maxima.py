@@ -12,14 +12,14 @@ from ..zero import labels
 
 @dataclass(eq=False)
 class Stored:
-    """One storage: what it is, how large, in which tier. `labelled`: somebody said so, it is not inferred."""
+    """One storage: what it is, how large, in which tier. `labeled`: somebody said so, it is not inferred."""
 
     bytes: int
     category: str
     name: str
     module: str
     phase: str
-    labelled: bool = False
+    labeled: bool = False
     tier: str = labels.DEVICE
 
 

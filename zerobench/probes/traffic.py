@@ -16,7 +16,7 @@ order. A group inside a node has none, one of a rank a node no others.
 
 So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
 
-Control traffic (scalars, unlabelled integers such as flags and what is labelled so, up to 64 KiB each, a module's
+Control traffic (scalars, unlabeled integers such as flags and what is labeled so, up to 64 KiB each, a module's
 buffers, and all of start-up) is listed and stays outside the volume. What moves between tiers is listed as well, with
 its payload alone: copies between a device and host memory ("down", "up"), which on a machine without a GPU are those
 between storages that labels put in different tiers, and what is read from files and written to them, as the engine's

@@ -120,7 +120,7 @@ COLUMNS: dict[str, Column] = {
     "volume ψ": _figure("volume_psi", min),
     "predicted ψ": _figure("predicted_volume_psi"),
     "between nodes MiB": _some("between_nodes_bytes"),
-    "quantised": Column(_coded, there=lambda row: _any(row, *CODED)),
+    "quantized": Column(_coded, there=lambda row: _any(row, *CODED)),
     "step ms": _figure("step_s", min, digits=1, scale=1000),
     "95 % interval": Column(_interval),
     "tokens/s": _figure("tokens_per_s", max, digits=0),
@@ -132,7 +132,7 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 """Searches that agree in these are for the best strategy."""
 
 FIRST_TO_GO = (
-    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantised", "up MiB", "down MiB",
+    "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantized", "up MiB", "down MiB",
     "between nodes MiB", "files MiB", "trains",
 )  # fmt: skip
 """What a narrow terminal does without; every column is in the tables on disk. What trains otherwise has a line."""

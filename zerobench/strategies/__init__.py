@@ -58,7 +58,7 @@ def wrap(strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer,
     return STRATEGIES[strategy["name"]](model, optimizer, **options, **precision)
 
 
-def synchronising(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
+def synchronizing(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
     """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
     return engine.no_sync() if accumulate == "last" and not last else nullcontext()
 

@@ -113,8 +113,8 @@ def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]
 
 
 def _as_control(send: Any) -> Any:
-    def labelled(*arguments: Any) -> Any:
+    def labeled(*arguments: Any) -> Any:
         with labels.collective("control", labels.BUFFERS):
             return send(*arguments)
 
-    return labelled
+    return labeled

@@ -13,7 +13,7 @@ import scipy
 from ..config import topology
 from ..config.world import has_times
 from ..host.environment import SIMULATED
-from ..predict.flops import step_flops, utilisation
+from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
 from ..records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from ..theory.states import predicts
@@ -213,7 +213,7 @@ def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
     if counted is not None and row.step_s is not None:
         row.model_flops, row.hardware_flops = counted.model, counted.hardware
         where = row.step_s, row.device_class, config["precision"]["name"]
-        row.mfu, row.hfu = (utilisation(one, *where) for one in (counted.model, counted.hardware))
+        row.mfu, row.hfu = (utilization(one, *where) for one in (counted.model, counted.hardware))
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:

@@ -2,7 +2,7 @@
 
 With s tokens, b sequences, h hidden, a heads, L layers, V vocabulary, and e bytes an element (the paper's 2)::
 
-    a layer, in the paper         sbh (34 + 5as/h)           equation 1, e = 2, with dropout and a materialised softmax
+    a layer, in the paper         sbh (34 + 5as/h)           equation 1, e = 2, with dropout and a materialized softmax
     less two dropout masks        - 2sbh                     our GPT has none
     less 5as/h                                               a fused attention kernel keeps 4asb bytes in its place
     so, in e bytes an element     16 e sbh + 4asb

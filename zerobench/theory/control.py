@@ -22,8 +22,8 @@ def predict_control(
     """Of DDP and our stages. `norms`: how often a step takes the gradients' norm; `strategy`: a resolved section."""
     if world_size == 1:
         return 0
-    synchronised = schedule.micro_batches if strategy["accumulate"] == "every" else 1
-    buffers = synchronised * buffer_bytes
+    synchronized = schedule.micro_batches if strategy["accumulate"] == "every" else 1
+    buffers = synchronized * buffer_bytes
     if strategy["name"] == "ddp":
         return buffers
     return buffers + FLAG_BYTES * sum(shape.trainable for shape in schedule.shapes) + NORM_BYTES * norms

@@ -130,6 +130,6 @@ def micro_batches(schedule: Schedule) -> list[bool]:
     return [number == count - 1 for number in range(count)]
 
 
-def is_synchronising(strategy: dict[str, Any], last: bool) -> bool:
+def is_synchronizing(strategy: dict[str, Any], last: bool) -> bool:
     """Whether a micro-batch is reduced over the ranks."""
     return last or strategy["accumulate"] == "every"

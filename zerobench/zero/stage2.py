@@ -37,7 +37,7 @@ class Stage2(Stage1):
         if unit.full_gradients is None:
             kept = (unit.dtypes.gradients, labels.GRADIENTS)  # under no_sync: a sum, to be cast when it is sent
             sent = (unit.dtypes.wire, labels.COMMUNICATION)
-            unit.full_gradients = unit.new_full_gradients(*(sent if self.gradients.synchronising else kept))
+            unit.full_gradients = unit.new_full_gradients(*(sent if self.gradients.synchronizing else kept))
 
     def most_in_flight(self, unit: Unit) -> int:
         """A bucket has memory until its reduction is done."""

@@ -221,7 +221,7 @@ class Stage3(Stage2):
                 if not self.gradients.in_backward:  # another's: nothing to reduce
                     continue
                 self._done.add(unit)
-                if unit.trainable and self.gradients.synchronising:
+                if unit.trainable and self.gradients.synchronizing:
                     self.reduce(unit)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:

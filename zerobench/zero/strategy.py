@@ -164,7 +164,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             self.update.launch()
         else:
             self.settle()
-        self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronising
+        self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
         return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
@@ -241,11 +241,11 @@ class Strategy(GradientFace, StateFace, ModuleFace):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside keep their gradients on this rank; the next one outside reduces their sum."""
-        before, self.gradients.synchronising = self.gradients.synchronising, False
+        before, self.gradients.synchronizing = self.gradients.synchronizing, False
         try:
             yield
         finally:
-            self.gradients.synchronising = before
+            self.gradients.synchronizing = before
 
     # -- shared by the stages -------------------------------------------------------------------------
 

@@ -204,7 +204,7 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
 
 
 def _print_nodes(console: Console, row: Row) -> None:
-    """Bytes within and between nodes, and what of the model travelled in codes, where there is any of it."""
+    """Bytes within and between nodes, and what of the model traveled in codes, where there is any of it."""
     for where in ("within", "between"):
         sent, predicted = row[f"{where}_nodes_bytes"], row[f"predicted_{where}_nodes_bytes"]
         if pd.notna(predicted):
@@ -212,7 +212,7 @@ def _print_nodes(console: Console, row: Row) -> None:
             _say(console, f"  {where} nodes {show_bytes(sent)}, {beside}")
     shares = [row[f"quantized_{what}_share"] for what in ("gather", "reduction")]
     if any(pd.notna(share) and share for share in shares):
-        _say(console, "  quantised: gathers of {:.1%} of ψ, reductions of {:.1%}".format(*shares))
+        _say(console, "  quantized: gathers of {:.1%} of ψ, reductions of {:.1%}".format(*shares))
 
 
 def _print_time(console: Console, row: Row) -> None:

@@ -130,7 +130,7 @@ def _name(cell: Measured) -> str:
 
 
 def _title(pair: Compared) -> str:
-    if pair.a.row["cell_id"] == pair.b.row["cell_id"]:  # names tell from neighbours, which may be others in A and B
+    if pair.a.row["cell_id"] == pair.b.row["cell_id"]:  # names tell from neighbors, which may be others in A and B
         return min(pair.a.name, pair.b.name, key=len)
     return pair.a.name if pair.a.name == pair.b.name else f"{pair.a.name} against {pair.b.name}"
 

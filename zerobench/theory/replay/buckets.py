@@ -11,10 +11,10 @@ from typing import Any
 
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, lay_out_buckets
-from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_synchronising, micro_batches, trainable
+from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_synchronizing, micro_batches, trainable
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
-from .reductions import Reductions, Travelling, whole_bytes
+from .reductions import Reductions, Traveling, whole_bytes
 from .shards import Shards
 
 
@@ -37,7 +37,7 @@ def replay_buckets(
     reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"), tiers, for_good)
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
     for last in micro_batches(schedule):
-        reductions.synchronising = is_synchronising(strategy, last)
+        reductions.synchronizing = is_synchronizing(strategy, last)
         steps.backward()
     shards.update(replay, schedule)
 
@@ -50,7 +50,7 @@ class _Buckets:
         reductions: Reductions,
     ) -> None:  # fmt: skip
         self.replay, self.schedule, self.reductions = replay, schedule, reductions
-        self.units: list[Travelling] = []
+        self.units: list[Traveling] = []
         self.expected: list[list[int]] = []  # of each bucket: its gradients, one of several uses more than once
         self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
         for buffer in buffers:
@@ -60,7 +60,7 @@ class _Buckets:
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.units))
                 self.expected.append([i for i in inside for _ in range(self._gradients_of(i))])
-                self.units.append(Travelling.of(len(self.units), numel, shape, precision))
+                self.units.append(Traveling.of(len(self.units), numel, shape, precision))
 
     def _gradients_of(self, parameter: int) -> int:
         """A tied parameter has as many as it is used, any at least one, though it may not come."""
@@ -78,14 +78,14 @@ class _Buckets:
             if is_tied:  # its buckets are sent when autograd comes to the parameter, and its uses' gradients are gone
                 self.replay.drop("gradients", "fresh")
                 sent = self._send_full(missing, sent)
-        if self.reductions.synchronising:
+        if self.reductions.synchronizing:
             for unit in self.units[sent:]:
                 self.reductions.send(unit)
             self.reductions.land()
 
     def _send_full(self, missing: list[list[int]], sent: int) -> int:
         """Sends, after the first `sent`, the buckets that miss nothing, in their order; returns how many are sent."""
-        while self.reductions.synchronising and sent < len(missing) and not missing[sent]:
+        while self.reductions.synchronizing and sent < len(missing) and not missing[sent]:
             self.reductions.send(self.units[sent])
             sent += 1
         return sent

@@ -20,7 +20,7 @@ from .live_bytes import Replay
 
 
 @dataclass(frozen=True)
-class Travelling:
+class Traveling:
     """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent."""
 
     name: Any
@@ -31,10 +31,10 @@ class Travelling:
     element_bytes: int
 
     @staticmethod
-    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Travelling:
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Traveling:
         """Those of a unit of `numel` elements that holds a parameter of that shape."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
-        return Travelling(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
+        return Traveling(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -55,26 +55,26 @@ class Reductions:
         self.tiers, self.for_good = tiers, for_good
         self.is_alone = self.n == 1 and not tiers.gradients
         self.receives = reduce_with == "reduce_scatter"
-        self.synchronising = True
+        self.synchronizing = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
         self._reduced: set[Any] = set()
-        self._sent: Travelling | None = None
+        self._sent: Traveling | None = None
 
-    def write(self, unit: Travelling) -> None:
+    def write(self, unit: Traveling) -> None:
         """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
         if self.keeps_whole and not self.for_good:
             self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
         if self.is_alone or unit.name in self._opened:
             return
-        self._opened[unit.name] = self.synchronising and not self.keeps_whole
+        self._opened[unit.name] = self.synchronizing and not self.keeps_whole
         if not self.keeps_whole:
-            category = "communication" if self.synchronising else "gradients"
-            size = unit.wire_bytes if self.synchronising else unit.gradient_bytes
+            category = "communication" if self.synchronizing else "gradients"
+            size = unit.wire_bytes if self.synchronizing else unit.gradient_bytes
             self.replay.hold(category, ("full", unit.name), unit.numel * size)
         elif unit.name in self._reduced:  # the sum so far steps aside
             self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
 
-    def send(self, unit: Travelling) -> None:
+    def send(self, unit: Traveling) -> None:
         """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
         if self.is_alone:
             return
@@ -111,12 +111,12 @@ class Reductions:
         del self._opened[name]
         self._reduced.add(name)
 
-    def _hold_beside(self, unit: Travelling, which: slice) -> None:
+    def _hold_beside(self, unit: Traveling, which: slice) -> None:
         """What is received, and codes, one after the other."""
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
             self.replay.hold("communication", ("received", unit.name), size)
 
-    def _hold_shard(self, unit: Travelling) -> None:
+    def _hold_shard(self, unit: Traveling) -> None:
         if not self.keeps_whole:
             shard = unit.numel // self.n
             away = self.tiers.gradients_away(shard, unit.element_bytes)
@@ -124,7 +124,7 @@ class Reductions:
             here = shard - away
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
 
-    def _arrive(self, unit: Travelling, away: int) -> None:
+    def _arrive(self, unit: Traveling, away: int) -> None:
         """In host memory what is to be summed, or cast, lies beside what is kept there."""
         if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
             self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)

@@ -14,10 +14,10 @@ from typing import Any
 from ..choices import reads, root_goes
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out
-from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, is_synchronising, micro_batches
+from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, is_synchronizing, micro_batches
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
-from .reductions import Reductions, Travelling, whole_bytes
+from .reductions import Reductions, Traveling, whole_bytes
 from .shards import Shards
 
 
@@ -26,7 +26,7 @@ class Part:
     """Parameters of one module group that are alike: of one dtype, all trained or all frozen."""
 
     buffer: FlatBuffer
-    gradients: Travelling | None
+    gradients: Traveling | None
     """None: frozen."""
 
 
@@ -67,7 +67,7 @@ def replay_units(
     steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
     steps.comes_and_goes = n > 1 or tiers.parameters
     for last in micro_batches(schedule):
-        reductions.synchronising = is_synchronising(strategy, last)
+        reductions.synchronizing = is_synchronizing(strategy, last)
         steps.forward()
         steps.backward()
     shards.update(replay, schedule)
@@ -79,8 +79,8 @@ def _parts(
     parts = []
     for kind in by_kind(shapes, indices):
         buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
-        travelling = Travelling.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
-        parts.append(Part(buffer, travelling))
+        traveling = Traveling.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
+        parts.append(Part(buffer, traveling))
     return tuple(parts)
 
 
@@ -199,12 +199,12 @@ class _Units:
         for part in dict.fromkeys([*reversed(self.row), *self.small]):
             if part not in self.done:
                 self._send(part)
-        if self.reductions.synchronising:
+        if self.reductions.synchronizing:
             self.reductions.land()
         self.done.clear()
 
     def _send(self, part: Part) -> None:
-        if part.gradients and self.reductions.synchronising:
+        if part.gradients and self.reductions.synchronizing:
             self.reductions.send(part.gradients)
 
     def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:

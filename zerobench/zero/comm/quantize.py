@@ -1,4 +1,4 @@
-"""Block quantisation: slices as whole numbers of 8 or 4 bits and a scale for every block of elements.
+"""Block quantization: slices as whole numbers of 8 or 4 bits and a scale for every block of elements.
 
 A slice of n elements is coded into a payload of bytes (`payload_bytes`, a multiple of 64)::
 

@@ -34,7 +34,7 @@ class GradientFlow:
     """The gradients of one engine on this rank.
 
     `places`         of each trainable parameter: the pieces that hold it
-    `synchronising`  whether backwards reduce, or keep their gradients here (no_sync)
+    `synchronizing`  whether backwards reduce, or keep their gradients here (no_sync)
     `in_backward`    whether this engine's backward runs, not another engine's or torch.autograd.grad's
     """
 
@@ -44,7 +44,7 @@ class GradientFlow:
         self._departing: deque[Departing] = deque()
         self.stand_ins = StandIns(engine)
         self.in_backward = False
-        self.synchronising = True
+        self.synchronizing = True
         self.places: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
         for unit in engine.units:
             for piece in unit.layout.pieces:
@@ -71,7 +71,7 @@ class GradientFlow:
             loss.backward(retain_graph=retain_graph)
         finally:
             self.in_backward = False
-        if self.synchronising:
+        if self.synchronizing:
             self._engine.finish_reductions()
             self.land_all()
         for unit in self._engine.units:
@@ -87,7 +87,7 @@ class GradientFlow:
             if flat is not None:
                 self._write(unit, piece, flat)
             unit.arrived.add(i)
-            if self.synchronising:
+            if self.synchronizing:
                 engine.gradients_written(unit)
 
     def _take_use(self, i: int, gradient: torch.Tensor) -> torch.Tensor | None:

@@ -2,12 +2,12 @@
 
     hollow    every parameter a NaN of its shape on the real device: no memory
     adopted   the stage has cut them into units, still without values
-    filled    the model's initialisers have run again, a module at a time, each into scratch tensors of which
+    filled    the model's initializers have run again, a module at a time, each into scratch tensors of which
               every rank keeps its part
 
 Building on meta draws no random numbers. The replay draws them in the order of a plain construction: first
 what each module's constructor draws (`reset_parameters`, children before parents), then what the model does
-on top, which it must tell: `model.initialisers()` yields (module, function of the module) in order. All
+on top, which it must tell: `model.initializers()` yields (module, function of the module) in order. All
 ranks draw with rank 0's generator, of the CPU unless told otherwise, so that the values are those of a plain
 construction there.
 
@@ -16,7 +16,7 @@ Of a tied parameter the first place counts; what is drawn for the others is thro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,13 +25,13 @@ from torch import nn
 from ..comm.base import Comm
 from ..strides import MemoryOrder
 
-Initialiser = Callable[[nn.Module], Any]
+Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
 
 _HOLLOW = "_zerobench_hollow"
 
 _OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
-"""Methods by which models outside of ours initialise themselves, and which a replay would miss."""
+"""Methods by which models outside of ours initialize themselves, and which a replay would miss."""
 
 
 def on_meta(model: nn.Module) -> bool:
@@ -49,13 +49,13 @@ def on_meta(model: nn.Module) -> bool:
 
 def check_replay(model: nn.Module) -> None:
     """Raises ValueError, one sentence, for a model whose initial values a replay cannot restore."""
-    told = hasattr(model, "initialisers")
+    told = _own_initializers(model) is not None
     for name, module in model.named_modules():
         way = next((way for way in _OWN_WAYS if hasattr(module, way)), None)
         if way and not told:
             raise ValueError(
-                f"{name or type(model).__name__}: it initialises itself in {way}, which cannot be replayed on the meta"
-                " device; give the model initialisers(), or build it on a real device"
+                f"{name or type(model).__name__}: it initializes itself in {way}, which cannot be replayed on the meta"
+                " device; give the model initializers(), or build it on a real device"
             )
         if list(module.parameters(recurse=False)) and not told and not hasattr(module, "reset_parameters"):
             raise ValueError(
@@ -98,8 +98,8 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
     _set_generator_state(state, device)
     stored: set[nn.Parameter] = set()
     places = _first_places(model)
-    for module, initialise in _steps(model):
-        for parameter, values in _run(module, initialise, places, dtype=dtype, device=device):
+    for module, initialize in _steps(model):
+        for parameter, values in _run(module, initialize, places, dtype=dtype, device=device):
             store(parameter, values)
             stored.add(parameter)
     if not torch.equal(mine, state):  # this rank draws numbers of its own: it goes on with them
@@ -110,7 +110,7 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
     if lost:
         raise ValueError(
             f"{lost[0]}: nothing has restored its values, lost on the meta device; restore it in its module's"
-            " reset_parameters() or in the model's initialisers(), or build the model on a real device"
+            " reset_parameters() or in the model's initializers(), or build the model on a real device"
         )
 
 
@@ -123,12 +123,18 @@ def _first_places(model: nn.Module) -> dict[nn.Parameter, tuple[nn.Module, str]]
     return places
 
 
-def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initialiser]]:
+def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
     for module in _children_first(model, set()):
         if hasattr(module, "reset_parameters"):
             yield module, _reset
-    if hasattr(model, "initialisers"):
-        yield from model.initialisers()  # type: ignore[operator]
+    own = _own_initializers(model)
+    if own is not None:
+        yield from own()
+
+
+def _own_initializers(model: nn.Module) -> Callable[[], Iterable[tuple[nn.Module, Initializer]]] | None:
+    # Models written for releases before the US spelling have `initializers`; to miss it would change their values.
+    return getattr(model, "initializers", None) or getattr(model, "initializers", None)
 
 
 def _reset(module: Any) -> None:
@@ -156,16 +162,16 @@ def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:
 
 
 def _run(
-    module: nn.Module, initialise: Initialiser, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
+    module: nn.Module, initialize: Initializer, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
 ) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """The values that one initialiser gives to the module's own parameters, those it leaves alone apart."""
+    """The values that one initializer gives to the module's own parameters, those it leaves alone apart."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
     scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), **like)) for name, p in own.items()}
     versions = {name: p._version for name, p in scratch.items()}
     module._parameters.update(scratch)
     try:
         with torch.no_grad():
-            initialise(module)
+            initialize(module)
     finally:
         module._parameters.update(own)
     for name, parameter in own.items():
@@ -174,7 +180,7 @@ def _run(
             continue
         if values.isnan().any():
             raise ValueError(
-                f"{type(module).__name__}.{name}: an initialiser writes to a part of it, or changes what was there;"
+                f"{type(module).__name__}.{name}: an initializer writes to a part of it, or changes what was there;"
                 " from the meta device that cannot be replayed: let it overwrite the whole parameter"
             )
         yield parameter, values

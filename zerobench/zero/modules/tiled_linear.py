@@ -145,7 +145,7 @@ class Drawn:
             self._whole = nn.Linear(*self._shape, device="meta", dtype=like.dtype).to_empty(device=like.device)
             draw(self._whole)
         whole = self._whole
-        assert whole is not None, "tiles are initialised in their order"
+        assert whole is not None, "tiles are initialized in their order"
         if (tile.rows.stop, tile.columns.stop) == (rows, columns):
             self._whole = None
         return whole

@@ -27,7 +27,7 @@ ELEMENTWISE = (
 _REASONS = {
     "LBFGS": "its line search and history mix all parameters",
     "Adafactor": "it factors each matrix's second moment over whole rows and columns",
-    "Muon": "it orthogonalises whole matrices",
+    "Muon": "it orthogonalizes whole matrices",
     "SparseAdam": "it takes sparse gradients, which flat buffers do not hold",
 }
 

@@ -230,7 +230,7 @@ class Unit:
         return self.wire_gradients
 
     def reduced_slice(self) -> torch.Tensor:
-        """The mean over the ranks, (shard_numel,), once the reduction is done: in its place, or where it travelled."""
+        """The mean over the ranks, (shard_numel,), once the reduction is done: in its place, or where it traveled."""
         if self.mean is not None:
             return self.mean
         assert self.wire_gradients is not None
@@ -243,13 +243,13 @@ class Unit:
             self.heap.give_back(full)
 
     def drop_wire(self) -> None:
-        """What travelled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
+        """What traveled is needed no more. Its memory goes back now, whatever thread of gloo's still holds it."""
         wire, self.wire_gradients = self.wire_gradients, None
         if wire is not None and wire is not self.full_gradients:
             self.heap.give_back(wire)
 
     def take_departing(self) -> Departing:
-        """What travelled and is still being copied from, to be let go of when that has ended."""
+        """What traveled and is still being copied from, to be let go of when that has ended."""
         wire = None if self.wire_gradients is self.full_gradients else self.wire_gradients
         departing = Departing(self.departure, wire, self.heap)
         self.departure = self.wire_gradients = None
