@@ -5,11 +5,12 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench test test-all lint budget plots pages docs reference compare gpu-suite peers clean
+.PHONY: help setup bench check test test-all lint budget plots pages docs reference compare gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
-	@echo "make test       the tests"
+	@echo "make check      for the working day: lint, types and the quick tests, in a minute and a half"
+	@echo "make test       the tests, in ten minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
@@ -34,11 +35,15 @@ bench: setup
 	test $$code -gt 1 || $(RUN) analysis/memory.py results/runs --out results/runs/figures || code=$$?; \
 	exit $$code
 
-# Tests wait for ranks more than they compute, so two run at once on two cores; more ranks than cores help nobody.
+# Two tests run at once on two cores, and more ranks than cores help nobody. Tests of one fixture stay together.
 WORKERS ?= 2
+PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --dist loadgroup
+
+check: lint
+	$(PYTEST) -m "not slow" tests/unit tests/test_layers.py
 
 test: setup
-	$(RUN) -m pytest --numprocesses $(WORKERS) --dist worksteal $(TESTS)
+	$(PYTEST) $(TESTS)
 
 test-all:
 	$(MAKE) test TESTS=--thorough

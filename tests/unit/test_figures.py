@@ -22,6 +22,7 @@ from zerobench.results.tables import Results, collect
 from zerobench.sweep.cell import _blank_row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_RUNS)
 def test_every_script_draws_what_is_not_there_and_saves_twice(name: str, tmp_path: Path) -> None:
     collect(results_of(GRID), tmp_path / "runs")
@@ -211,6 +212,7 @@ def test_cells_of_one_strategy_are_told_apart() -> None:
     assert ticks == ["ddp", "zero2\nbucket_bytes=65536", "zero2\nbucket_bytes=4096"]
 
 
+@pytest.mark.slow
 def test_all_draws_what_it_has_and_names_the_rest(tmp_path: Path, capsys) -> None:
     assert every.main([str(tmp_path)]) == 2
     collect(results_of(GRID), tmp_path / "stages")

@@ -170,6 +170,7 @@ def test_the_passes_of_a_cell() -> None:
     assert problem.startswith("measure.trace=true: of a simulated world nothing is sent")
 
 
+@pytest.mark.slow
 def test_one_pass_alone_has_what_it_measures(tmp_path) -> None:
     """Timed: times, losses and a prediction; accounted: bytes, volumes and the same losses."""
     both, timed, accounted = (
