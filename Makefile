@@ -35,9 +35,9 @@ bench: setup
 	test $$code -gt 1 || $(RUN) analysis/memory.py results/runs --out results/runs/figures || code=$$?; \
 	exit $$code
 
-# Two tests run at once on two cores, and more ranks than cores help nobody. Tests of one fixture stay together.
+# Two tests run at once on two cores, and more ranks than cores help nobody. tests/conftest.py spreads them.
 WORKERS ?= 2
-PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --dist loadgroup
+PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS)
 
 check: lint
 	$(PYTEST) -m "not slow" tests/unit tests/test_layers.py

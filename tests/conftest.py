@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-# Before torch is loaded. Threads that wait for one another spin, which costs the other worker its core.
+# Before torch is loaded. OpenMP's threads would spin while they wait, on the core that another test needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
@@ -15,20 +18,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    from zerobench import fork_server
+    from zerobench.launch import fork_server
 
     if "tests.preloaded" not in fork_server.PRELOAD:
         fork_server.PRELOAD.append("tests.preloaded")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist, which makes a group a part of the name, comes after us
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out thorough tests unless asked for. A worker gets all that need a module's fixture, and makes it once."""
+    """Leaves out thorough tests unless asked for."""
     if not config.getoption("--thorough"):
         left = [item for item in items if item.get_closest_marker("thorough")]
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs
-        if any(made.scope == "module" for several in fixtures.values() for made in several):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Sends tests to workers one by one, and a file with a module's fixture whole, so that this is made once.
+
+    Groups of pytest-xdist would do: those of 3.8 are lost without a word under pytest 9.2, which names tests otherwise.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def stays_whole(file: str) -> bool:
+        return 'scope="module"' in Path(config.rootpath, file).read_text()
+
+    class OneByOne(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if stays_whole(file) else nodeid
+
+    return OneByOne(config, log)

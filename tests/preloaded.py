@@ -8,7 +8,7 @@ import hydra
 import pandas
 import pytest
 
-import zerobench.cell
+import zerobench.sweep.cell
 
 __all__ = ["hydra", "pandas", "pytest", "zerobench"]
 
