@@ -15,7 +15,7 @@ from zerobench.zero.comm import gloo
 from zerobench.zero.comm.backends import NcclComm
 from zerobench.zero.comm.base import Comm, Handle
 from zerobench.zero.comm.connect import connect
-from zerobench.zero.comm.desync import STAMP_NUMEL, LateStamps, Stamp, sums_are_exact
+from zerobench.zero.comm.desync import STAMP_NUMEL, DeferredStamps, Stamp, sums_are_exact
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NUMEL = 16 * 33
@@ -170,7 +170,9 @@ def stops_at_a_mismatch(rank: int, n: int) -> None:
 
 
 def test_a_mismatch_ends_the_run_with_its_sentence() -> None:
-    with pytest.raises(AssertionError, match="rank 1 raised OutOfStep: rank 0 is at unit 0 of step 1, this rank at 1"):
+    with pytest.raises(
+        AssertionError, match="rank 1 raised DesyncError: rank 0 is at unit 0 of step 1, this rank at 1"
+    ):
         run_ranks(2, stops_at_a_mismatch)
 
 
@@ -213,7 +215,7 @@ def test_a_world_of_one_moves_nothing() -> None:
 def test_stamps_on_a_device_are_checked_at_the_end_of_a_step() -> None:
     """Without a GPU: the checks that `wait` puts aside, on buffers as NCCL would leave them."""
     comm = object.__new__(NcclComm)
-    comm.size, comm.is_last, comm._stamps = 3, False, LateStamps()
+    comm.size, comm.is_last, comm._stamps = 3, False, DeferredStamps()
     gathered, summed = torch.zeros(32), torch.zeros(32)
     Stamp(5, 9).write(gathered)
     Stamp(5, 9).write(summed)

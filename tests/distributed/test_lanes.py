@@ -63,7 +63,7 @@ def races_of(cuda: ModeledCuda, strategy: str, options: dict[str, Any], model: s
     optimizer = zoo.OPTIMIZERS["adamw"](module.parameters())
     with RaceDetector(cuda) as detector:
         engine = initialize(module, optimizer, strategy, bucket_bytes=4096, **options)
-        assert engine.comm.in_lanes
+        assert engine.comm.on_streams
         with (mistake or nullcontext)():
             for step in range(STEPS):
                 for micro in range(2):
@@ -113,13 +113,13 @@ def test_stamps_do_not_race(cuda: ModeledCuda, strategy: str, options: dict[str,
 
 @contextmanager
 def stamped_outside() -> Iterator[None]:
-    """A stamp is written by whoever launches, not in the lane, where the hop before may still be under way."""
+    """A stamp is written by whoever launches, not in the stream, where the hop before may still be under way."""
     launch = backends.GroupComm._launch
 
-    def early(comm: Any, lane: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+    def early(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
         if stamp is not None and written is not None:
             stamp.write(written)
-        return launch(comm, lane, carry, None, None, read, check)
+        return launch(comm, stream, carry, None, None, read, check)
 
     with mock.patch.object(backends.GroupComm, "_launch", early):
         yield
@@ -129,13 +129,13 @@ def stamped_outside() -> Iterator[None]:
 def looked_at_outside() -> Iterator[None]:
     """A stamp is read when the hop is waited for, while the next one writes there."""
 
-    def late(comm: Any, lane: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+    def late(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
         def stamped(async_op: bool) -> Any:
             if stamp is not None and written is not None:
                 stamp.write(written)
             return carry(async_op=async_op)
 
-        return Handle([lane.launch(stamped)], None if check is None else lambda: comm._check_end(read, check))
+        return Handle([stream.launch(stamped)], None if check is None else lambda: comm._check_end(read, check))
 
     with mock.patch.object(backends.GroupComm, "_launch", late):
         yield
@@ -156,20 +156,20 @@ def test_no_race_with_unused_parameters(cuda: ModeledCuda, strategy: str) -> Non
 @contextmanager
 def unawaited() -> Iterator[None]:
     """The current stream goes on before the collective has ended."""
-    with mock.patch.object(streams.InLane, "wait", return_value=None):
+    with mock.patch.object(streams.StreamWork, "wait", return_value=None):
         yield
 
 
 @contextmanager
 def launched_too_early() -> Iterator[None]:
-    """The lane does not wait for what is to be sent."""
+    """The stream does not wait for what is to be sent."""
 
-    def launch(lane: streams.Lane, collective: Callable[..., Any]) -> streams.InLane:
-        with lane._cuda.stream(lane._stream):
+    def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
+        with stream._cuda.stream(stream._stream):
             collective(async_op=False)
-        return streams.InLane(lane._cuda, lane._stream.record_event())
+        return streams.StreamWork(stream._cuda, stream._stream.record_event())
 
-    with mock.patch.object(streams.Lane, "launch", launch):
+    with mock.patch.object(streams.CommStream, "launch", launch):
         yield
 
 
@@ -177,14 +177,14 @@ def launched_too_early() -> Iterator[None]:
 def ended_too_early() -> Iterator[None]:
     """The event that is waited for was recorded before the collective."""
 
-    def launch(lane: streams.Lane, collective: Callable[..., Any]) -> streams.InLane:
-        lane._stream.wait_stream(lane._cuda.current_stream())
-        end = lane._stream.record_event()
-        with lane._cuda.stream(lane._stream):
+    def launch(stream: streams.CommStream, collective: Callable[..., Any]) -> streams.StreamWork:
+        stream._stream.wait_stream(stream._cuda.current_stream())
+        end = stream._stream.record_event()
+        with stream._cuda.stream(stream._stream):
             collective(async_op=False)
-        return streams.InLane(lane._cuda, end)
+        return streams.StreamWork(stream._cuda, end)
 
-    with mock.patch.object(streams.Lane, "launch", launch):
+    with mock.patch.object(streams.CommStream, "launch", launch):
         yield
 
 
@@ -196,8 +196,8 @@ def test_planted_races_are_seen(cuda: ModeledCuda, strategy: str, mistake: Any) 
 
 def test_a_collective_that_is_dropped_is_waited_for() -> None:
     cuda = ModeledCuda()
-    lane = streams.Lane(cuda)
-    ticket = lane.launch(lambda async_op: cuda.current_stream().tick())
+    stream = streams.CommStream(cuda)
+    ticket = stream.launch(lambda async_op: cuda.current_stream().tick())
     assert cuda.current_stream().clock == {}
     del ticket
     assert cuda.current_stream().clock == {1: 1}

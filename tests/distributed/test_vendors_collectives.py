@@ -17,7 +17,7 @@ from tests.distributed.test_races import engine_for, train
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp
 from zerobench.zero.comm import backends, connect
-from zerobench.zero.comm.base import Comm, Over
+from zerobench.zero.comm.base import Comm, WrappedComm
 from zerobench.zero.comm.desync import Stamp
 
 KINDS: dict[str, Callable[..., Any]] = {
@@ -41,7 +41,7 @@ IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
 
 def beneath(comm: Comm) -> Comm:
     """What carries the collectives, under what watches them."""
-    while isinstance(comm, Over):
+    while isinstance(comm, WrappedComm):
         comm = comm._below
     return comm
 

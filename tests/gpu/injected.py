@@ -148,14 +148,14 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 @contextmanager
 def late() -> Iterator[None]:
     """See above."""
-    launch, copy = streams.Lane.launch, cpu.Bus._copy
+    launch, copy = streams.CommStream.launch, cpu.Bus._copy
 
-    def launch_late(lane: streams.Lane, collective: Any) -> Any:
+    def launch_late(stream: streams.CommStream, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
             torch.cuda._sleep(LATE_CYCLES)
             return collective(async_op=async_op)
 
-        return launch(lane, collective_late)
+        return launch(stream, collective_late)
 
     def copy_late(bus: cpu.Bus, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
         if bus._cuda is not None:
@@ -163,7 +163,7 @@ def late() -> Iterator[None]:
                 torch.cuda._sleep(LATE_CYCLES)
         return copy(bus, place, source, way)
 
-    with mock.patch.object(streams.Lane, "launch", launch_late), mock.patch.object(cpu.Bus, "_copy", copy_late):
+    with mock.patch.object(streams.CommStream, "launch", launch_late), mock.patch.object(cpu.Bus, "_copy", copy_late):
         yield
 
 

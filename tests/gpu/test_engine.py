@@ -115,31 +115,34 @@ def test_memory_does_not_grow_when_the_host_runs_ahead(strategy: str) -> None:
 @contextmanager
 def late() -> Iterator[None]:
     """Every collective takes its time to start."""
-    launch = streams.Lane.launch
+    launch = streams.CommStream.launch
 
-    def launch_late(lane: streams.Lane, collective: Any) -> Any:
+    def launch_late(stream: streams.CommStream, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
             torch.cuda._sleep(LATE_CYCLES)
             return collective(async_op=async_op)
 
-        return launch(lane, collective_late)
+        return launch(stream, collective_late)
 
-    with mock.patch.object(streams.Lane, "launch", launch_late):
+    with mock.patch.object(streams.CommStream, "launch", launch_late):
         yield
 
 
 @contextmanager
 def in_series() -> Iterator[None]:
     """The device is idle whenever a collective is launched or waited for."""
-    launch, wait = streams.Lane.launch, streams.InLane.wait
+    launch, wait = streams.CommStream.launch, streams.StreamWork.wait
 
-    def launch_alone(lane: streams.Lane, collective: Any) -> Any:
+    def launch_alone(stream: streams.CommStream, collective: Any) -> Any:
         torch.cuda.synchronize()
-        ticket = launch(lane, collective)
+        ticket = launch(stream, collective)
         torch.cuda.synchronize()
         return ticket
 
-    with mock.patch.object(streams.Lane, "launch", launch_alone), mock.patch.object(streams.InLane, "wait", wait):
+    with (
+        mock.patch.object(streams.CommStream, "launch", launch_alone),
+        mock.patch.object(streams.StreamWork, "wait", wait),
+    ):
         yield
 
 
@@ -169,7 +172,7 @@ def unawaited() -> Iterator[None]:
         return storage if size in (0, storage.nbytes()) else resize(storage, size)
 
     with (
-        mock.patch.object(streams.InLane, "wait", forgotten.append),
+        mock.patch.object(streams.StreamWork, "wait", forgotten.append),
         mock.patch.object(torch.UntypedStorage, "resize_", keep),
     ):
         yield

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zerobench.zero import labels
-from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, Handle, Pool
+from zerobench.zero.offload.disk import ALIGN_BYTES, FileStore, IoHandle, Pool
 from zerobench.zero.offload.disk.checksum import checksum, memory_of
 
 BLOCK = 4 * ALIGN_BYTES
@@ -102,7 +102,7 @@ def test_what_comes_after_a_failure_is_spared() -> None:
         if name != "well":
             raise OSError(name)
 
-    handle = Handle(4)
+    handle = IoHandle(4)
     for name in ("well", "first", "second", "well"):
         handle.carry(partial(request, name))
     assert carried == ["well", "first"]

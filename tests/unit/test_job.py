@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 from tests.cells import cell
 from tests.ranks import free_port
 from zerobench.cluster import job
-from zerobench.cluster import store as board
-from zerobench.cluster.job import Job, JobError, Roster, Seat, Team, find_job, joined
-from zerobench.cluster.serialize import plain, rebuild
-from zerobench.cluster.store import Board, Listener, LostError, Pulse
+from zerobench.cluster import store as job_store
+from zerobench.cluster.job import Job, JobContext, JobError, Membership, RankInfo, find_job, joined
+from zerobench.cluster.serialize import rebuild, to_plain
+from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.commands.calibrate.command import calibrate
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import MemoryRow, StepRow
@@ -28,12 +28,12 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10
 BY_TORCHRUN = Job(1, 2, 1, "127.0.0.1", 29500, True, "7/1", "host/0")
 
 
-def seat(rank: int, machine: str, gpus: tuple[str, ...] = (), local_rank: int = 0, world_size: int = 4) -> Seat:
-    return Seat(rank, world_size, local_rank, machine, gpus, "code", "2.13")
+def info(rank: int, machine: str, gpus: tuple[str, ...] = (), local_rank: int = 0, world_size: int = 4) -> RankInfo:
+    return RankInfo(rank, world_size, local_rank, machine, gpus, "code", "2.13")
 
 
-TWO_MACHINES = Roster(
-    (seat(0, "a", ("x", "y")), seat(1, "a", ("x", "y"), 1), seat(2, "b", ("z",)), seat(3, "b", ("z",), 1))
+TWO_MACHINES = Membership(
+    (info(0, "a", ("x", "y")), info(1, "a", ("x", "y"), 1), info(2, "b", ("z",)), info(3, "b", ("z",), 1))
 )
 
 
@@ -78,39 +78,41 @@ def test_a_wrong_job_is_refused(name: str, value: str, words: str) -> None:
 
 def test_who_runs_where() -> None:
     assert [TWO_MACHINES.machines(n) for n in (0, 1, 2, 3, 4)] == [1, 1, 1, 2, 2]
-    assert [TWO_MACHINES.crowd(n) for n in (1, 2, 3, 4)] == [1, 2, 2, 2]
+    assert [TWO_MACHINES.most_per_host(n) for n in (1, 2, 3, 4)] == [1, 2, 2, 2]
     assert [TWO_MACHINES.ranks_per_gpu(n) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]
-    assert Roster((*TWO_MACHINES.seats[:3], seat(3, "b", (), 1))).ranks_per_gpu(4) == 0
+    assert Membership((*TWO_MACHINES.members[:3], info(3, "b", (), 1))).ranks_per_gpu(4) == 0
 
 
 def test_one_gpu_visible_a_process_is_no_sharing() -> None:
     where = [("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 0), ("b", 1)]  # srun --gpus-per-task=1, 4 + 2 ranks
-    own = Roster(tuple(seat(n, machine, (f"gpu{n}",), local) for n, (machine, local) in enumerate(where)))
-    assert (own.machines(6), own.crowd(6), own.ranks_per_gpu(6)) == (2, 4, 1)
+    own = Membership(tuple(info(n, machine, (f"gpu{n}",), local) for n, (machine, local) in enumerate(where)))
+    assert (own.machines(6), own.most_per_host(6), own.ranks_per_gpu(6)) == (2, 4, 1)
 
 
 def test_two_agents_on_one_host_share_its_gpus() -> None:
-    both = Roster((seat(0, "a/0", ("x", "y")), seat(1, "a/1", ("x", "y"))))  # each agent's first rank takes its cuda:0
-    assert (both.machines(2), both.crowd(2), both.ranks_per_gpu(2)) == (2, 2, 2)
-    apart = Roster((seat(0, "a/0", ("x",)), seat(1, "a/1", ("y",))))  # each agent with GPUs of its own
+    both = Membership(
+        (info(0, "a/0", ("x", "y")), info(1, "a/1", ("x", "y")))
+    )  # each agent's first rank takes its cuda:0
+    assert (both.machines(2), both.most_per_host(2), both.ranks_per_gpu(2)) == (2, 2, 2)
+    apart = Membership((info(0, "a/0", ("x",)), info(1, "a/1", ("y",))))  # each agent with GPUs of its own
     assert apart.ranks_per_gpu(2) == 1
 
 
-def test_seats_that_contradict_one_another_are_refused() -> None:
+def test_ranks_that_contradict_one_another_are_refused() -> None:
     TWO_MACHINES.check()
-    first, second = TWO_MACHINES.seats[:2]
+    first, second = TWO_MACHINES.members[:2]
     for wrong, words in (
         (replace(second, code="other"), "rank 1 of the job has code other and rank 0 has code"),
         (replace(second, world_size=3), "rank 1 of the job has world_size 3 and rank 0 has 4"),
         (replace(second, local_rank=0), "ranks 0 and 1 on a both have LOCAL_RANK=0"),
     ):
         with pytest.raises(JobError, match=words):
-            Roster((first, wrong)).check()
+            Membership((first, wrong)).check()
 
 
 def test_calibrate_refuses_a_job_that_contradicts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Roster((seat(0, "a", local_rank=0), seat(1, "a", local_rank=0)))
-    monkeypatch.setattr(job, "team", lambda: SimpleNamespace(roster=wrong))
+    wrong = Membership((info(0, "a", local_rank=0), info(1, "a", local_rank=0)))
+    monkeypatch.setattr(job, "current_job", lambda: SimpleNamespace(membership=wrong))
     with pytest.raises(JobError, match="ranks 0 and 1 on a both have LOCAL_RANK=0"):
         calibrate([])
 
@@ -120,13 +122,13 @@ def test_a_second_command_of_a_job_is_refused(store: TCPStore) -> None:
     with joined(mine, "code"):
         pass
     with pytest.raises(JobError, match=r"RANK=1: another process .* has that rank, or an earlier command of it had; "):
-        Team(mine, "code")
+        JobContext(mine, "code")
 
 
 def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = cell("zero2", 2)
-    team = SimpleNamespace(job=SimpleNamespace(world_size=4), roster=TWO_MACHINES)
-    monkeypatch.setattr(job, "team", lambda: team)
+    mine = SimpleNamespace(job=SimpleNamespace(world_size=4), membership=TWO_MACHINES)
+    monkeypatch.setattr(job, "current_job", lambda: mine)
     whole = cell("zero2", None).config  # type: ignore[arg-type]
     assert (whole["world_size"], whole["nodes"]) == (4, 2)
     assert cell("zero2", 2).cell_id == alone.cell_id  # the same measurement as without a job
@@ -146,8 +148,8 @@ def test_records_survive_json_to_the_bit() -> None:
     states = [GpuState(1755, 1980, 61, 688.5, ("power cap",)), GpuState(None, None, None, None, None)]
     beside = [MemoryRow(1, "step", "outside_ledger", None, None, -512)]
     record = RankRecord(1, "timed", steps, memory, schedule, beside, [], [], [], states)
-    assert rebuild(RankRecord, json.loads(json.dumps(plain(record)))) == record
-    nothing = json.loads(json.dumps(plain(replace(record, steps=[replace(steps[0], loss=math.nan)]))))
+    assert rebuild(RankRecord, json.loads(json.dumps(to_plain(record)))) == record
+    nothing = json.loads(json.dumps(to_plain(replace(record, steps=[replace(steps[0], loss=math.nan)]))))
     assert math.isnan(rebuild(RankRecord, nothing).steps[0].loss)
     for wrong in (nothing | {"rank": "1"}, nothing | {"more": 1}, nothing | {"steps": [3]}):
         with pytest.raises(ValueError):
@@ -160,8 +162,8 @@ def store() -> TCPStore:
 
 
 def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = (Board("127.0.0.1", store.port, "test") for _ in range(2))
-    monkeypatch.setattr(board, "PIECE_CHARS", 7)
+    mine, theirs = (JobStore("127.0.0.1", store.port, "test") for _ in range(2))
+    monkeypatch.setattr(job_store, "PIECE_CHARS", 7)
     value = {"text": "ψ" * 100, "numbers": list(range(50)), "nothing": None}
     assert theirs.read("key") is None
     mine.post("key", value)
@@ -174,24 +176,24 @@ def test_the_board_takes_large_values_in_pieces(store: TCPStore, monkeypatch: py
         assert theirs.has(f"key{number}")
     mine.post("none", None)
     assert theirs.has("none")
-    assert Board("127.0.0.1", store.port, "other run").read("key") is None
+    assert JobStore("127.0.0.1", store.port, "other run").read("key") is None
 
 
 def test_a_pulse_that_stands_still_is_heard(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "BEAT_S", 0.05)
-    pulse = Pulse(Board("127.0.0.1", store.port, "test"), 3)
-    listener = Listener(Board("127.0.0.1", store.port, "test"), silence_s=0.6)
+    monkeypatch.setattr(job_store, "BEAT_S", 0.05)
+    heartbeat = Heartbeat(JobStore("127.0.0.1", store.port, "test"), 3)
+    monitor = HeartbeatMonitor(JobStore("127.0.0.1", store.port, "test"), silence_s=0.6)
     for _ in range(10):
-        assert not listener.silent(3)
+        assert not monitor.silent(3)
         time.sleep(0.1)
-    pulse.stop()
-    assert not listener.silent(3)
+    heartbeat.stop()
+    assert not monitor.silent(3)
     time.sleep(0.8)
-    assert listener.silent(3)
+    assert monitor.silent(3)
 
 
 def test_a_store_that_is_not_there_is_a_sentence(store: TCPStore) -> None:
     with pytest.raises(LostError, match=r"MASTER_PORT=\d+: rank 0 cannot keep the job's store there"):
-        Board("127.0.0.1", store.port, "test", host=True)
+        JobStore("127.0.0.1", store.port, "test", host=True)
     with pytest.raises(LostError, match="nobody keeps a store at 127"):
-        Board("127.0.0.1", free_port(), "test", patience_s=1)
+        JobStore("127.0.0.1", free_port(), "test", patience_s=1)

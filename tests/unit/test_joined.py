@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from zerobench.cluster.job import Job, Team
-from zerobench.cluster.serialize import plain
+from zerobench.cluster.job import Job, JobContext
+from zerobench.cluster.serialize import to_plain
 from zerobench.launch import over_cluster
 from zerobench.launch.processes import Outcome
 
@@ -31,11 +31,11 @@ def launch_here(worker: Any, jobs: Sequence[int], log_dir: Path, *_: Any, first:
     return Outcome("ok", "", [worker(job, print) for job in jobs])
 
 
-def follow(mine: Team) -> None:
+def follow(mine: JobContext) -> None:
     """joined.follow without its signals, which a thread cannot have."""
     while (order := over_cluster._next_order(mine)) is not None:
         if mine.job.rank < len(order["jobs"]):
-            mine.board.post(f"end/{mine.passes}/{mine.job.rank}", plain(over_cluster._end_of(mine, order)))
+            mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(over_cluster._end_of(mine, order)))
 
 
 def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +43,9 @@ def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(over_cluster, "POLL_S", 0.005)
     monkeypatch.setitem(over_cluster.WORKERS, "double", double)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    seats = [Job(rank, 3, rank, "127.0.0.1", store.port, True, "run/0", "host/0") for rank in range(3)]
-    teams = [Team(seat, "code") for seat in seats]
-    threads = [threading.Thread(target=follow, args=(team,), daemon=True) for team in teams[1:]]
+    jobs = [Job(rank, 3, rank, "127.0.0.1", store.port, True, "run/0", "host/0") for rank in range(3)]
+    contexts = [JobContext(one, "code") for one in jobs]
+    threads = [threading.Thread(target=follow, args=(context,), daemon=True) for context in contexts[1:]]
     before = store.num_keys()
     for thread in threads:
         thread.start()
@@ -53,16 +53,16 @@ def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: py
         reasons = []
         for number in range(PASSES):
             ranks = 1 + number % 3
-            outcome = over_cluster._Pass(teams[0], double, [number] * ranks, tmp_path, 20).run(print)
+            outcome = over_cluster._Pass(contexts[0], double, [number] * ranks, tmp_path, 20).run(print)
             reasons.append(outcome.reason)
             assert outcome.results == ([] if outcome.reason else [2 * number] * ranks)
     finally:
-        over_cluster._dismiss(teams[0])
+        over_cluster._dismiss(contexts[0])
         for thread in threads:
             thread.join(20)
-        for team in teams:
-            team.pulse.stop()
+        for context in contexts:
+            context.heartbeat.stop()
     assert [number for number, reason in enumerate(reasons) if reason] == [DISK_FULL]
     assert reasons[DISK_FULL] == "rank 1 could not run its part: OSError: [Errno 28] No space left on device"
-    pulses, last_order = len(teams), 2
+    pulses, last_order = len(contexts), 2
     assert store.num_keys() <= before + pulses + last_order

@@ -10,7 +10,7 @@ import pytest
 from zerobench.config.compose import compose_cells
 from zerobench.sweep import progress
 from zerobench.sweep.remaining_time import seconds_left
-from zerobench.sweep.sweep import Launch, rounds
+from zerobench.sweep.sweep import CellLaunch, rounds
 
 START_S, FIRST_S, END_S = 3.0, 20.0, 0.5
 """Until a pass's first step, what the very first pass takes longer, and what follows a launch's last step."""
@@ -24,18 +24,18 @@ class Clock:
         monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
 
 
-def launches_of(*arguments: str) -> list[Launch]:
+def launches_of(*arguments: str) -> list[CellLaunch]:
     return list(rounds(compose_cells(["-m", "device=cpu", "launch.threads=1", "measure.steps=7", *arguments])))
 
 
-def step_s(launch: Launch) -> float:
+def step_s(launch: CellLaunch) -> float:
     """As a model's own steps: with the work in them."""
     config = launch.cell.config
     return 1e-10 * config["batch"] * config["sequence"] * config["model"]["hidden"] ** 2 * config["model"]["layers"]
 
 
 def run(
-    clock: Clock, reporter: progress.Reporter, launches: list[Launch], alike: float = 1.0
+    clock: Clock, reporter: progress.Reporter, launches: list[CellLaunch], alike: float = 1.0
 ) -> Iterator[tuple[int, Any]]:
     """Plays the launches; yields (launch number, estimate) after each. `alike`: by how much passes differ."""
     for number, launch in enumerate(launches):
@@ -50,7 +50,7 @@ def run(
         yield number, seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None])
 
 
-def truth(launches: list[Launch], alike: float = 1.0) -> float:
+def truth(launches: list[CellLaunch], alike: float = 1.0) -> float:
     return sum(2 * START_S + 9 * step_s(one) * (1 + alike) + END_S for one in launches)
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.distributed.streams import ModeledCuda, RaceDetector
 from zerobench.probes import AccountedPass
 from zerobench.zero.activations import policies
-from zerobench.zero.activations.offload import Lanes, Offloader, Parcel
+from zerobench.zero.activations.offload import OffloadedStorage, Offloader, StreamPair
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
 from zerobench.zero.comm import streams
 
@@ -102,7 +102,7 @@ def test_what_autograd_lets_go_of_is_gone_without_the_garbage_collector(policy: 
     gc.disable()
     try:
         born: list[Any] = []
-        with mock.patch.object(Parcel, "__del__", lambda parcel: born.append(parcel._host.numel())):
+        with mock.patch.object(OffloadedStorage, "__del__", lambda moved: born.append(moved._host.numel())):
             model = model_of(policy)
             gradients_of(model)
             dropped = model(inputs())  # a graph that no backward comes to
@@ -220,7 +220,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 def races_of(policy: ActivationPolicy) -> list[str]:
     """Of two steps with the lanes of a GPU; a forward in between, of which no backward comes."""
     cuda = ModeledCuda()
-    on_gpu = {"cpu": Lanes(streams.Lane(cuda), streams.Lane(cuda))}
+    on_gpu = {"cpu": StreamPair(streams.CommStream(cuda), streams.CommStream(cuda))}
     with mock.patch.dict(policies.KEEPERS, {"host": lambda least: Offloader(least, on_gpu)}):
         model = model_of(policy)
     with RaceDetector(cuda) as detector:
@@ -239,19 +239,19 @@ def test_no_race(name: str) -> None:
 
 
 def unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.InLane, "wait", lambda one: None)
+    monkeypatch.setattr(streams.StreamWork, "wait", lambda one: None)
 
 
 def let_go_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def go(parcel: Parcel) -> None:
-        parcel._seen, parcel._here = [], None
+    def go(moved: OffloadedStorage) -> None:
+        moved._seen, moved._here = [], None
 
-    monkeypatch.setattr(Parcel, "go", go)
+    monkeypatch.setattr(OffloadedStorage, "go", go)
 
 
 def dropped_while_it_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Parcel, "__del__")
-    monkeypatch.delattr(streams.InLane, "__del__")
+    monkeypatch.delattr(OffloadedStorage, "__del__")
+    monkeypatch.delattr(streams.StreamWork, "__del__")
 
 
 @pytest.mark.parametrize("mistake", [unawaited, let_go_of_at_once, dropped_while_it_travels])

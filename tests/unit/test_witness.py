@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 @pytest.fixture
-def hook() -> Iterator[allocator_hook.Hook]:
+def hook() -> Iterator[allocator_hook.AllocatorHook]:
     """The hook; garbage that earlier tests have left is not given back while bytes are counted."""
     found = allocator_hook.install()
     if found is None:
@@ -42,7 +42,7 @@ def of_step(probe: AccountedPass) -> dict[str, int]:
     return {row.category: row.max_bytes for row in probe.memory_rows(0) if (row.phase, row.tier) == ("step", "device")}
 
 
-def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Hook) -> None:
+def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.AllocatorHook) -> None:
     before = hook.live_bytes()
     hook.take_peak()
     kept = torch.empty(1001, dtype=torch.uint8)
@@ -61,7 +61,7 @@ def test_the_hook_counts_to_the_byte_in_every_thread(hook: allocator_hook.Hook) 
     assert hook.live_bytes() == before
 
 
-def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.Hook) -> None:
+def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.AllocatorHook) -> None:
     before = hook.live_bytes()
     made = [torch.empty(size % 257 + 1, dtype=torch.uint8) for size in range(20_000)]
     assert hook.live_bytes() == before + sum(one.numel() for one in made)
@@ -72,7 +72,7 @@ def test_many_blocks_come_and_go_and_none_is_forgotten(hook: allocator_hook.Hook
     assert hook.live_bytes() == before
 
 
-def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.Hook) -> None:
+def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.AllocatorHook) -> None:
     """4 MiB that a thread keeps."""
     kept: list[torch.Tensor] = []
     with AccountedPass(CPU) as probe, probe.step(True), probe.phase("forward"):
@@ -89,7 +89,7 @@ def test_what_a_thread_makes_is_seen_and_named_by_it(hook: allocator_hook.Hook) 
     assert mine.numel() + kept[0].numel() == 5 * MIB
 
 
-def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator_hook.Hook) -> None:
+def test_the_timed_pass_has_the_allocators_peak_of_its_measured_steps(hook: allocator_hook.AllocatorHook) -> None:
     with TimedPass(CPU) as probe:
         for measured, size in ((False, 9 * MIB), (True, 2 * MIB)):
             with probe.step(measured):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..zero.offload.cpu import Offload
-from ..zero.offload.disk import FileStore, Handle, Pool, Scratch
+from ..zero.offload.disk import FileStore, IoHandle, Pool, Scratch
 from ..zero.offload.nvme import NvmeOffload
 from .disk import CHECKED, IN_MEMORY, RAW, STORE, UPDATE, DiskRow
 from .disk_update import Updates
@@ -115,7 +115,7 @@ def _large_pages(nbytes: int) -> mmap.mmap:
     return buffer
 
 
-class Stored(Way):
+class FileStoreWay(Way):
     """The engine's own: one region, blocks through a pool, as many under way as it has buffers."""
 
     def __init__(self, store: FileStore, plan: DiskPlan, block: int, depth: int) -> None:
@@ -129,7 +129,7 @@ class Stored(Way):
 
     def carry(self, kinds: tuple[str, ...]) -> None:
         """Waits only for a free buffer, and for all in the end."""
-        launches: list[Callable[..., Handle]] = [getattr(self._region, kind) for kind in kinds]
+        launches: list[Callable[..., IoHandle]] = [getattr(self._region, kind) for kind in kinds]
         block = self._store.block_bytes
         for at in range(0, self._region.nbytes, block):
             buffer = self._pool.take()
@@ -163,7 +163,7 @@ def _ways(plan: DiskPlan, block: int, depth: int, stack: ExitStack) -> tuple[dic
     }
     direct = all(store.direct for store in stores.values())
     ways: dict[str, Way] = {RAW: Raw(home / RAW, plan, block, depth, direct, stack)}
-    ways |= {name: Stored(store, plan, block, depth) for name, store in stores.items()}
+    ways |= {name: FileStoreWay(store, plan, block, depth) for name, store in stores.items()}
     buffers = max(NvmeOffload.buffers, BUFFERS_A_THREAD * depth)
     files = NvmeOffload(
         gradients=False, path=str(home), block_bytes=block, buffers=buffers, depth=depth, direct=plan.direct

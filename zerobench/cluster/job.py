@@ -1,9 +1,9 @@
 """A job that somebody else has started: torchrun, srun, mpirun. One process a rank; they meet in the job's store.
 
 job       what the environment says of this process
-seat      what a process says of itself as it comes: its machine, its GPUs, its code
-roster    all seats; where ranks run, and on how many machines and GPUs, follows from it
-team      this process among the others: the job, its board, its pulse. Rank 0 alone has the roster
+info      what a process says of itself as it comes: its machine, its GPUs, its code
+membership    all members; where ranks run, and on how many machines and GPUs, follows from it
+current_job      this process among the others: the job, its store, its heartbeat. Rank 0 alone has the membership
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from .serialize import plain, rebuild
-from .store import JOIN_S, Board, Listener, LostError, Pulse
+from .serialize import rebuild, to_plain
+from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -85,7 +85,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """`gpus`: the identities of those that this process sees. `code`, `torch`: what it runs."""
 
     rank: int
@@ -108,78 +108,78 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Roster:
-    """The seats of all ranks, in their order."""
+class Membership:
+    """The members of all ranks, in their order."""
 
-    seats: tuple[Seat, ...]
+    members: tuple[RankInfo, ...]
 
     def machines(self, ranks: int) -> int:
         """How many machines the first `ranks` ranks are on; each of torchrun's agents counts as one."""
-        return len({seat.machine for seat in self._first(ranks)})
+        return len({info.machine for info in self._first(ranks)})
 
-    def crowd(self, ranks: int) -> int:
+    def most_per_host(self, ranks: int) -> int:
         """The first `ranks` ranks: the most of them on one host."""
-        return max(Counter(seat.host for seat in self._first(ranks)).values())
+        return max(Counter(info.host for info in self._first(ranks)).values())
 
     def ranks_per_gpu(self, ranks: int) -> int:
         """The first `ranks` ranks: the most of them on one GPU; 0 where one of them sees no GPU."""
         first = self._first(ranks)
-        return max(Counter((seat.host, seat.gpu) for seat in first).values()) if all(s.gpus for s in first) else 0
+        return max(Counter((info.host, info.gpu) for info in first).values()) if all(s.gpus for s in first) else 0
 
-    def _first(self, ranks: int) -> tuple[Seat, ...]:
-        return self.seats[: max(1, ranks)]
+    def _first(self, ranks: int) -> tuple[RankInfo, ...]:
+        return self.members[: max(1, ranks)]
 
     def check(self) -> None:
-        """Raises JobError where seats contradict one another."""
-        first = self.seats[0]
+        """Raises JobError where members contradict one another."""
+        first = self.members[0]
         places: dict[tuple[str, int], int] = {}
-        for seat in self.seats:
+        for info in self.members:
             for name in ("world_size", "code", "torch"):
-                mine, theirs = getattr(first, name), getattr(seat, name)
+                mine, theirs = getattr(first, name), getattr(info, name)
                 if mine != theirs:
-                    raise JobError(f"rank {seat.rank} of the job has {name} {theirs} and rank 0 has {mine}")
-            other = places.setdefault((seat.machine, seat.local_rank), seat.rank)
-            if other != seat.rank:
-                where = f"ranks {other} and {seat.rank} on {seat.machine} both have LOCAL_RANK={seat.local_rank}"
+                    raise JobError(f"rank {info.rank} of the job has {name} {theirs} and rank 0 has {mine}")
+            other = places.setdefault((info.machine, info.local_rank), info.rank)
+            if other != info.rank:
+                where = f"ranks {other} and {info.rank} on {info.machine} both have LOCAL_RANK={info.local_rank}"
                 raise JobError(f"{where}: number the ranks of a machine from 0 on")
 
 
-class Team:
+class JobContext:
     """This process among those of its job. `passes`: how many rank 0 has published."""
 
     def __init__(self, job: Job, code: str) -> None:
         self.job = job
         where = job.address, job.port
         self.prefix = f"zerobench/{job.attempt}"
-        self.board = Board(*where, self.prefix, host=job.rank == 0 and not job.agent)
-        if self.board.raise_by(f"came/{job.rank}", 1) > 1:
-            words = f"another process of the job at {self.board.address} has that rank, or an earlier command of it had"
+        self.store = JobStore(*where, self.prefix, host=job.rank == 0 and not job.agent)
+        if self.store.increment(f"came/{job.rank}", 1) > 1:
+            words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
             raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
-        self.board.post(f"seat/{job.rank}", plain(_take_seat(job, code)))
-        self.listener = Listener(self.board)
-        self.pulse = Pulse(Board(*where, self.prefix), job.rank)
+        self.store.post(f"info/{job.rank}", to_plain(_rank_info(job, code)))
+        self.monitor = HeartbeatMonitor(self.store)
+        self.heartbeat = Heartbeat(JobStore(*where, self.prefix), job.rank)
         self.passes = 0
 
     @cached_property
-    def roster(self) -> Roster:
+    def membership(self) -> Membership:
         """Waits until all have come. Raises JobError where one does not."""
-        deadline, seats = time.monotonic() + JOIN_S, []
+        deadline, members = time.monotonic() + JOIN_S, []
         for rank in range(self.job.world_size):
-            while (found := self.board.read(f"seat/{rank}")) is None:
+            while (found := self.store.read(f"info/{rank}")) is None:
                 if time.monotonic() > deadline:
                     raise JobError(f"rank {rank} of the job did not come within {JOIN_S:.0f} s")
                 time.sleep(0.1)
-            seats.append(rebuild(Seat, found))
-        return Roster(tuple(seats))
+            members.append(rebuild(RankInfo, found))
+        return Membership(tuple(members))
 
     def leave(self, reason: str) -> None:
         """Says why this process will not take part any more."""
-        self.board.post(f"left/{self.job.rank}", reason)
+        self.store.post(f"left/{self.job.rank}", reason)
 
     def why_absent(self, rank: int) -> str | None:
         """What a rank's process said as it left, or that it is lost; None while it is there."""
-        left: str | None = self.board.read(f"left/{rank}")
-        return "is lost: its process says nothing" if left is None and self.listener.silent(rank) else left
+        left: str | None = self.store.read(f"left/{rank}")
+        return "is lost: its process says nothing" if left is None and self.monitor.silent(rank) else left
 
 
 def too_many(ranks: int, world_size: int) -> str:
@@ -187,45 +187,45 @@ def too_many(ranks: int, world_size: int) -> str:
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 
-def _take_seat(job: Job, code: str) -> Seat:
+def _rank_info(job: Job, code: str) -> RankInfo:
     import torch
 
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     identities = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in gpus)
-    return Seat(job.rank, job.world_size, job.local_rank, job.machine, identities, code, torch.__version__)
+    return RankInfo(job.rank, job.world_size, job.local_rank, job.machine, identities, code, torch.__version__)
 
 
-_teams: list[Team] = []
+_contexts: list[JobContext] = []
 
 
 def gather() -> None:
     """Waits until the whole job is there, where one has been joined. Raises JobError where it does not come."""
-    mine = team()
+    mine = current_job()
     if mine is not None:
-        mine.roster.check()
+        mine.membership.check()
 
 
 def machines(ranks: int) -> int:
     """On how many machines the first `ranks` ranks are."""
-    mine = team()
-    return 1 if mine is None else mine.roster.machines(ranks)
+    mine = current_job()
+    return 1 if mine is None else mine.membership.machines(ranks)
 
 
-def team() -> Team | None:
-    """This process's team, where it has joined a job."""
-    return _teams[-1] if _teams else None
+def current_job() -> JobContext | None:
+    """This process's current_job, where it has joined a job."""
+    return _contexts[-1] if _contexts else None
 
 
 @contextmanager
-def joined(job: Job, code: str) -> Iterator[Team]:
-    """This process is in `job`'s team. Raises JobError where that cannot be."""
+def joined(job: Job, code: str) -> Iterator[JobContext]:
+    """This process is in `job`'s current_job. Raises JobError where that cannot be."""
     try:
-        mine = Team(job, code)
+        mine = JobContext(job, code)
     except LostError as lost:
         raise JobError(str(lost)) from lost
-    _teams.append(mine)
+    _contexts.append(mine)
     try:
         yield mine
     finally:
-        _teams.pop()
-        mine.pulse.stop()
+        _contexts.pop()
+        mine.heartbeat.stop()

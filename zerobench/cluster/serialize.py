@@ -1,4 +1,4 @@
-"""Dataclasses as plain values, for JSON, and back by their types.
+"""Dataclasses as to_plain values, for JSON, and back by their types.
 
 Nothing is unpickled: what comes from another machine can become the types asked for and no others. Floats keep every
 bit, for JSON writes the shortest text that reads back as the same number.
@@ -12,17 +12,17 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Dataclasses become dicts, also within lists, tuples and dicts; everything else stays."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return {key: plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [to_plain(one) for one in value]
+    return {key: to_plain(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def rebuild(kind: Any, value: Any) -> Any:
-    """The value of type `kind` that was made plain. Raises ValueError where it is none."""
+    """The value of type `kind` that was made to_plain. Raises ValueError where it is none."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return value

@@ -1,8 +1,8 @@
 """What the processes of a job tell one another: JSON values under keys in the job's store, and that they live.
 
-board    a connection to the store, torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
+store    a connection to the store, torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
 value    JSON, compressed, in pieces that the store takes
-pulse    a number in the store that a thread of each process raises; one that stands still is of a lost process
+heartbeat    a number in the store that a thread of each process raises; one that stands still is of a lost process
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOIN_S = 300.0
 
 BEAT_S = 2.0
 SILENCE_S = 30.0
-"""A pulse that stands still for so long belongs to a process that is gone, or might as well be."""
+"""A heartbeat that stands still for so long belongs to a process that is gone, or might as well be."""
 
 _TRY_S = 10.0
 
@@ -35,7 +35,7 @@ class LostError(RuntimeError):
     """The job, or a part of it, cannot be reached; the message is the sentence."""
 
 
-class Board:
+class JobStore:
     """A connection of its own. `host`: this process keeps the store. Raises LostError, as everything here does."""
 
     def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
@@ -83,7 +83,7 @@ class Board:
                 if not self._store.delete_key(f"{key}/{number}"):
                     return
 
-    def raise_by(self, key: str, more: int) -> int:
+    def increment(self, key: str, more: int) -> int:
         """Adds to the number under `key`, 0 at first; the sum."""
         with self._asking():
             return int(self._store.add(key, more))
@@ -118,12 +118,12 @@ def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
                 raise LostError(words) from error
 
 
-class Pulse:
+class Heartbeat:
     """Beats for one rank in a thread, on a connection of its own, until it is stopped."""
 
-    def __init__(self, board: Board, rank: int) -> None:
-        self._board, self._key, self._over = board, f"pulse/{rank}", threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+    def __init__(self, store: JobStore, rank: int) -> None:
+        self._store, self._key, self._over = store, f"heartbeat/{rank}", threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -134,21 +134,21 @@ class Pulse:
     def _beat(self) -> None:
         try:
             while not self._over.wait(BEAT_S):
-                self._board.raise_by(self._key, 1)
+                self._store.increment(self._key, 1)
         except LostError:
             return  # who waits for the store hears of it there
 
 
-class Listener:
-    """Tells whose pulse stands still."""
+class HeartbeatMonitor:
+    """Tells whose heartbeat stands still."""
 
-    def __init__(self, board: Board, silence_s: float = SILENCE_S) -> None:
-        self._board, self._silence_s = board, silence_s
+    def __init__(self, store: JobStore, silence_s: float = SILENCE_S) -> None:
+        self._store, self._silence_s = store, silence_s
         self._heard: dict[int, tuple[int, float]] = {}
 
     def silent(self, rank: int) -> bool:
-        """Whether a rank's pulse has stood still for too long, as far as it was looked at."""
-        beats, now = self._board.raise_by(f"pulse/{rank}", 0), time.monotonic()
+        """Whether a rank's heartbeat has stood still for too long, as far as it was looked at."""
+        beats, now = self._store.increment(f"heartbeat/{rank}", 0), time.monotonic()
         if rank not in self._heard or self._heard[rank][0] != beats:
             self._heard[rank] = beats, now
         return now - self._heard[rank][1] > self._silence_s

@@ -31,14 +31,14 @@ def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
         problems.append(
             f"rank={plain['rank']}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
         )
-    ranks, mine = plain["world_size"], job.team()
+    ranks, mine = plain["world_size"], job.current_job()
     if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
     ranks = mine.job.world_size if ranks is None and mine is not None else ranks
     chosen = plain["backend"] != "auto" or mine is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     if mine is not None:
-        local, sharing = _place_in_job(plain, mine.roster, ranks, problems)
+        local, sharing = _place_in_job(plain, mine.membership, ranks, problems)
     if plain["device"] == "auto":
         plain["device"] = "cuda" if sharing == 1 and plain["backend"] != "gloo" else "cpu"
     if plain["backend"] == "auto":
@@ -72,15 +72,17 @@ def _nccl_shares() -> bool:
     return os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
 
 
-def _place_in_job(plain: dict[str, Any], roster: job.Roster, ranks: int, problems: list[str]) -> tuple[int, int]:
+def _place_in_job(
+    plain: dict[str, Any], membership: job.Membership, ranks: int, problems: list[str]
+) -> tuple[int, int]:
     """The first ranks of the job that was joined: the most of them on one machine, and on one GPU.
     `nodes` is among the keys where they are on several machines, for that is another measurement.
     """
-    if ranks > len(roster.seats):
-        problems.append(job.too_many(ranks, len(roster.seats)))
-    if roster.machines(ranks) > 1:
-        plain["nodes"] = roster.machines(ranks)
-    return roster.crowd(ranks), roster.ranks_per_gpu(ranks) if plain["device"] != "cpu" else 0
+    if ranks > len(membership.members):
+        problems.append(job.too_many(ranks, len(membership.members)))
+    if membership.machines(ranks) > 1:
+        plain["nodes"] = membership.machines(ranks)
+    return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if plain["device"] != "cpu" else 0
 
 
 def has_times(config: dict[str, Any]) -> bool:

@@ -29,7 +29,7 @@ MEETING_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class JobRendezvous:
     """Where a rank of a joined job meets the others of its pass: in the job's store, below a prefix of the pass's own.
     `one_machine`: they all are on one.
     """
@@ -41,7 +41,7 @@ class Place:
     one_machine: bool
 
 
-Rendezvous = str | Place
+Rendezvous = str | JobRendezvous
 """A file that the ranks of one machine meet at, or a place in a job."""
 
 
@@ -55,7 +55,7 @@ def rank_environment(
     several machines: then they, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, choose. With backend=simulated nobody
     is met: this process is one rank of a world that is not there.
     """
-    place = rendezvous if isinstance(rendezvous, Place) else Place("", 0, "", rank, one_machine=True)
+    place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

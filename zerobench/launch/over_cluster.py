@@ -5,7 +5,7 @@
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
     call-off    rank 0's word that a pass is over, because a rank failed or time is up: the others end theirs
 
-Keys on the board, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
+Keys on the store, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
 Those of a pass go when it is over, for a sweep may be long: ends as they are taken, orders when all have heard them.
 What a rank brings home travels as JSON, the log of its process with it, for only rank 0 writes.
 """
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..calibrate.collectives_rank import calibrate_rank
-from ..cluster.job import Job, JobError, Team, joined, team, too_many
-from ..cluster.serialize import plain, rebuild
+from ..cluster.job import Job, JobContext, JobError, current_job, joined, too_many
+from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import LostError
-from ..host.environment import Place, Rendezvous
+from ..host.environment import JobRendezvous, Rendezvous
 from ..host.signals import INTERRUPT, TERMINATE, interrupt_on
 from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
@@ -59,14 +59,17 @@ class End:
 
 def places(ranks: int, file: Path) -> list[Rendezvous]:
     """Where each rank of the next pass meets the others: in the job's store, or else at `file`."""
-    mine = team()
+    mine = current_job()
     if mine is None:
         return [str(file.resolve())] * ranks
-    job, roster = mine.job, mine.roster
+    job, membership = mine.job, mine.membership
     if ranks > job.world_size:
         raise JobError(too_many(ranks, job.world_size))
-    prefix, one_machine = f"{mine.prefix}/ranks/{mine.passes + 1}", roster.machines(ranks) == 1
-    return [Place(job.address, job.port, prefix, seat.local_rank, one_machine) for seat in roster.seats[:ranks]]
+    prefix, one_machine = f"{mine.prefix}/ranks/{mine.passes + 1}", membership.machines(ranks) == 1
+    return [
+        JobRendezvous(job.address, job.port, prefix, info.local_rank, one_machine)
+        for info in membership.members[:ranks]
+    ]
 
 
 def launch(
@@ -77,7 +80,7 @@ def launch(
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> Outcome:
     """launch.launch, over the processes of the job where one has been joined."""
-    mine = team()
+    mine = current_job()
     if mine is None:
         return here.launch(worker, jobs, log_dir, timeout_s, on_progress)
     return _Pass(mine, worker, jobs, log_dir, timeout_s).run(on_progress)
@@ -100,8 +103,8 @@ def lead(job: Job, command: Callable[[], int]) -> int:
         return 2
 
 
-def _dismiss(mine: Team) -> None:
-    mine.board.post(f"order/{mine.passes + 1}", None)
+def _dismiss(mine: JobContext) -> None:
+    mine.store.post(f"order/{mine.passes + 1}", None)
     deadline = time.monotonic() + FAREWELL_S
     while not mine.job.agent and time.monotonic() < deadline:
         if all(mine.why_absent(rank) for rank in range(1, mine.job.world_size)):
@@ -113,9 +116,9 @@ class _Pass:
     """One pass as rank 0 sees it. `ends`: of the other ranks, as far as they are known."""
 
     def __init__(
-        self, mine: Team, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
+        self, mine: JobContext, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
     ) -> None:
-        self.team, self.worker, self.jobs, self.log_dir, self.timeout_s = mine, worker, jobs, log_dir, timeout_s
+        self.context, self.worker, self.jobs, self.log_dir, self.timeout_s = mine, worker, jobs, log_dir, timeout_s
         self.others, self.number = range(1, len(jobs)), mine.passes + 1
         self.ends: dict[int, End] = {}
         self.called_off = False
@@ -125,9 +128,9 @@ class _Pass:
         self._collect()
         if self._failures():  # somebody is gone already
             return self._outcome([], [])
-        order = {"worker": self.worker.__name__, "jobs": plain(list(self.jobs)), "timeout_s": self.timeout_s}
-        self.team.passes = self.number
-        self.team.board.post(f"order/{self.number}", order)
+        order = {"worker": self.worker.__name__, "jobs": to_plain(list(self.jobs)), "timeout_s": self.timeout_s}
+        self.context.passes = self.number
+        self.context.store.post(f"order/{self.number}", order)
         deadline = time.monotonic() + self.timeout_s
         try:
             mine = here.launch(
@@ -153,15 +156,15 @@ class _Pass:
             self._collect()
             time.sleep(POLL_S)
         if self.called_off:
-            self.team.board.drop(f"off/{self.number}")
+            self.context.store.drop(f"off/{self.number}")
 
     def _collect(self) -> None:
         """Takes the ends that have been posted; who has left or is lost has ended, too. Raises Interrupted."""
         for rank in self.others:
             if rank in self.ends:
                 continue
-            found = self.team.board.take(f"end/{self.number}/{rank}")
-            gone = self.team.why_absent(rank) if found is None else None
+            found = self.context.store.take(f"end/{self.number}/{rank}")
+            gone = self.context.why_absent(rank) if found is None else None
             if found is not None:
                 self.ends[rank] = rebuild(End, found)
             elif gone is not None:
@@ -175,7 +178,7 @@ class _Pass:
     def _call_off(self, status: str) -> None:
         if not self.called_off:
             self.called_off = True
-            self.team.board.post(f"off/{self.number}", status)
+            self.context.store.post(f"off/{self.number}", status)
 
     def _outcome(self, results: list[Any], failures: list[Failure]) -> Outcome:
         for rank, end in self.ends.items():
@@ -197,7 +200,7 @@ def follow(job: Job) -> int:
         with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]), _saying_goodbye(mine):
             while (order := _next_order(mine)) is not None:
                 if job.rank < len(order["jobs"]):
-                    mine.board.post(f"end/{mine.passes}/{job.rank}", plain(_end_of(mine, order)))
+                    mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
         return 0
     except KeyboardInterrupt:
         return 130
@@ -207,7 +210,7 @@ def follow(job: Job) -> int:
 
 
 @contextmanager
-def _saying_goodbye(mine: Team) -> Iterator[None]:
+def _saying_goodbye(mine: JobContext) -> Iterator[None]:
     """Whatever ends us, rank 0 is told, as long as it can be."""
     reason = "is gone: its process failed"
     try:
@@ -221,23 +224,23 @@ def _saying_goodbye(mine: Team) -> Iterator[None]:
             mine.leave(reason)
 
 
-def _next_order(mine: Team) -> dict[str, Any] | None:
+def _next_order(mine: JobContext) -> dict[str, Any] | None:
     """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
     mine.passes += 1
     key = f"order/{mine.passes}"
-    while not mine.board.has(key):
-        if mine.listener.silent(0):
+    while not mine.store.has(key):
+        if mine.monitor.silent(0):
             raise LostError("rank 0 is lost: its process says nothing")
         time.sleep(POLL_S)
-    order: dict[str, Any] | None = mine.board.read(key)
+    order: dict[str, Any] | None = mine.store.read(key)
     heard = f"heard/{mine.passes}"
-    if order is not None and mine.board.raise_by(heard, 1) == mine.job.world_size - 1:  # the last of us
-        mine.board.drop(key)
-        mine.board.drop(heard)
+    if order is not None and mine.store.increment(heard, 1) == mine.job.world_size - 1:  # the last of us
+        mine.store.drop(key)
+        mine.store.drop(heard)
     return order
 
 
-def _end_of(mine: Team, order: dict[str, Any]) -> End:
+def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
     try:
         return _take_part(mine, order)
     except LostError:
@@ -248,19 +251,19 @@ def _end_of(mine: Team, order: dict[str, Any]) -> End:
         return End((Failure(mine.job.rank, "crash", words),), [], traceback.format_exc())
 
 
-def _take_part(mine: Team, order: dict[str, Any]) -> End:
+def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
     """Runs our rank of a pass. Its log, which grows here, goes where rank 0 writes."""
     rank, worker = mine.job.rank, WORKERS[order["worker"]]
     job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
 
     def called_off() -> str | None:
-        if mine.listener.silent(0):
+        if mine.monitor.silent(0):
             return STOPPED
-        status: str | None = mine.board.read(f"off/{mine.passes}")
+        status: str | None = mine.store.read(f"off/{mine.passes}")
         return status
 
     with temporary_folder() as folder:
         log = folder / f"rank{rank}.log"
         outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
         words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
-    return End(outcome.failures, plain(outcome.results), words)
+    return End(outcome.failures, to_plain(outcome.results), words)

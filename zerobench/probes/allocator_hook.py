@@ -26,7 +26,7 @@ COMPILING_S = 120.0
 PROBE_BYTES = 64 * 1024
 
 
-class Hook:
+class AllocatorHook:
     """Counts what is alive since it was installed, bytes asked for, once in a process and for its life."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
@@ -44,7 +44,7 @@ class Hook:
 
 
 @cache
-def install() -> Hook | None:
+def install() -> AllocatorHook | None:
     """The hook of this process, which counts from the first call on; None where there can be none."""
     path = library()
     if path is None:
@@ -55,7 +55,7 @@ def install() -> Hook | None:
         return None
     if not functions.zerobench_install():
         return None
-    hook = Hook(functions)
+    hook = AllocatorHook(functions)
     before = hook.live_bytes()
     probe = torch.empty(PROBE_BYTES, dtype=torch.uint8)
     counts = hook.live_bytes() - before == probe.nbytes

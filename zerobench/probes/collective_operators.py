@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Rule(NamedTuple):
+class OperatorRule(NamedTuple):
     """How to count one operator: which argument is the full tensor, and its factors for n ranks."""
 
     full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
@@ -30,12 +30,14 @@ def _argument(place: int) -> Callable[[tuple[Any, ...]], list[torch.Tensor]]:
     return lambda arguments: _flat(arguments[place])
 
 
-_ALL_REDUCE = Rule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2)
-_ONCE_FIRST = Rule(_argument(0), _ring, lambda n: 1)
-_ONCE_SECOND = Rule(_argument(1), _ring, lambda n: 1)
-_SEND = Rule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
+_ALL_REDUCE = OperatorRule(_argument(0), lambda n: 2 * _ring(n), lambda n: 2)
+_ONCE_FIRST = OperatorRule(_argument(0), _ring, lambda n: 1)
+_ONCE_SECOND = OperatorRule(_argument(1), _ring, lambda n: 1)
+_SEND = OperatorRule(_argument(0), lambda n: 1, lambda n: n / (n - 1) if n > 1 else 0)
 
-_GATHER_FUNCTIONAL = Rule(lambda arguments: _flat(arguments[0]) * arguments[1], _ring, lambda n: 1)  # input, group size
+_GATHER_FUNCTIONAL = OperatorRule(
+    lambda arguments: _flat(arguments[0]) * arguments[1], _ring, lambda n: 1
+)  # input, group size
 
 RULES = {
     "all_reduce": _ALL_REDUCE,
@@ -98,6 +100,6 @@ SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_te
 """Operators that move nothing of their own: a receive is counted where it is sent."""
 
 
-def tensors_in(args: tuple[Any, ...], rule: Rule | None) -> list[torch.Tensor]:
+def tensors_in(args: tuple[Any, ...], rule: OperatorRule | None) -> list[torch.Tensor]:
     """The full tensors by the rule; of an unknown operator all."""
     return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]

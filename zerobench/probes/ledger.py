@@ -31,7 +31,7 @@ from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
-from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, Stored, thin_out
+from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of what a step begins and ends without."""
@@ -53,15 +53,15 @@ class Ledger(TorchDispatchMode):
         self.elsewhere: dict[tuple[str, str], Extremes] = {}
         self.in_memory: Counter[str] = Counter()
         """The most on the device and in host memory together, by phase: on a CPU one allocator has both."""
-        self.kept: dict[Stored, int] = {}
+        self.kept: dict[StorageRecord, int] = {}
         """Storages on the device that lived through a whole stretch though they are called activations or temporary."""
         self._device = device
-        self._files: dict[tuple[str, str], Stored] = {}
+        self._files: dict[tuple[str, str], StorageRecord] = {}
         self.timeline: list[Instant] = []
-        self._live: dict[int, Stored] = {}
+        self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._events: list[Event] = []
-        self._at_begin: dict[Stored, int] = {}
+        self._at_begin: dict[StorageRecord, int] = {}
         self._began = time.perf_counter()
         self._home = threading.get_ident()
         self._in_optimizer = False
@@ -123,7 +123,9 @@ class Ledger(TorchDispatchMode):
 
     def on_file(self, name: str, category: str, grown: int) -> None:
         """A file's bytes, which lie in no storage."""
-        stored = self._files.setdefault((name, category), Stored(0, category, name, "", self.phase, True, labels.NVME))
+        stored = self._files.setdefault(
+            (name, category), StorageRecord(0, category, name, "", self.phase, True, labels.NVME)
+        )
         stored.bytes += grown
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
 
@@ -158,11 +160,11 @@ class Ledger(TorchDispatchMode):
             for one in out:
                 self._meet_all(one)
 
-    def _meet(self, storage: torch.UntypedStorage) -> Stored:
+    def _meet(self, storage: torch.UntypedStorage) -> StorageRecord:
         key, size = storage._cdata, self._bytes_of(storage)
         stored = self._live.get(key)
         if stored is None:
-            stored = Stored(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
+            stored = StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
@@ -251,9 +253,9 @@ class Ledger(TorchDispatchMode):
                 for name in names:
                     self.elsewhere.setdefault((tier, name), Extremes()).see(totals[tier])
 
-    def _first_categories(self) -> dict[Stored, str]:
+    def _first_categories(self) -> dict[StorageRecord, str]:
         """For storages that changed category in this stretch: what they were before."""
-        first: dict[Stored, str] = {}
+        first: dict[StorageRecord, str] = {}
         for event in self._events:
             if event.stored is not None and event.moved is not None:
                 first.setdefault(event.stored, event.moved[0])
@@ -261,7 +263,10 @@ class Ledger(TorchDispatchMode):
 
     @staticmethod
     def _apply(
-        event: Event, sizes: dict[Stored, int], categories: dict[Stored, str], totals: dict[str, Counter[str]]
+        event: Event,
+        sizes: dict[StorageRecord, int],
+        categories: dict[StorageRecord, str],
+        totals: dict[str, Counter[str]],
     ) -> None:
         stored = event.stored
         if stored is None:
@@ -276,7 +281,7 @@ class Ledger(TorchDispatchMode):
             tier[categories.get(stored, stored.category)] += event.grown
             sizes[stored] = sizes.get(stored, 0) + event.grown
 
-    def _alive_at(self, last: int) -> list[tuple[int, Stored, str]]:
+    def _alive_at(self, last: int) -> list[tuple[int, StorageRecord, str]]:
         """The storages alive after event number `last`, with their categories then, largest first."""
         sizes, categories = dict(self._at_begin), self._first_categories()
         for event in self._events[: last + 1]:

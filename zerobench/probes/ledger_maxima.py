@@ -11,7 +11,7 @@ from ..zero import labels
 
 
 @dataclass(eq=False)
-class Stored:
+class StorageRecord:
     """One storage: what it is, how large, in which tier. `labeled`: somebody said so, it is not inferred."""
 
     bytes: int
@@ -29,7 +29,7 @@ class Event:
 
     phase: str
     at: float
-    stored: Stored | None = None
+    stored: StorageRecord | None = None
     grown: int = 0
     moved: tuple[str, str] | None = None
 
@@ -60,9 +60,11 @@ class Births:
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
         self.lasting: Counter[str] = Counter()
-        self._alive: dict[Stored, tuple[str, str]] = {}  # those of this stretch, with phase and category at birth
+        self._alive: dict[
+            StorageRecord, tuple[str, str]
+        ] = {}  # those of this stretch, with phase and category at birth
 
-    def see(self, stored: Stored, grown: int, phase: str, category: str) -> None:
+    def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
         """A storage has grown, or has gone where `grown` is below 0."""
         if grown > 0:
             self.made[category] += 1
@@ -87,7 +89,7 @@ class Extremes:
     highest: Counter[str] = field(default_factory=Counter)
     states: int = -1
     at_states: Counter[str] = field(default_factory=Counter)
-    largest: list[tuple[int, Stored, str]] = field(default_factory=list)
+    largest: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     made: Counter[str] | None = None
     lasting: Counter[str] = field(default_factory=Counter)
 

@@ -43,7 +43,7 @@ class Overlap(NamedTuple):
     exposed_s: float
 
 
-class Rule(NamedTuple):
+class TraceRule(NamedTuple):
     """Which events of a trace communicate and which compute; `main`: the main thread."""
 
     communicates: Callable[[Event], bool]
@@ -102,8 +102,8 @@ def _is_nccl(event: Event) -> bool:
 
 
 RULES = {
-    "cpu": Rule(_runs_gloo, _is_operator, lambda event, main: event["tid"] == main and _is_collective(event)),
-    "cuda": Rule(
+    "cpu": TraceRule(_runs_gloo, _is_operator, lambda event, main: event["tid"] == main and _is_collective(event)),
+    "cuda": TraceRule(
         _is_nccl, lambda event, _: event["cat"] == "kernel" and not _is_nccl(event), lambda event, _: False
     ),
 }  # fmt: skip

@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import COLLECTIVES
 from ..zero import labels
-from .collective_operators import KINDS, NAMESPACES, RULES, SILENT, Rule, tensors_in
+from .collective_operators import KINDS, NAMESPACES, RULES, SILENT, OperatorRule, tensors_in
 from .dtensor import holds_others
 from .ledger_maxima import ASIDE
 
@@ -154,7 +154,7 @@ class TrafficMeter(TorchDispatchMode):
             self._count(name, rule, tensors_in(args, rule), group.size(), outside, times)
 
     def _count(
-        self, name: str, rule: Rule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1
+        self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1
     ) -> None:
         """`outside`: the share of its wire bytes that leaves a node. `times`: how many such operations there are."""
         elements = sum(t.numel() for t in tensors)

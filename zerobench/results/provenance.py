@@ -84,7 +84,7 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
 
 def started(nodes: int) -> dict[str, Any]:
     """Who started the ranks, and on how many machines they were."""
-    mine = job.team()
+    mine = job.current_job()
     return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
 
 

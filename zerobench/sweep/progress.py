@@ -17,7 +17,7 @@ from rich.text import Text
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .remaining_time import Timing, seconds_left, timing_of
-from .sweep import Launch
+from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
 """Plain lines tell of a long pass this often."""
@@ -62,14 +62,14 @@ class Reporter:
             self._live.stop()
             self._live = None
 
-    def expect(self, launches: list[Launch], free: Callable[[Launch], bool] = lambda launch: False) -> None:
+    def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
         """These are to come, after what has been. `free`: says of a launch that it takes no time, for it is reused."""
         for launch in launches:
             none = launch.cell.problems or free(launch)
             timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
             self.entries.append(Entry(_title(launch), timing=timing))
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: CellLaunch) -> None:
         """The next launch begins."""
         self._current += 1
         self._begun = self._last_line = time.monotonic()
@@ -85,7 +85,7 @@ class Reporter:
         """A line that belongs to no launch."""
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
-    def skip(self, launch: Launch) -> None:
+    def skip(self, launch: CellLaunch) -> None:
         """The next launch is left out, for an earlier one of the same cell failed."""
         self._current += 1
         self.entry.state = "skipped"
@@ -172,7 +172,7 @@ class Reporter:
         return self.entries[first : first + room]
 
 
-def _title(launch: Launch) -> str:
+def _title(launch: CellLaunch) -> str:
     return f"{launch.name}, launch {launch.repeat + 1}" if launch.cell.config["repeats"] > 1 else launch.name
 
 

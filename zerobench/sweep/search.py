@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Search:
+class BatchSearch:
     """`tried`: the rows of the short runs, with the cells that they are of."""
 
     cell: Cell
@@ -100,7 +100,7 @@ def used_bytes(row: Row) -> int:
 
 def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     """Runs the searches one after the other, then all their finalists together. Stops where the user does."""
-    searches = [Search(cell) for cell in cells]
+    searches = [BatchSearch(cell) for cell in cells]
     known: dict[str, Row] = {}
     for search in searches:
         for ladder in combinations(search.cell):
@@ -127,7 +127,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
     return found
 
 
-def _climb(search: Search, ladder: list[Cell], sweep: Sweep, known: dict[str, Row]) -> None:
+def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, known: dict[str, Row]) -> None:
     """Runs combinations until one does not fit, and the last; those that another limit's search has run are known."""
     too_large = False
     for cell in ladder:
@@ -144,7 +144,7 @@ def _climb(search: Search, ladder: list[Cell], sweep: Sweep, known: dict[str, Ro
         too_large = too_large or not search.fits(row)
 
 
-def _conclude(search: Search, mine: list[Row]) -> SearchRow:
+def _conclude(search: BatchSearch, mine: list[Row]) -> SearchRow:
     """`mine`: confirming launches of this search's strategy."""
     row = _blank_row(search)
     cells = summarize(frame_of(mine, RunRow)) if mine else None
@@ -163,7 +163,7 @@ def _conclude(search: Search, mine: list[Row]) -> SearchRow:
     return row
 
 
-def _why_nothing_fits(search: Search, row: SearchRow, confirmed: list[Row]) -> str:
+def _why_nothing_fits(search: BatchSearch, row: SearchRow, confirmed: list[Row]) -> str:
     lost = [r for r in confirmed if r["status"] != "ok"]
     if row.least_bytes is not None and row.least_bytes <= row.limit_bytes and lost:
         return f"what fitted could not be confirmed: {lost[0]['status']}: {lost[0]['reason']}"
@@ -172,7 +172,7 @@ def _why_nothing_fits(search: Search, row: SearchRow, confirmed: list[Row]) -> s
     return "; ".join(dict.fromkeys(f"{r['status']}: {r['reason']}" for _, r in search.tried))
 
 
-def _blank_row(search: Search) -> SearchRow:
+def _blank_row(search: BatchSearch) -> SearchRow:
     config = search.cell.config
     peaks = [used_bytes(row) for _, row in search.tried if row["status"] == "ok"]
     identity = f"{search.identity} {search.limit_bytes} {device_class(config['device'])}"

@@ -19,7 +19,7 @@ from .parity_check import ParityCheck
 
 
 @dataclass(frozen=True)
-class Launch:
+class CellLaunch:
     """One launch of a cell. `name` tells the cell from the others of its sweep."""
 
     name: str
@@ -61,7 +61,7 @@ class Sweep:
                 spoilt.add(id(launch.cell))
                 self.failed_fast = bool(launch.cell.config["fail_fast"])
 
-    def run_one(self, launch: Launch) -> dict[str, Any] | None:
+    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
         """The row of one launch, reused or new; None where the user stopped it before it had one."""
         self.reporter.start(launch)
         self.reused = False
@@ -83,11 +83,11 @@ class Sweep:
         return row
 
 
-def rounds(cells: list[Cell], first: int = 0) -> Iterator[Launch]:
+def rounds(cells: list[Cell], first: int = 0) -> Iterator[CellLaunch]:
     """Launches in their order. A cell that makes no sense is launched once, for its row."""
     names = name_cells([cell.config for cell in cells])
     repeats = [1 if cell.problems else cell.config["repeats"] for cell in cells]
     for repeat in range(max(repeats, default=0)):
         for name, cell, wanted in zip(names, cells, repeats, strict=True):
             if repeat < wanted:
-                yield Launch(name, cell, first + repeat)
+                yield CellLaunch(name, cell, first + repeat)

@@ -35,7 +35,7 @@ class EngineThread(threading.Thread):
     """A thread of the engine's own, which instruments do not follow."""
 
 
-class Listener(Protocol):
+class Observer(Protocol):
     """Who wants to know."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
@@ -50,18 +50,18 @@ class Listener(Protocol):
         """So many bytes were read from a file, or written."""
 
 
-_listeners: list[Listener] = []
+_listeners: list[Observer] = []
 _collectives: list[tuple[str, str]] = []
 _tiers: list[str] = []
 _peers: list[Sequence[int]] = []
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: Observer) -> None:
     """Starts telling `listener`."""
     _listeners.append(listener)
 
 
-def unlisten(listener: Listener) -> None:
+def unlisten(listener: Observer) -> None:
     """Stops telling `listener`."""
     _listeners.remove(listener)
 

@@ -116,7 +116,7 @@ class Stage1(Strategy):
 
     def most_in_flight(self, unit: Unit) -> int:
         """Buckets stay: in lanes of their own reductions need not wait for one another, nor what computes for them."""
-        stays = self.comm.in_lanes and unit.dtypes.wire == unit.dtypes.gradients
+        stays = self.comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
         return len(self.units) if stays else super().most_in_flight(unit)
 
     def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A heading and what stands below it."""
 
     title: str
@@ -117,11 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sections(found: Comparison) -> list[Section]:
-    sections = [Section(_title(pair), _parts(pair)) for pair in found.pairs]
+def _sections(found: Comparison) -> list[ReportSection]:
+    sections = [ReportSection(_title(pair), _parts(pair)) for pair in found.pairs]
     for side, cells in (("A", found.only_a), ("B", found.only_b)):
         if cells:
-            sections.append(Section(f"only in {side}", [_name(cell) for cell in cells]))
+            sections.append(ReportSection(f"only in {side}", [_name(cell) for cell in cells]))
     return sections
 
 
@@ -247,7 +247,7 @@ def _power(pairs: list[Pair]) -> str:
     return f": in 80 of 100 cases a change of {_percent(found)} is found; {more}"
 
 
-def _write(sections: list[Section], style: str, out: Path | None) -> None:
+def _write(sections: list[ReportSection], style: str, out: Path | None) -> None:
     text = "\n".join(_markdown(section) for section in sections)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def _write(sections: list[Section], style: str, out: Path | None) -> None:
         _print(sections, stdout_console())
 
 
-def _print(sections: list[Section], console: Console) -> None:
+def _print(sections: list[ReportSection], console: Console) -> None:
     for section in sections:
         console.print(section.title, style="bold", markup=False, highlight=False, soft_wrap=True)
         for part in section.parts:
@@ -273,7 +273,7 @@ def _print(sections: list[Section], console: Console) -> None:
         console.print()
 
 
-def _markdown(section: Section) -> str:
+def _markdown(section: ReportSection) -> str:
     lines = [f"## {section.title}", ""]
     for part in section.parts:
         if isinstance(part, Grid):

@@ -44,7 +44,7 @@ class BusJob:
 
 
 @dataclass(frozen=True)
-class Buffers:
+class CopyBuffers:
     """Of one size, uint8. `here`: on the device; `back`: there, too, for the way down while `here` is written."""
 
     here: torch.Tensor
@@ -54,23 +54,23 @@ class Buffers:
     streams: list[Any]
 
     @staticmethod
-    def of(size: int, device: torch.device) -> Buffers:
+    def of(size: int, device: torch.device) -> CopyBuffers:
         """Touched once, so that no copy pays for fresh pages."""
         cuda = device.type == "cuda"
         pinned = [torch.zeros(size, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
         here, back = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-        return Buffers(here, back, (pinned[0], pinned[1]), torch.zeros(size, dtype=torch.uint8),
+        return CopyBuffers(here, back, (pinned[0], pinned[1]), torch.zeros(size, dtype=torch.uint8),
                        [torch.cuda.Stream() for _ in range(2 * cuda)])  # fmt: skip
 
 
-def _both(b: Buffers) -> None:
+def _both(b: CopyBuffers) -> None:
     with torch.cuda.stream(b.streams[0]):
         b.here.copy_(b.pinned[0], non_blocking=True)
     with torch.cuda.stream(b.streams[1]):
         b.pinned[1].copy_(b.back, non_blocking=True)
 
 
-Copy = Callable[[Buffers], Any]
+Copy = Callable[[CopyBuffers], Any]
 
 COPIES: dict[str, dict[str, tuple[Copy, int]]] = {
     "cuda": {
@@ -91,7 +91,7 @@ def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, A
     device = torch.device(job.device)
     torch.set_num_threads(1)
     for size in job.sizes:
-        buffers = Buffers.of(size, device)
+        buffers = CopyBuffers.of(size, device)
         for kind, (copy, times) in COPIES[job.device].items():
             seconds = median(_seconds(copy, buffers) for _ in range(REPETITIONS + 1))
             rows.append({"kind": kind, "bytes": size, "bytes_per_s": times * size / seconds})
@@ -99,7 +99,7 @@ def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, A
     return rows
 
 
-def _seconds(copy: Copy, buffers: Buffers) -> float:
+def _seconds(copy: Copy, buffers: CopyBuffers) -> float:
     """Of one copy. Small ones come many at a time: to start one takes as long as to make it."""
     again = max(1, LEAST_BYTES // buffers.here.numel())
     _finish(buffers)
@@ -110,7 +110,7 @@ def _seconds(copy: Copy, buffers: Buffers) -> float:
     return (time.perf_counter() - begun) / again
 
 
-def _finish(buffers: Buffers) -> None:
+def _finish(buffers: CopyBuffers) -> None:
     if buffers.here.is_cuda:
         torch.cuda.synchronize()
 

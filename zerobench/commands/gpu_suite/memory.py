@@ -20,7 +20,7 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Workload:
+class MemoryWorkload:
     """A model and its batch, in worlds of so many ranks. `ours`: what our strategies alone are given."""
 
     model: tuple[str, ...]
@@ -29,15 +29,15 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload(("model=gpt2_124m", "sequence=1024", "micro_batch=4"), worlds=(8,)),
-    Workload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=4"), worlds=(8,)),
-    Workload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=4", "model.checkpointing=true")),
-    Workload(("model=gpt_7b", "sequence=1024", "micro_batch=4", "model.checkpointing=true"),
+    MemoryWorkload(("model=gpt2_124m", "sequence=1024", "micro_batch=4"), worlds=(8,)),
+    MemoryWorkload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=4"), worlds=(8,)),
+    MemoryWorkload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=4", "model.checkpointing=true")),
+    MemoryWorkload(("model=gpt_7b", "sequence=1024", "micro_batch=4", "model.checkpointing=true"),
              ours=("strategy.construct=meta",)),
 )  # fmt: skip
 """A 7B is built by no rank as a whole: its 28 GB in fp32 may be more than a card has, and more than zero3 needs."""
 SMALL_WORKLOADS = (
-    Workload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
+    MemoryWorkload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
          "model.checkpointing=true", "launch.threads=1")),
 )  # fmt: skip
 

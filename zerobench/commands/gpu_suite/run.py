@@ -15,7 +15,7 @@ from ...host.temporary import temporary_folder
 from ...launch.processes import launch
 from ...sweep.cell import passes_of
 from ...sweep.progress import Reporter
-from ...sweep.sweep import Launch, Sweep, rounds
+from ...sweep.sweep import CellLaunch, Sweep, rounds
 from .record import Record
 from .section import NOT_RUN, Done, Section, Setup, Table, Task
 
@@ -128,10 +128,10 @@ class Suite:
                 return
             yield other
 
-    def _run_cell(self, section: Section, sweep: Sweep, each: Launch, one: Done) -> None:
+    def _run_cell(self, section: Section, sweep: Sweep, each: CellLaunch, one: Done) -> None:
         share = self.deadline.left_s / len(passes_of(each.cell.config))
         limit = min(section.limit_s, share)
-        row = sweep.run_one(Launch(each.name, each.cell.changed(timeout_s=round(limit, 1)), each.repeat))
+        row = sweep.run_one(CellLaunch(each.name, each.cell.changed(timeout_s=round(limit, 1)), each.repeat))
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return

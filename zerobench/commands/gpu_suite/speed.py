@@ -24,20 +24,20 @@ SAME = ("precision=bf16", "data=synthetic", "world_size=1", "measure.passes=time
 
 
 @dataclass(frozen=True)
-class Workload:
+class SpeedWorkload:
     """A model, its batch and its steps."""
 
     overrides: tuple[str, ...]
 
 
 WORKLOADS = (
-    Workload(("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5",
+    SpeedWorkload(("model=gpt2_124m", "sequence=1024", "micro_batch=8", "measure.steps=20", "measure.warmup=5",
          "measure.repeats=2", "draw_on=device")),
-    Workload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2",
+    SpeedWorkload(("model=gpt2_1_5b", "sequence=1024", "micro_batch=8", "measure.steps=10", "measure.warmup=2",
          "draw_on=device")),
 )  # fmt: skip
 SMALL_WORKLOADS = (
-    Workload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
+    SpeedWorkload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
          "measure.steps=6", "measure.warmup=2", "measure.repeats=2", "draw_on=device", "launch.threads=1")),
 )  # fmt: skip
 

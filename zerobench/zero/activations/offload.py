@@ -1,7 +1,7 @@
 """Memory of activations, on its way to the host and back.
 
-[Note: the life of a parcel]
-What autograd saves of a unit are views: of a parameter, or of memory that the unit's forward has made. A *parcel* is
+[Note: the life of a moved]
+What autograd saves of a unit are views: of a parameter, or of memory that the unit's forward has made. A *moved* is
 such memory, a whole storage, whoever looks at it: three views of one storage travel once, and come back with the
 strides that they had, so that the same kernels run over them. ::
 
@@ -10,12 +10,12 @@ strides that they had, so that the same kernels run over them. ::
     coming      the device has memory for it again, and it is being copied there       (another lane up)
     back        it is on the device until autograd lets go of it; what is on the host goes with it
 
-A unit's parcels leave while its forward runs, and have until the next unit's forward is over to be away: then the
-stream that computes waits for the copies (the host waits for nothing), and the device's memory is given back in its
-order. So two units' activations are on the device at most. In backward a unit's parcels are fetched when backward comes
-to the unit that ran after it. One that is wanted before it is away is just kept.
+A unit's storages are copied out while its forward runs, and must be gone when the next unit's forward ends: the compute
+stream then waits for the copies (the host waits for nothing), and the device memory is freed in stream order. At most
+two units' activations are so on the device. Backward fetches a unit's storages when it reaches the unit that ran after
+it. A storage that is needed before its copy has completed is kept on the device.
 
-Saved tensors are not to be written to. Autograd cannot see that behind hooks, so it is looked at here: when a parcel is
+Saved tensors are not to be written to. Autograd cannot see that behind hooks, so it is looked at here: when a moved is
 away, and when backward asks for what was kept.
 """
 
@@ -33,7 +33,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 
 from .. import labels
-from ..comm.streams import Collective, Lane, Waitable
+from ..comm.streams import Collective, CommStream, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
 WRITTEN = "backward: {} was written to in place after the forward had saved it; write to a copy of it"
@@ -59,7 +59,7 @@ class Launcher(Protocol):
 
 
 @dataclass
-class Lanes:
+class StreamPair:
     """Two, for a bus carries both ways at once. `pinned`: whether the host's memory is to be page-locked."""
 
     down: Launcher
@@ -67,9 +67,13 @@ class Lanes:
     pinned: bool = False
 
     @staticmethod
-    def of(device: torch.device) -> Lanes:
+    def of(device: torch.device) -> StreamPair:
         """A GPU's, or none."""
-        return Lanes(Lane(), Lane(), pinned=True) if device.type == "cuda" else Lanes(AtOnce(), AtOnce())
+        return (
+            StreamPair(CommStream(), CommStream(), pinned=True)
+            if device.type == "cuda"
+            else StreamPair(AtOnce(), AtOnce())
+        )
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -77,17 +81,17 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-class Parcel:
+class OffloadedStorage:
     """See the note. Starts leaving. `name`: of the unit that it is of."""
 
-    def __init__(self, storage: torch.UntypedStorage, lanes: Lanes, name: str) -> None:
+    def __init__(self, storage: torch.UntypedStorage, streams: StreamPair, name: str) -> None:
         self.name = name
-        self._lanes = lanes
+        self._streams = streams
         self._device = storage.device
         self._here: torch.Tensor | None = bytes_of(storage)
-        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=lanes.pinned)
+        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=streams.pinned)
         self._host = labels.label(host, labels.ACTIVATIONS, name, labels.HOST)
-        self._travel: Waitable | None = lanes.down.launch(partial(_copy, self._here, self._host))
+        self._travel: Waitable | None = streams.down.launch(partial(_copy, self._here, self._host))
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._written = False
 
@@ -116,7 +120,7 @@ class Parcel:
         if self._here is None:
             here = torch.empty(self._host.numel(), dtype=torch.uint8, device=self._device)
             self._here = labels.label(here, labels.ACTIVATIONS, self.name)
-            self._travel = self._lanes.up.launch(partial(_copy, self._host, here))
+            self._travel = self._streams.up.launch(partial(_copy, self._host, here))
 
     def here(self) -> torch.Tensor:
         """-> back: the memory as (bytes,) on the device. Raises RuntimeError if its owner wrote to it while it left."""
@@ -172,7 +176,7 @@ def view_of(tensor: torch.Tensor, memory: Memory) -> View:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """What autograd holds of a tensor that stays where it is."""
 
     saved: torch.Tensor
@@ -185,70 +189,70 @@ class Kept:
         return self.saved
 
 
-def unpack(saved: View | Kept) -> torch.Tensor:
+def unpack(saved: View | KeptTensor) -> torch.Tensor:
     """The hook that autograd calls in backward."""
     return saved.tensor()
 
 
-class Run:
-    """One run of a unit in a forward: its parcels, which live as long as autograd wants them, and the run before."""
+class UnitForward:
+    """One run of a unit in a forward: its storages, which live as long as autograd wants them, and the run before."""
 
-    def __init__(self, before: Run | None) -> None:
+    def __init__(self, before: UnitForward | None) -> None:
         self.before = weakref.ref(before) if before is not None else lambda: None
-        self._parcels: list[weakref.ref[Parcel]] = []
+        self._storages: list[weakref.ref[OffloadedStorage]] = []
 
-    def add(self, parcel: Parcel) -> None:
-        """A parcel of this run's."""
-        self._parcels.append(weakref.ref(parcel))
+    def add(self, moved: OffloadedStorage) -> None:
+        """A moved of this run's."""
+        self._storages.append(weakref.ref(moved))
 
-    def parcels(self) -> list[Parcel]:
+    def storages(self) -> list[OffloadedStorage]:
         """Those that are still wanted."""
-        return [parcel for one in self._parcels if (parcel := one()) is not None]
+        return [moved for one in self._storages if (moved := one()) is not None]
 
     def fetch_before(self, _gradient: torch.Tensor) -> None:
         """Backward has come to this unit: what the one before it has saved is wanted next, the last tensors first."""
         before = self.before()
-        for parcel in reversed(before.parcels() if before is not None else []):
-            parcel.fetch()
+        for moved in reversed(before.storages() if before is not None else []):
+            moved.fetch()
 
 
 class Offloader:
     """Sends what autograd saves of units to the host, storages of `least_bytes` and more.
 
-    `lanes`: by device type, made as they are needed.
+    `streams`: by device type, made as they are needed.
     """
 
-    def __init__(self, least_bytes: int, lanes: dict[str, Lanes] | None = None) -> None:
+    def __init__(self, least_bytes: int, streams: dict[str, StreamPair] | None = None) -> None:
         self._least = least_bytes
-        self._lanes = lanes or {}
-        self._last: Run | None = None
-        self._leaving: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()  # by address
+        self._streams = streams or {}
+        self._last: UnitForward | None = None
+        self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
         """The forward of a unit; what it returns. Backward comes to the last one first: nothing of it is sent."""
-        before, run = self._last, Run(self._last)
+        before, run = self._last, UnitForward(self._last)
         with saved_tensors_hooks(partial(self._pack, run, unit, name), unpack) if not is_last else nullcontext():
             output = forward()
-        for parcel in before.parcels() if before is not None else []:
-            parcel.go()
+        for moved in before.storages() if before is not None else []:
+            moved.go()
         self._last = run
         tensors = list(tensors_that_require_grad(output))
         if tensors:
             register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # which keeps the run as long as the graph
         return output
 
-    def _pack(self, run: Run, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | Kept:
+    def _pack(self, run: UnitForward, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
         if stays_put(unit, tensor, self._least):
-            return Kept(tensor, tensor._version)
+            return KeptTensor(tensor, tensor._version)
         storage = tensor.untyped_storage()
-        parcel = self._leaving.get(storage.data_ptr())
-        if parcel is None or not parcel.takes_more:
-            if tensor.device.type not in self._lanes:
-                self._lanes[tensor.device.type] = Lanes.of(tensor.device)
-            parcel = Parcel(storage, self._lanes[tensor.device.type], name)
-            self._leaving[storage.data_ptr()] = parcel
-            run.add(parcel)
-        return parcel.see(tensor)
+        moved = self._leaving.get(storage.data_ptr())
+        if moved is None or not moved.takes_more:
+            if tensor.device.type not in self._streams:
+                self._streams[tensor.device.type] = StreamPair.of(tensor.device)
+            moved = OffloadedStorage(storage, self._streams[tensor.device.type], name)
+            self._leaving[storage.data_ptr()] = moved
+            run.add(moved)
+        return moved.see(tensor)
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..modules.wrapping import blocks, inside_backward, saved_by_others
 from .offload import Offloader
-from .slots import Shelf
+from .slots import SlotSwapper
 
 Forward = Callable[..., Any]
 
@@ -64,7 +64,7 @@ class Keeper(Protocol):
         """The forward of a unit; what it returns."""
 
 
-KEEPERS: dict[str, Callable[[int], Keeper]] = {"host": Offloader, "slab": Shelf}
+KEEPERS: dict[str, Callable[[int], Keeper]] = {"host": Offloader, "slab": SlotSwapper}
 """Each from the least bytes that it takes. With "device" all stays where autograd has it."""
 
 
@@ -89,7 +89,7 @@ class Recomputed(Wrapped):
         return checkpoint(self.forward, *inputs, use_reentrant=False, **named_inputs)
 
 
-class KeptElsewhere(Wrapped):
+class OffloadedForward(Wrapped):
     """What forward saves waits where `keeper` has it; but where somebody else has hooks on it, it is theirs.
 
     Recomputation around a unit has: it counts what is saved, and were a part of that kept from it, the rest would be
@@ -133,5 +133,5 @@ def apply(model: nn.Module, policy: ActivationPolicy) -> None:
         if policy.recompute:
             recompute(unit)
         if keeper is not None:
-            kept = KeptElsewhere(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)
+            kept = OffloadedForward(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)
             unit.forward = kept

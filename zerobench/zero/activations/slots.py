@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .. import labels
 from ..arena import Slots
-from .offload import Kept, View, bytes_of, stays_put, unpack, view_of
+from .offload import KeptTensor, View, bytes_of, stays_put, unpack, view_of
 
 
 class InSlot:
@@ -33,7 +33,7 @@ class InSlot:
             self._slots.give_back(self._slot)
 
 
-class Shelf:
+class SlotSwapper:
     """Keeps what autograd saves of units in slots, storages of `least_bytes` and more: inputs of recomputed units."""
 
     def __init__(self, least_bytes: int) -> None:
@@ -45,7 +45,7 @@ class Shelf:
         with saved_tensors_hooks(partial(self._pack, unit, name), unpack):
             return forward()
 
-    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | Kept:
+    def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
         if stays_put(unit, tensor, self._least):
-            return Kept(tensor, tensor._version)
+            return KeptTensor(tensor, tensor._version)
         return view_of(tensor, InSlot(bytes_of(tensor.untyped_storage()), self._slots, name))

@@ -47,7 +47,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Place:
+class FileOffset:
     """Where a chunk's bytes begin in a file."""
 
     file: File
@@ -55,8 +55,8 @@ class Place:
 
 
 def write_index(path: Path, metadata: Metadata) -> None:
-    """Writes `metadata`, with the facts as its planner data and a Place a chunk, and waits for the disk."""
-    places: dict[MetadataIndex, Place] = metadata.storage_data
+    """Writes `metadata`, with the facts as its planner data and a FileOffset a chunk, and waits for the disk."""
+    places: dict[MetadataIndex, FileOffset] = metadata.storage_data
     tensors = {name: _to_json(name, tensor, places) for name, tensor in metadata.state_dict_metadata.items()}
     files = {place.file.name: [place.file.size, place.file.sha256] for place in places.values()}
     contents = {"facts": metadata.planner_data, "tensors": tensors, "files": files}
@@ -66,7 +66,7 @@ def write_index(path: Path, metadata: Metadata) -> None:
     sync([path])
 
 
-def _to_json(name: str, tensor: Any, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
+def _to_json(name: str, tensor: Any, places: dict[MetadataIndex, FileOffset]) -> dict[str, Any]:
     chunks = []
     for chunk in tensor.chunks:
         place = places[MetadataIndex(name, chunk.offsets)]
@@ -108,7 +108,7 @@ def _from_json(contents: dict[str, Any]) -> Metadata:
         chunks = []
         for start, numel, file, byte in entry["chunks"]:
             chunks.append(ChunkStorageMetadata(torch.Size([start]), torch.Size([numel])))
-            places[MetadataIndex(name, (start,))] = Place(files[file], byte)
+            places[MetadataIndex(name, (start,))] = FileOffset(files[file], byte)
         properties = TensorProperties(DTYPES[entry["dtype"]])
         tensors[name] = TensorStorageMetadata(properties, torch.Size([entry["numel"]]), chunks)
     return Metadata(tensors, planner_data=contents["facts"], storage_data=places)

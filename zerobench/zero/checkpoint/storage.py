@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from .index import INDEX, File, Place, write_index
+from .index import INDEX, File, FileOffset, write_index
 from .safetensors import buffer_of, bytes_of, layout, sync
 
 
@@ -87,7 +87,7 @@ class FolderWriter(StorageWriter):
             size = file.tell()
         sync([path])
         whole = File(path.name, size, digest.hexdigest())
-        return [WriteResult(item.index, 0, Place(whole, begins[_name(item.index)])) for item in plan.items]
+        return [WriteResult(item.index, 0, FileOffset(whole, begins[_name(item.index)])) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """All ranks have written: writes the index and makes the folder the checkpoint."""

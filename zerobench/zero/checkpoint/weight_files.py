@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor on the disk: its elements, in the order `order`, lie in `chunks`."""
 
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class WeightFiles:
     """`tensors` by name; `user_state`: what a checkpoint has beside them."""
 
     path: Path
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     user_state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -119,13 +119,13 @@ def _in_folder(folder: Path) -> Path:
     raise ValueError(f"{folder}: there are no weights in it; {READ}")
 
 
-def _indexed(path: Path) -> Iterator[tuple[str, Stored]]:
+def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
         names = json.loads(path.read_bytes())["weight_map"]
         files = set(names.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: it is no index of safetensors files ({error!r:.80})") from None
-    tensors: dict[Any, dict[str, Stored]] = {}
+    tensors: dict[Any, dict[str, StoredTensor]] = {}
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
             raise ValueError(f"{path}: it names {name!r:.80}, which is no file of its folder")
@@ -136,7 +136,7 @@ def _indexed(path: Path) -> Iterator[tuple[str, Stored]]:
         yield name, tensors[file][name]
 
 
-def _safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
+def _safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -153,7 +153,7 @@ def _safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
             yield name, _tensor(path, name, entry, 8 + length, size)
 
 
-def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> Stored:
+def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
     """Of an entry of the header. Raises ValueError where its bytes do not fit its shape, or the file."""
     try:
         dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
@@ -163,7 +163,7 @@ def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> Stored:
     if not right or end - begin != prod(shape) * dtype.itemsize or head + end > size:
         raise ValueError(f"{path}: it is damaged: its entry of {name} is {entry!r:.120}, in {size} bytes")
     order = MemoryOrder.from_dims(shape, range(len(shape)))
-    return Stored(tuple(shape), dtype, order, (Chunk(0, prod(shape), path, head + begin),))
+    return StoredTensor(tuple(shape), dtype, order, (Chunk(0, prod(shape), path, head + begin),))
 
 
 def _checkpoint(folder: Path, share: slice) -> WeightFiles:
@@ -187,9 +187,9 @@ def _checkpoint(folder: Path, share: slice) -> WeightFiles:
         for box in one.chunks:
             place = places[MetadataIndex(key, box.offsets)]
             chunks.append(Chunk(box.offsets[0], box.sizes[0], folder / place.file.name, place.offset))
-        tensors[name] = Stored(shape, one.properties.dtype, order, tuple(chunks))
+        tensors[name] = StoredTensor(shape, one.properties.dtype, order, tuple(chunks))
     for name, about in (facts["parameters"] | facts["buffers"]).items():
         if name not in tensors and prod(about["shape"]) == 0:
             order = MemoryOrder.from_dims(about["shape"], range(len(about["shape"])))
-            tensors[name] = Stored(tuple(about["shape"]), DTYPES[about["dtype"]], order, ())
+            tensors[name] = StoredTensor(tuple(about["shape"]), DTYPES[about["dtype"]], order, ())
     return WeightFiles(folder, tensors, facts["user"])

@@ -20,7 +20,7 @@ from ..strides import MemoryOrder
 from .around_load import before_load
 from .consensus import ranks_of
 from .contents import sharded_frozen, whole_frozen
-from .weight_files import Stored, WeightFiles, find_weights
+from .weight_files import StoredTensor, WeightFiles, find_weights
 
 if TYPE_CHECKING:
     from ..strategy import Strategy
@@ -47,14 +47,14 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
     return keys, files.user_state
 
 
-def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, Stored]]:
+def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
     """Which tensor of the file each of the module's gets. Raises ValueError where they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():
         if isinstance(tensor, torch.Tensor):  # a module's extra state is in no such file
             names.setdefault(tensor, []).append(name)
-    chosen: dict[torch.Tensor, Stored] = {}
+    chosen: dict[torch.Tensor, StoredTensor] = {}
     missing: list[str] = []
     for tensor, own in names.items():
         there = [name for name in own if name in files.tensors]
@@ -75,7 +75,7 @@ def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, di
     return keys, chosen
 
 
-def _read(engine: Strategy, chosen: dict[torch.Tensor, Stored]) -> None:
+def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for whole, order, start, place in _places(engine):
         if whole in chosen and place.numel():
             place.copy_(chosen[whole].part(order, start, start + place.numel()))

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from .. import labels
 from .base import Comm, Handle
-from .desync import STAMP_NUMEL, CheckEnd, LateStamps, Stamp, sums_are_exact
+from .desync import STAMP_NUMEL, CheckEnd, DeferredStamps, Stamp, sums_are_exact
 from .gloo import Reducer, exchange_slices, gather_slices, meet
-from .streams import Collective, Lane, Threads, Waitable
+from .streams import Collective, CommStream, Threads, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -38,8 +38,8 @@ class GroupComm(Comm):
         self.rank = dist.get_rank(group)
         self.size = self.ranks = dist.get_world_size(group)
         self.is_last = self.rank == self.size - 1
-        self._reductions: Threads | Lane = Threads()
-        self._gathers: Threads | Lane = Threads()
+        self._reductions: Threads | CommStream = Threads()
+        self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
         """The last control values. gloo's thread lets go of them a moment after it says that they are there; kept here,
         what is alive when is the same in every run."""
@@ -88,11 +88,11 @@ class GroupComm(Comm):
         return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
 
     def _launch(
-        self, lane: Threads | Lane, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
+        self, stream: Threads | CommStream, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
         read: torch.Tensor, check: CheckEnd | None,
     ) -> Handle:  # fmt: skip
         """Launches `carry`: the stamp goes into the end of `written` before it, and the end of `read` is for `check`
-        after it. In a lane both are done there, for what comes behind it may write to the same memory.
+        after it. In a stream both are done there, for what comes behind it may write to the same memory.
         """
         end = read
 
@@ -105,7 +105,7 @@ class GroupComm(Comm):
                 end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)
             return work
 
-        work = lane.launch(stamped)
+        work = stream.launch(stamped)
         return Handle([work], None if check is None else lambda: self._check_end(end, check))
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
@@ -140,7 +140,7 @@ class StagedComm(GroupComm):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self._stamps = LateStamps()
+        self._stamps = DeferredStamps()
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -169,15 +169,15 @@ class StagedComm(GroupComm):
 
 
 class NcclComm(StagedComm):
-    """NCCL's collectives, gathers and reductions in a lane each."""
+    """NCCL's collectives, gathers and reductions in a stream each."""
 
-    in_lanes = True
+    on_streams = True
 
     def __init__(self, group: dist.ProcessGroup, cuda: Any = torch.cuda) -> None:
         super().__init__(group)
-        self._reductions, self._gathers = Lane(cuda), Lane(cuda)
+        self._reductions, self._gathers = CommStream(cuda), CommStream(cuda)
 
-    def share_lanes(self, other: NcclComm) -> None:
+    def share_streams(self, other: NcclComm) -> None:
         """Its collectives go behind the other's, which they may so go on from."""
         self._reductions, self._gathers = other._reductions, other._gathers
 

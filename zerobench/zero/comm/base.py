@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from .desync import Stamp
-from .sources import Primary, Source
+from .sources import ShardAllGather, Source
 from .streams import Waitable
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Comm:
     """Everybody."""
     flags_device: torch.device | None = None
     """Where flags that the host needs travel without holding up a device; None: where the model is."""
-    in_lanes = False
+    on_streams = False
     """Whether a collective runs by itself, beside what computes: comm/streams.py."""
 
     def reduce_scatter(
@@ -100,7 +100,7 @@ class Comm:
 
     def new_source(self) -> Source:
         """Where a unit of stage 3 has its parameters from."""
-        return Primary(self)
+        return ShardAllGather(self)
 
     def serves(self, engine: Any) -> None:
         """Whose collectives these are: for words, where something goes wrong."""
@@ -139,14 +139,14 @@ class Comm:
         """Elementwise sum over the ranks, in place; outside the volume. For norms: a few float64 values."""
 
 
-class Over(Comm):
+class WrappedComm(Comm):
     """A Comm that stands on another, whose collectives it may change: by itself it changes none."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below
         self.rank, self.size = below.rank, below.size
         self.ranks, self.replica = below.ranks, below.replica
-        self.group, self.flags_device, self.in_lanes = below.group, below.flags_device, below.in_lanes
+        self.group, self.flags_device, self.on_streams = below.group, below.flags_device, below.on_streams
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None

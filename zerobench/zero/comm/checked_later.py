@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, Handle, Over
+from .base import Comm, Handle, WrappedComm
 from .desync import Stamp
-from .sources import Primary, Source
+from .sources import ShardAllGather, Source
 
 SEAL_BITS = 29
 MASK = 2**SEAL_BITS - 1
 
 
-class Sealed(Over):
+class Sealed(WrappedComm):
     """`asked`: how many collectives of each kind and unit the stages have asked for since the last agreement."""
 
     def __init__(self, below: Comm, asked: dict[str, int]) -> None:
@@ -55,7 +55,7 @@ class Sealed(Over):
 
     def new_source(self) -> Source:
         source = self._below.new_source()
-        return Primary(self) if isinstance(source, Primary) else CountedSource(source, self)
+        return ShardAllGather(self) if isinstance(source, ShardAllGather) else CountedSource(source, self)
 
     def seal(self, flags: torch.Tensor, what: str) -> None:
         if len(flags) > 1:

@@ -31,7 +31,7 @@ _BASE, _DIGITS = 16, STAMP_NUMEL // 2
 _MODULUS = _BASE**_DIGITS
 
 
-class OutOfStep(RuntimeError):
+class DesyncError(RuntimeError):
     """Another rank is at another unit, or in another step."""
 
 
@@ -53,15 +53,15 @@ class Stamp:
         return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
 
     def check(self, rank: int, end: torch.Tensor) -> None:
-        """Raises OutOfStep where `end`, the end of what `rank` sent, bears another stamp."""
+        """Raises DesyncError where `end`, the end of what `rank` sent, bears another stamp."""
         found = end[-STAMP_NUMEL:].tolist()
         if found != self.digits():
-            raise OutOfStep(f"{self._read(rank, found)}, {self._here()}")
+            raise DesyncError(f"{self._read(rank, found)}, {self._here()}")
 
     def check_sum(self, ranks: int, end: torch.Tensor) -> None:
-        """Raises OutOfStep where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
+        """Raises DesyncError where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
         if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
-            raise OutOfStep(f"another rank is elsewhere, {self._here()}")
+            raise DesyncError(f"another rank is elsewhere, {self._here()}")
 
     def _here(self) -> str:
         here = f"this rank at {self.describe(self.unit)} of step {self.step}"
@@ -81,7 +81,7 @@ def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
     return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
 
 
-class LateStamps:
+class DeferredStamps:
     """Stamps on a device, that are checked without anyone waiting for it: they go to the host, and are looked at there
     when they have come, a step later as a rule.
     """

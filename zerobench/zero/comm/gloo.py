@@ -101,12 +101,12 @@ class Reducer:
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup) -> None:
         self.rank, self.size, self.group = rank, size, group
-        self._queue: SimpleQueue[Reduction | None] = SimpleQueue()
+        self._queue: SimpleQueue[PairwiseReduction | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def launch(
         self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None = None
-    ) -> Reduction:
+    ) -> PairwiseReduction:
         """Sends the others their slices of `full`, (N · shard_numel,), and has the own one summed, `into` a place."""
         slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
@@ -117,7 +117,7 @@ class Reducer:
         tag = tag_of("reduction", unit, full.nbytes)
         sends = [send(piece, peer, self.group, tag) for peer, piece in to_go]
         sums = own if into is None else pieces_of(into, REDUCE_PIECE_BYTES)
-        reduction = Reduction(self, own, sums, slots, sends, check, tag)
+        reduction = PairwiseReduction(self, own, sums, slots, sends, check, tag)
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
@@ -135,7 +135,7 @@ class _Arrival(NamedTuple):
     slot: torch.Tensor
 
 
-class Reduction:
+class PairwiseReduction:
     """One reduce-scatter in flight: `run` receives and sums, in the thread; `wait` blocks until that is done."""
 
     def __init__(
@@ -227,6 +227,6 @@ def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
     return part.split(max(1, most_bytes // part.element_size()))
 
 
-def _run_all(queue: SimpleQueue[Reduction | None]) -> None:
+def _run_all(queue: SimpleQueue[PairwiseReduction | None]) -> None:
     while (reduction := queue.get()) is not None:
         reduction.run()

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .desync import OutOfStep
+from .desync import DesyncError
 from .positions import Position, circle, named, out_of_step, places
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Watch:
         self.settled: str | None = None
         self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
         self._engines: weakref.WeakSet[Strategy] = weakref.WeakSet()
-        self._board = Board(group, self.rank, self.size)
+        self._positions = PositionStore(group, self.rank, self.size)
         self._wait: Wait | None = None
         self._published: Wait | None = None
         stop = threading.Event()
@@ -115,7 +115,7 @@ class Watch:
     def differ(self, words: str, launched: dict[str, int]) -> RuntimeError:
         """All ranks have found that they are out of step: the error, which says where each of them is."""
         mine = Position(self.rank, None, 0, words, launched)
-        return RuntimeError(self._settle(out_of_step(self._board.exchange("differs", mine))))
+        return RuntimeError(self._settle(out_of_step(self._positions.exchange("differs", mine))))
 
     # -- for words ------------------------------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class Watch:
             return
         if wait is not self._published:
             self._published = wait
-            self._board.publish("waits", self._position(wait))
-            if ring := circle(self._board.read("waits")):
-                self._board.settle(out_of_step(ring))
-        self.settled = self._board.sentence()
+            self._positions.publish("waits", self._position(wait))
+            if ring := circle(self._positions.read("waits")):
+                self._positions.settle(out_of_step(ring))
+        self.settled = self._positions.sentence()
         if self.settled is not None:
             self._break()
 
@@ -164,14 +164,14 @@ class Watch:
     def _explain(self, error: RuntimeError) -> str:
         wait = self._wait
         assert wait is not None
-        sentence = self.settled or self._board.sentence()
+        sentence = self.settled or self._positions.sentence()
         if sentence is None:
-            sentence = str(error) if isinstance(error, OutOfStep) else self._say_broken(wait, error)
+            sentence = str(error) if isinstance(error, DesyncError) else self._say_broken(wait, error)
         return self._settle(sentence)
 
     def _say_broken(self, wait: Wait, error: RuntimeError) -> str:
-        there = self._board.exchange("broken", self._position(wait))
-        sentence = self._board.sentence()
+        there = self._positions.exchange("broken", self._position(wait))
+        sentence = self._positions.sentence()
         if sentence is not None:  # settled meanwhile
             return sentence
         gone = sorted(set(range(self.size)) - {one.rank for one in there})
@@ -179,7 +179,7 @@ class Watch:
         return f"{left}{places(there)}: {_without_source(error)}"
 
     def _settle(self, sentence: str) -> str:
-        self.settled = self._board.settle(sentence)
+        self.settled = self._positions.settle(sentence)
         self._break()
         return self.settled
 
@@ -189,7 +189,7 @@ class Watch:
             break_connections(group)
 
 
-class Board:
+class PositionStore:
     """What the ranks of a group tell one another through its store, beside all traffic.
 
     Without a store that answers, as when its owner has ended, a rank has its own position alone.

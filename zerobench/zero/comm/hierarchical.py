@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from .backends import NcclComm
-from .base import Comm, Handle, Over
+from .base import Comm, Handle, WrappedComm
 from .connect import connect
 from .desync import Stamp
 from .watched import watched
@@ -94,7 +94,7 @@ class _Chain:
             self.handle = self.to_come.popleft()()
 
 
-class Hierarchical(Over):
+class Hierarchical(WrappedComm):
     """Everybody shares a shard; gathers and reductions go in two hops. [Note: slices in nodes]"""
 
     def __init__(self, everybody: Comm, nodes: Nodes) -> None:
@@ -131,10 +131,10 @@ class Hierarchical(Over):
 
     def _launch(self, first: Hop, second: Hop) -> Handle:
         """In lanes one behind the other, which nobody need wait between."""
-        return Handle([first(), second()]) if self.in_lanes else self.hops.launch(first, second)
+        return Handle([first(), second()]) if self.on_streams else self.hops.launch(first, second)
 
 
-class ShardGroup(Over):
+class ShardGroup(WrappedComm):
     """`shards`: the ranks that share a shard; `replicas`: those that hold the same one. [Note: replicas]"""
 
     def __init__(self, everybody: Comm, shards: Comm, replicas: Comm) -> None:
@@ -153,7 +153,7 @@ class ShardGroup(Over):
             lambda: self._shards.reduce_scatter(full, unit, stamp, into),
             lambda: self._replicas.all_reduce(own, unit, stamp if self._is_end else None),
         )
-        return Handle([hop() for hop in hops]) if self.in_lanes else self._hops.launch(*hops)
+        return Handle([hop() for hop in hops]) if self.on_streams else self._hops.launch(*hops)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         return self._shards.all_gather(full, unit, stamp)
@@ -163,7 +163,7 @@ class ShardGroup(Over):
             comm.check_stamps()
 
     def sum(self, values: torch.Tensor) -> None:
-        """Over the shards: every replica has the same."""
+        """WrappedComm the shards: every replica has the same."""
         self._shards.sum(values)
 
 
@@ -206,7 +206,7 @@ def nodes_of(everybody: Comm, device: torch.device, node_size: int) -> Nodes:
     ranks = torch.arange(everybody.size).view(-1, node_size)
     within, between = (connect(_mine(everybody.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
     if isinstance(within, NcclComm) and isinstance(between, NcclComm):
-        within.share_lanes(between)
+        within.share_streams(between)
     return Nodes(watched(within, everybody.group), watched(between, everybody.group))
 
 

@@ -136,7 +136,7 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
 
 
 class SimulatedNccl(Unstamped, NcclComm):
-    """NCCL's collectives, in lanes. What the fake group leaves in their outputs differs between versions of torch."""
+    """NCCL's collectives, in streams. What the fake group leaves in their outputs differs between versions of torch."""
 
     scatter_into = staticmethod(_scatter_alone)
     gather_into = staticmethod(_gather_alone)

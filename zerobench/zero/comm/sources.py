@@ -30,7 +30,7 @@ class Source(Protocol):
         """Some element of some rank's shard is another."""
 
 
-class Primary:
+class ShardAllGather:
     """The shards of all ranks, each time."""
 
     def __init__(self, comm: Comm) -> None:

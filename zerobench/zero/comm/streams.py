@@ -44,7 +44,7 @@ class Threads:
         return work
 
 
-class Lane:
+class CommStream:
     """See the note. `cuda`: torch.cuda, or what stands in for it in a test."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -56,10 +56,10 @@ class Lane:
         self._stream.wait_stream(self._cuda.current_stream())
         with self._cuda.stream(self._stream):
             collective(async_op=False)
-        return InLane(self._cuda, self._stream.record_event())
+        return StreamWork(self._cuda, self._stream.record_event())
 
 
-class InLane:
+class StreamWork:
     """A collective in a lane. Dropped before anyone has waited for it, it is waited for: its memory may go with it."""
 
     def __init__(self, cuda: Any, end: Any) -> None:

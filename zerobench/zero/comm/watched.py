@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, Handle, Over
+from .base import Comm, Handle, WrappedComm
 from .desync import Stamp
 from .hang_watch import Watch, watch_of
 from .positions import named
@@ -24,7 +24,7 @@ AGREEMENT = "agreement"
 T = TypeVar("T")
 
 
-class Watched(Over):
+class Watched(WrappedComm):
     """`peers`: the ranks of the group, as `watch` numbers them."""
 
     def __init__(self, below: Comm, watch: Watch, peers: list[int]) -> None:

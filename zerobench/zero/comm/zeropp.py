@@ -33,11 +33,11 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Handle, Over
+from .base import Comm, Handle, WrappedComm
 from .desync import Stamp
 from .hierarchical import Hierarchical, Hops, Nodes, connect_groups, nodes_of
 from .quantize import DTYPES, Codec
-from .sources import Primary, Source
+from .sources import ShardAllGather, Source
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Zeropp:
                 raise ValueError(f"zeropp: {name} is {value!r}; use a whole number of at least 8 elements")
 
 
-class ZeroppComm(Over):
-    """Over the exact collectives, Hierarchical where there are several nodes."""
+class ZeroppComm(WrappedComm):
+    """WrappedComm the exact collectives, Hierarchical where there are several nodes."""
 
     def __init__(self, below: Comm, nodes: Nodes, policy: Zeropp) -> None:
         super().__init__(below)
@@ -72,7 +72,7 @@ class ZeroppComm(Over):
         return self._below
 
     def new_source(self) -> Source:
-        return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else Primary(self)
+        return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         """What every rank gets is decoded, its own slice too."""
@@ -91,11 +91,11 @@ class ZeroppComm(Over):
             return super().reduce_scatter(full, unit, stamp, into)
         own = full.view(self.size, -1)[self.rank] if into is None else into
         hops = [comm for comm in (self._nodes.within, self._nodes.between) if comm.size > 1]
-        reduction = Reduction(self._gradients, hops, full, own, unit, stamp)
+        reduction = QuantizedReduction(self._gradients, hops, full, own, unit, stamp)
         return self._hops.launch(*[reduction.send] * len(hops), finish=reduction.finish)
 
 
-class Reduction:
+class QuantizedReduction:
     """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
 
     `rows`   what this hop is about, (n, m): row j goes to rank j of the hop, in int4, and the own row stays

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .disk import Buffer, FileStore, Handle, Pool, Region, Scratch
+from .disk import Buffer, FileStore, IoHandle, Pool, Region, Scratch
 
 if TYPE_CHECKING:
     from .nvme import NvmeOffload
@@ -46,7 +46,7 @@ class Kept:
         self._step, self._pool = step, pool
         sizes = ((stop - start) * dtype.itemsize for start, stop in self.cuts)
         self._regions: list[Region] = [store.allocate(size, category, name) for size in sizes]
-        self._here: dict[int, tuple[Buffer, Handle | None]] = {}
+        self._here: dict[int, tuple[Buffer, IoHandle | None]] = {}
 
     def open(self, cut: int) -> torch.Tensor:
         """absent -> present, whatever is in the buffer."""

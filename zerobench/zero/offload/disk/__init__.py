@@ -3,7 +3,7 @@
 from .buffer_pool import Buffer, Pool
 from .direct_io import ALIGN_BYTES, DiskError
 from .file_store import FileStore, Region
-from .io_threads import Handle
+from .io_threads import IoHandle
 from .scratch import Scratch, problems_of_path, sweep
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "Buffer",
     "DiskError",
     "FileStore",
-    "Handle",
+    "IoHandle",
     "Pool",
     "Region",
     "Scratch",

@@ -20,7 +20,7 @@ import torch
 
 from ... import labels
 from .direct_io import ALIGN_BYTES, aligned
-from .io_threads import Handle
+from .io_threads import IoHandle
 
 PATIENCE_S = 600.0
 """After this long nobody will give a buffer back any more."""
@@ -87,7 +87,7 @@ class Pool:
         with self._changed:
             return self._free.popleft() if self._free else None
 
-    def give(self, buffer: Buffer, after: Handle | None = None) -> None:
+    def give(self, buffer: Buffer, after: IoHandle | None = None) -> None:
         """Gives a buffer back, at once or when `after`, which reads or writes it, is done.
 
         Raises ValueError for a buffer of another pool, and for one that is free already.

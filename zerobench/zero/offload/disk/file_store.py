@@ -22,7 +22,7 @@ import torch
 from ... import labels
 from .checksum import checksum, memory_of
 from .direct_io import Channel, DiskError, aligned
-from .io_threads import Carriers, Handle
+from .io_threads import Carriers, IoHandle
 from .scratch import at_end
 
 BLOCK_BYTES = 4 * 2**20
@@ -39,7 +39,7 @@ class Region:
         self.store, self.offset, self.nbytes, self.category, self.name = store, offset, nbytes, category, name
         self._sums: list[int | None] = [None] * -(-nbytes // store.block_bytes)
 
-    def read(self, tensor: torch.Tensor, at: int = 0) -> Handle:
+    def read(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
         """Launches the reading of all of `tensor` from byte `at` of the region on.
 
         `tensor`: contiguous, in host memory, any dtype and shape. `at`: the beginning of a block; what is read ends
@@ -48,14 +48,14 @@ class Region:
         """
         return self._launch(self._read, tensor, at)
 
-    def write(self, tensor: torch.Tensor, at: int = 0) -> Handle:
+    def write(self, tensor: torch.Tensor, at: int = 0) -> IoHandle:
         """Launches the writing of `tensor`, as `read` does; it must not change until the handle is done."""
         return self._launch(self._write, tensor, at)
 
-    def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> Handle:
+    def _launch(self, carry: Callable[[int, memoryview], None], tensor: torch.Tensor, at: int) -> IoHandle:
         self._check(tensor, at)
         memory, size = memory_of(tensor), self.store.block_bytes
-        handle = Handle(-(-len(memory) // size), keep=tensor)
+        handle = IoHandle(-(-len(memory) // size), keep=tensor)
         for begin in range(0, len(memory), size):
             number = (at + begin) // size
             request = partial(handle.carry, partial(carry, number, memory[begin : begin + size]))
@@ -112,7 +112,7 @@ class FileStore:
         self.channel = Channel(Path(folder) / f"{name}-{uuid.uuid4().hex[:8]}.bin", direct, block_bytes, depth)
         self.direct = self.channel.direct
         self.carriers = Carriers(depth + (CHECKERS if checksums else 0), name)
-        self._under_way: list[Handle] = []
+        self._under_way: list[IoHandle] = []
         self._regions: list[Region] = []
         self._end = at_end(self, _shut, self.carriers, self.channel)
 
@@ -167,7 +167,7 @@ class FileStore:
                 raise
             error.add_note(str(also))
 
-    def watch(self, handle: Handle) -> None:
+    def watch(self, handle: IoHandle) -> None:
         """Keeps it for `drain`; what is done and was heard of needs no watching any more."""
         self._under_way = [one for one in self._under_way if not one.done or one.failed]
         self._under_way.append(handle)

@@ -18,7 +18,7 @@ from ...labels import EngineThread
 Act = Callable[[], None]
 
 
-class Handle:
+class IoHandle:
     """`count` requests under way. `keep` is what they read from or write into; it is let go of when all are done."""
 
     def __init__(self, count: int, keep: Any = None) -> None:
