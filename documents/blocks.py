@@ -18,8 +18,8 @@ from analysis.offload import parts_of
 from documents import blocks_stages, blocks_systems, where
 from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
+from documents.committed import load
 from zerobench.results.summary import summarize
-from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 
 NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}

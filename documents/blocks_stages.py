@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from documents.blocks_systems import pipes
+from documents.committed import load
 from zerobench.results.summary import summarize
-from zerobench.results.tables import Results, latest, load
+from zerobench.results.tables import Results, latest
 
 STATES = ("parameters", "gradients", "optimizer", "communication")
 PARTS = ("all_reduce", "reduce_scatter", "all_gather", "other")

@@ -14,8 +14,8 @@ import pandas as pd
 
 from analysis.arena import counted
 from analysis.zeropp import losses_of
+from documents.committed import load
 from zerobench.results.summary import summarize
-from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 
 MIB = 2**20

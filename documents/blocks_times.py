@@ -6,9 +6,9 @@ from pathlib import Path
 
 from analysis.offload import name_of, parts_of
 from documents.blocks_systems import pipes
+from documents.committed import load
 from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.results.summary import summarize
-from zerobench.results.tables import load
 from zerobench.sizes import show_bytes
 
 WAYS = {

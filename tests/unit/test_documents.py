@@ -1,0 +1,326 @@
+"""README and docs/: links lead somewhere, commands parse, names of code exist, references are complete."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.common import FIGURES
+from documents import commands, excerpts, keys, where
+from documents.others import OTHERS
+from documents.pages import pages
+from zerobench.cli import VERBS
+from zerobench.commands import columns
+from zerobench.config.compose import checker, compose_cells
+from zerobench.config.flags import split_arguments, unknown_flags
+from zerobench.config.meanings import GROUPS, KEYS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
+"""In inline code: FILE, PATH, KEY=VALUE."""
+OF_READERS = ("mine.py",)
+MADE = ("results/runs", "results/mlp", "results/calibration", "build/docs", "results/budgets/")
+"""Paths that a reader's own commands make."""
+SHELL = ("source", "pip", "cd", "git", "eval", "#")
+"""What else a block of commands may begin with."""
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(params=PAGES, ids=name)
+def page(request: pytest.FixtureRequest) -> Path:
+    return request.param  # type: ignore[no-any-return]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+# -- links ---------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ +(.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", head).lower()).strip().replace(" ", "-") for head in heads}
+
+
+def wrong_links(page: Path, text: str) -> list[str]:
+    """Links of `text`, on `page`, to files or headings that are not there."""
+    wrong = []
+    for link in LINK.findall(text):
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        there = target.startswith(("http:", "https:")) or file.exists()
+        if not there or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            wrong.append(link)
+    return wrong
+
+
+def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    assert wrong_links(page, prose(page)) == []
+
+
+def test_a_link_to_nowhere_is_found() -> None:
+    text = "[a](gone.md) [b](README.md#gone) [c](README.md#two-commands) [d](https://example.org) [e](#recipes)"
+    assert wrong_links(ROOT / "README.md", text) == ["gone.md", "README.md#gone"]
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+class ParsedError(Exception):
+    """argparse has accepted a command line; the command itself is not run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parse_only() -> Iterator[None]:
+    """argparse parses, and what it was asked for stops there."""
+    patch = pytest.MonkeyPatch()
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(self: argparse.ArgumentParser, *arguments: Any, **named: Any) -> Any:
+        found = real(self, *arguments, **named)
+        if self.prog == "zerobench columns":  # it only prints, and knows more than argparse
+            return found
+        if flags := [word for word in found[1] if word.startswith("-") and word not in ("-m", "--")]:
+            self.error(f"unrecognized arguments: {flags}")
+        raise ParsedError(found[1])
+
+    def parse_args(self: argparse.ArgumentParser, *arguments: Any, **named: Any) -> Any:
+        try:
+            return parse_known_args(self, *arguments, **named)[0]
+        except ParsedError as accepted:
+            if accepted.args[0]:
+                self.error(f"unrecognized arguments: {accepted.args[0]}")
+            raise
+
+    patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+    patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    yield
+    patch.undo()
+
+
+def lines_of(page: Path) -> Iterator[str]:
+    """Commands of the page's bash blocks, and inline ones without placeholders."""
+    text = page.read_text()
+    for language, block in FENCE.findall(text):
+        if language in ("bash", "sh"):
+            yield from filter(None, map(str.strip, block.replace("\\\n", " ").splitlines()))
+    for code in INLINE.findall(FENCE.sub("", text)):
+        is_command = code.startswith(("zerobench ", "make ")) and not PLACEHOLDER.search(code)
+        if is_command and code.removeprefix("zerobench ") not in VERBS:  # a verb alone is only named
+            yield code
+
+
+def problem_of(line: str) -> str:
+    """Why a command line would be refused; empty where it would not."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words.pop(0)
+    if not words or words[0] in SHELL:
+        return ""
+    if words[0] == "srun":
+        return problem_of(words[-1])
+    if "zerobench" in words[: words.index("-m") + 2 if "-m" in words[1:] else 1]:
+        return problem_of_arguments(words[words.index("zerobench") + 1 :])
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return " ".join(word for word in words[1:] if "=" not in word and word not in targets)
+    if words[0] in ("python", "python3") and words[1] in OF_READERS:
+        return ""
+    if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
+        return problem_of_script(words[1], words[2:])
+    return f"{words[0]}: no such command"
+
+
+def problem_of_arguments(words: list[str]) -> str:
+    """Of `zerobench WORDS`."""
+    if words and words[0] in VERBS:
+        if words[0] == "columns":
+            return "" if columns.columns(words[1:]) == 0 else "no such column"
+        problem = parsed(lambda: importlib.import_module("zerobench.cli")._run(words))
+        rest = words[words.index("--") + 1 :] if "--" in words else words
+        overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before != "--where"]
+        return problem or problem_of_overrides(overrides, "-m" in words)
+    flags, overrides, dirs = split_arguments(words)
+    if "--help" in flags:
+        return "; ".join(word for word in overrides if word.partition("=")[0] not in {*GROUPS, *KEYS})
+    return "; ".join(unknown_flags(flags)) or problem_of_overrides(overrides, "-m" in flags, dirs)
+
+
+def is_override(word: str) -> bool:
+    return re.match(r"[a-z_.]+=", word) is not None
+
+
+def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] | None = None) -> str:
+    check = checker(dirs or [])
+    check.check(overrides, multirun=multirun, verbs=list(VERBS))
+    return "; ".join(check.problems)
+
+
+def problem_of_script(path: str, words: list[str]) -> str:
+    if not path.startswith("analysis/") or "--help" in words or "--experiments" in words:
+        return ""
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    return parsed(lambda: module.main(words))
+
+
+def parsed(run: Any) -> str:
+    """Empty where argparse accepts it; what it says else."""
+    try:
+        run()
+    except ParsedError:
+        return ""
+    except SystemExit as stop:
+        return "" if stop.code == 0 else "argparse refuses it"
+    return "it has parsed nothing"
+
+
+def test_every_command_on_a_page_parses(page: Path) -> None:
+    assert {line: problem for line in lines_of(page) if (problem := problem_of(line))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zerobench -m strategy=ddp,zero4",
+        "zerobench strategy=ddp --dry-rum",
+        "zerobench experiment=nothing",
+        "zerobench budget check --strickt",
+        "zerobench budget record -m stratgy=zero1",
+        "zerobench compare --interleave HEAD~1 . -- strategy=zero9",
+        "zerobench columns statesbytes",
+        "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
+        "make nothing",
+        "python analysis/gone.py",
+        "python analysis/memory.py --out",
+        "zerobnch status",
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(line: str) -> None:
+    assert problem_of(line)
+
+
+# -- code ----------------------------------------------------------------------------------------------
+
+
+def test_python_on_a_page_compiles_and_its_names_of_ours_exist(page: Path) -> None:
+    text = page.read_text()
+    for language, block in FENCE.findall(text):
+        if language == "python":
+            compile(block, name(page), "exec")
+    named = set(re.findall(r"\bzerobench(?:\.\w+)+", " ".join(INLINE.findall(prose(page)))))
+    named |= {
+        n for language, b in FENCE.findall(text) if language == "python" for n in re.findall(r"\bzerobench\.[\w.]+", b)
+    }
+    named |= set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    assert [one for one in sorted(named) if not exists(one)] == []
+
+
+def exists(dotted: str) -> bool:
+    """True for a module below zerobench, or an attribute of one; entry-point groups are names as well."""
+    parts = dotted.rstrip(".").split(".")
+    if dotted in ("zerobench.models", "zerobench.data"):
+        return True
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        return all(hasattr(found, part) and (found := getattr(found, part), True) for part in parts[cut:])
+    return False
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    assert exists("zerobench.zero.Options")
+    assert not exists("zerobench.zero.Optoins")
+    assert not exists("zerobench.gone.load")
+
+
+def test_every_path_on_a_page_exists(page: Path) -> None:
+    paths = re.compile(r"(?:zerobench|analysis|documents|tests|conf|examples|docs|results|build)/[\w./-]*")
+    named = {code for code in INLINE.findall(prose(page)) if paths.fullmatch(code)}
+    assert [one for one in sorted(named) if not (ROOT / one).exists() and not one.startswith(MADE)] == []
+
+
+def test_every_excerpt_quotes_code_that_is_there(page: Path) -> None:
+    text = page.read_text()
+    assert len(excerpts.MARK.findall(text)) == text.count("<!-- source: ")
+    assert "<!-- source: " not in excerpts.expanded(text)
+
+
+@pytest.mark.parametrize(("path", "what"), [("zerobench/gone.py", "x"), ("zerobench/worker.py", "gone")])
+def test_an_excerpt_of_what_is_gone_is_a_sentence(path: str, what: str) -> None:
+    with pytest.raises(ValueError, match=r"a page quotes"):
+        excerpts.excerpt(path, what)
+
+
+# -- references ----------------------------------------------------------------------------------------
+
+
+def test_readme_is_a_front_door() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_every_figure_is_explained() -> None:
+    page = (ROOT / "docs/how-to/figures.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+)\]", page, re.MULTILINE)) == set(FIGURES)
+
+
+def test_every_key_has_a_row_with_a_default_and_a_range() -> None:
+    rows = [line.split(" | ") for line in keys.page().splitlines() if re.match(r"\| `[\w.]+` \|", line)]
+    assert sorted(row[0].strip("| `") for row in rows) == sorted(KEYS)
+    assert [row[0] for row in rows if not row[1] or not row[2].strip()] == []
+
+
+def test_names_elsewhere_are_of_keys_and_groups_that_there_are() -> None:
+    assert set(OTHERS) <= {*KEYS, *GROUPS}
+
+
+def test_names_in_transformers_are_its_own() -> None:
+    transformers = pytest.importorskip("transformers")
+    known = {one.name for one in fields(transformers.TrainingArguments)}
+    named = {code for names in OTHERS.values() for code in INLINE.findall(names.transformers)}
+    assert named <= known
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_words_of_a_key_are_what_its_sentence_lists(strategy: str) -> None:
+    """Of wrong words, several in one config: those that name the backend or belong to a stage in the other."""
+    other = {"device", "strategy.reduce_with"}
+    tried = sorted(set(keys.WORDS) & other if strategy == "zero1" else set(keys.WORDS) - other - {"backend"})
+    problems = compose_cells([f"strategy={strategy}", "world_size=2", *(f"{key}=nonsense" for key in tried)])[
+        0
+    ].problems
+    said = {problem.split("=")[0]: problem for problem in problems}
+    for key in tried:
+        assert all(re.search(rf"\b{word}\b", said[key].split("use ")[1]) for word in keys.WORDS[key]), said[key]
+
+
+def test_every_command_has_a_section() -> None:
+    page = commands.page()
+    for verb in VERBS:
+        assert f"\n## zerobench {verb}\n" in page
+        assert f"usage: zerobench {verb}" in page
+
+
+def test_every_package_and_module_says_what_it_is() -> None:
+    page = where.everything()
+    for path in (ROOT / "zerobench").rglob("*.py"):
+        if not path.name.startswith("__"):
+            assert f"](../../{name(path)}) | " in page, path
+            assert len(where.said_of(path)) > 10, path
