@@ -45,11 +45,12 @@ LAYERS = {
         {"__init__"},
     ],
     "zerobench.theory": [
-        {"shapes", "activations", "tiers"},
+        {"shapes", "activations", "tiers", "strategy", "formula"},
         {"layout", "control", "choices"},
         {"groups"},
-        {"traffic", "ranks", "replay"},
-        {"link_traffic", "states"},
+        {"ranks", "states"},
+        {"replay"},
+        {"strategies"},
         {"__init__"},
     ],
 }

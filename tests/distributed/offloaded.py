@@ -16,7 +16,8 @@ from zerobench.config import offload
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
-from zerobench.theory.states import Prediction, predict_states
+from zerobench.theory.replay.states import Prediction, predict_states
+from zerobench.theory.strategies import shape_of
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 
@@ -48,7 +49,7 @@ class Measured:
     def prediction(self) -> Prediction:
         config, schedule = self.config, self.records[0].schedule
         tiers = offload.shape_of(config)
-        return predict_states(config["strategy"], schedule, N, *training_shapes(config), tiers=tiers)
+        return predict_states(shape_of(config["strategy"]), schedule, N, *training_shapes(config), tiers=tiers)
 
     @property
     def psi(self) -> int:

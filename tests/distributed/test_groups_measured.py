@@ -14,8 +14,9 @@ from zerobench.config.topology import shape_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.theory.groups import GroupShape
-from zerobench.theory.states import predict_states
-from zerobench.theory.traffic import predict_traffic
+from zerobench.theory.replay.states import predict_states
+from zerobench.theory.replay.traffic import predict_traffic
+from zerobench.theory.strategies import shape_of as strategy_shape
 
 N = 4
 NODES, PAPER, LATE = {"node_size": 2}, {"mode": "paper"}, {"accumulate": "last"}
@@ -64,11 +65,11 @@ def moved(records: Any, value: str) -> float:
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
     schedule, shapes, groups = records[0].schedule, training_shapes(config), shape_of(config)
-    prediction = predict_states(config["strategy"], schedule, N, *shapes, groups)
+    prediction = predict_states(strategy_shape(config["strategy"]), schedule, N, *shapes, groups)
     memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
     for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):
         assert max(m.max_bytes for m in memory if m.category == category) == size, category
-    expected = predict_traffic(config["strategy"], schedule, N, groups, shapes[1])
+    expected = predict_traffic(strategy_shape(config["strategy"]), schedule, N, groups, shapes[1])
     assert moved(records, "volume_elements") == pytest.approx(expected.volume, rel=1e-12)
     if "node_size" in config:
         assert moved(records, "within_bytes") == pytest.approx(expected.within, rel=1e-12)

@@ -9,8 +9,11 @@ import pytest
 from tests.distributed.variants import BUCKET_BYTES, VARIANTS, account
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import MemoryRow
-from zerobench.theory.states import Prediction, predict_states
-from zerobench.theory.traffic import predict_volume
+from zerobench.theory.groups import GroupShape
+from zerobench.theory.replay.states import Prediction, predict_states
+from zerobench.theory.replay.traffic import predict_volume
+from zerobench.theory.states import floor_bytes
+from zerobench.theory.strategies import shape_of
 
 STEADY, FROM_THE_START = {"steps": 1, "warmup": 2}, {"steps": 1, "warmup": 0}
 """What is measured: a step once the optimizer's states exist, or construction and the very first step."""
@@ -23,6 +26,7 @@ class Measured(NamedTuple):
     """One variant at N ranks. `volume`: elements that the fullest rank moved in a step."""
 
     prediction: Prediction
+    floor_bytes: int
     predicted_volume: int
     psi: int
     memory: list[MemoryRow]
@@ -51,9 +55,11 @@ def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Me
     ):
         schedule = records[0].schedule
         sent = [sum(t.volume_elements for t in record.traffic if not t.control) for record in records]
+        strategy, trained = shape_of(config["strategy"]), training_shapes(config)
         found[key] = Measured(
-            predict_states(config["strategy"], schedule, ranks, *training_shapes(config)),
-            predict_volume(config["strategy"], schedule, ranks),
+            predict_states(strategy, schedule, ranks, *trained),
+            floor_bytes(strategy, schedule.shapes, GroupShape(ranks), *trained),
+            predict_volume(strategy, schedule, ranks),
             sum(shape.numel for shape in schedule.shapes if shape.trainable),
             [m for record in records for m in record.memory],
             round(max(sent), 6),  # a mean over the ranks of thirds and the like
@@ -71,7 +77,7 @@ def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: s
         assert one.most("step", category) == size, category
     assert one.volume == one.predicted_volume
     if variant.floor is not None:
-        assert one.prediction.floor_bytes == pytest.approx(variant.floor(ranks) * one.psi, abs=3)
+        assert one.floor_bytes == pytest.approx(variant.floor(ranks) * one.psi, abs=3)
     if variant.volume is not None:
         assert one.volume == pytest.approx(variant.volume * one.psi, rel=1e-3)
 

@@ -11,8 +11,9 @@ import pytest
 from tests.cells import cell
 from tests.distributed.wire import cell_of
 from zerobench.predict.build import build_model, shapes_of
+from zerobench.theory.replay.traffic import predict_volume
 from zerobench.theory.shapes import Schedule
-from zerobench.theory.traffic import predict_volume
+from zerobench.theory.strategies import shape_of
 
 
 def namespaces_work() -> bool:
@@ -53,7 +54,7 @@ def test_the_wire_carries_what_the_formula_says(tmp_path, case: str, n: int) -> 
     config = cell_of(case, n).config
     schedule = Schedule.sequential(shapes_of(build_model(config)), config["accumulation"])
     bytes_each = 2 if "bf16" in case else 4
-    expected = bytes_each * predict_volume(config["strategy"], schedule, n) * (n - 1)
+    expected = bytes_each * predict_volume(shape_of(config["strategy"]), schedule, n) * (n - 1)
     assert carried_in_a_step(case, n, tmp_path) == pytest.approx(expected, rel=0.02)
 
 

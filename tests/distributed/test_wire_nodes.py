@@ -14,8 +14,9 @@ from zerobench.config.topology import shape_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.theory.groups import Moved
+from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.theory.shapes import Schedule
-from zerobench.theory.traffic import predict_traffic
+from zerobench.theory.strategies import shape_of as strategy_shape
 
 
 def two_nodes_work() -> bool:
@@ -47,7 +48,7 @@ def predicted(case: str) -> tuple[Moved, int]:
     config = cell_of(case).config
     schedule = Schedule.sequential(shapes_of(build_model(config)))
     groups, shapes = shape_of(config), training_shapes(config)
-    moved = predict_traffic(config["strategy"], schedule, NODES * NODE_SIZE, groups, shapes[1])
+    moved = predict_traffic(strategy_shape(config["strategy"]), schedule, NODES * NODE_SIZE, groups, shapes[1])
     return moved, sum(shape.numel for shape in schedule.shapes)
 
 

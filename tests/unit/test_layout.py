@@ -9,6 +9,8 @@ from zerobench.theory import layout as partition
 from zerobench.theory.choices import settle
 from zerobench.theory.layout import TAIL_NUMEL, lay_out, lay_out_buckets
 from zerobench.theory.shapes import ParameterShape
+from zerobench.theory.strategies import ZERO2
+from zerobench.theory.strategy import StrategyShape
 from zerobench.zero.comm import gloo
 from zerobench.zero.layout import buckets, one_unit
 from zerobench.zero.options import Options
@@ -85,9 +87,10 @@ def test_theory_and_the_engine_mean_the_same_buckets(numel: int, ranks: int) -> 
     parameter, frozen = torch.empty(numel, device="meta"), ParameterShape(999, 4, False, "")
     engine = Options().settled([torch.nn.Parameter(parameter)], ranks)
     shapes = [ParameterShape(numel, 4, True, ""), frozen]
-    assert settle({"bucket_bytes": "auto"}, shapes, ranks) == {"bucket_bytes": engine.bucket_bytes}
+    settled = settle(StrategyShape(ZERO2, bucket_bytes="auto"), shapes, ranks)
+    assert settled == StrategyShape(ZERO2, bucket_bytes=engine.bucket_bytes)
     assert 2**20 <= engine.bucket_bytes <= 25 * 2**20
-    for left in ({"bucket_bytes": 7000}, {"prefetch": 1}):
+    for left in (StrategyShape(ZERO2, bucket_bytes=7000), StrategyShape(ZERO2)):
         assert settle(left, shapes, ranks) == left
 
 

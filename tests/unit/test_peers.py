@@ -13,7 +13,7 @@ from zerobench.config.schema import PEERS, SCHEMAS
 from zerobench.predict.estimate import estimate
 from zerobench.results import console
 from zerobench.sweep.cell import run_cell
-from zerobench.theory.states import predicts
+from zerobench.theory.strategies import predicts
 
 
 @pytest.mark.parametrize("name", sorted(schema_peers.TUNING))

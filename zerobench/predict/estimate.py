@@ -12,11 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..config import activations as policies
 from ..config import offload, optimizers, precision, topology
-from ..theory.link_traffic import Links, predict_links
 from ..theory.ranks import fullest_rank
+from ..theory.replay.link_traffic import Links, predict_links
+from ..theory.replay.states import predict_states
+from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
-from ..theory.states import predict_states, predicts
-from ..theory.traffic import predict_traffic
+from ..theory.states import floor_bytes
+from ..theory.strategies import predicts, shape_of
 from ..zero import STAGES
 from . import activations as own_activations
 from .build import build_model, shapes_of
@@ -73,15 +75,15 @@ def estimate(config: dict[str, Any]) -> Estimate:
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config["strategy"]):
         return Estimate(psi)
-    groups, (optimizer, numbers) = topology.shape_of(config), training_shapes(config)
-    placed = groups, offload.shape_of(config)
-    states = predict_states(config["strategy"], schedule, ranks, optimizer, numbers, *placed)
-    moved, links = predict_traffic(config["strategy"], schedule, ranks, groups, numbers), links_of(config, schedule)
+    strategy, groups, tiers = shape_of(config["strategy"]), topology.shape_of(config), offload.shape_of(config)
+    trained = training_shapes(config)
+    states = predict_states(strategy, schedule, ranks, *trained, groups, tiers)
+    moved, links = predict_traffic(strategy, schedule, ranks, groups, trained[1]), links_of(config, schedule)
     down, up = (links.down, links.up) if links is not None else (None, None)
-    tiers = states.host_bytes, states.file_bytes, down, up
     return Estimate(
-        psi, states.states_bytes, moved.volume / psi if psi else 0.0, *tiers, round(moved.between), states.floor_bytes
-    )
+        psi, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes, down, up,
+        round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
+    )  # fmt: skip
 
 
 def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
@@ -97,10 +99,8 @@ def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
 
 def links_of_states(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
     """Of these bytes the states' own, of all ranks or one."""
-    shapes, tiers = training_shapes(config), offload.shape_of(config)
-    return predict_links(
-        config["strategy"], schedule, topology.shape_of(config), *shapes, tiers, norms_of(config), rank
-    )
+    strategy, groups, tiers = shape_of(config["strategy"]), topology.shape_of(config), offload.shape_of(config)
+    return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
 def simulated_rank(config: dict[str, Any]) -> int:
@@ -114,7 +114,7 @@ def simulated_rank(config: dict[str, Any]) -> int:
             shapes = shapes_of(build_model(config))
     except Exception:  # a user's builder may do what a model without memory cannot
         return 0
-    return fullest_rank(config["strategy"], shapes, topology.shape_of(config))
+    return fullest_rank(shape_of(config["strategy"]), shapes, topology.shape_of(config))
 
 
 def norms_of(config: dict[str, Any]) -> int:

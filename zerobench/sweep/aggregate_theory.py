@@ -12,9 +12,11 @@ from ..probes.collective_operators import gloo_factor
 from ..records import LINKS, MemoryRow, RunRow
 from ..theory.choices import settle
 from ..theory.control import predict_control
+from ..theory.replay.states import predict_states
+from ..theory.replay.traffic import predict_parts, predict_traffic
 from ..theory.shapes import Schedule
-from ..theory.states import predict_states, predicts
-from ..theory.traffic import predict_parts, predict_traffic
+from ..theory.states import floor_bytes
+from ..theory.strategies import predicts, shape_of
 from ..worker import RankRecord
 
 
@@ -23,13 +25,15 @@ def join_theory(
 ) -> None:
     """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
     shapes, groups = training_shapes(config), topology.shape_of(config)
-    tiers = offload.shape_of(config)
-    row.bucket_bytes = settle(config["strategy"], schedule.shapes, groups.sharers).get("bucket_bytes")
-    prediction = predict_states(config["strategy"], schedule, row.world_size, *shapes, groups, tiers)
-    row.predicted_states_bytes, row.floor_states_bytes = prediction.states_bytes, prediction.floor_bytes
+    strategy, tiers = shape_of(config["strategy"]), offload.shape_of(config)
+    bucket_bytes = settle(strategy, schedule.shapes, groups.sharers).bucket_bytes
+    row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
+    prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers)
+    row.predicted_states_bytes = prediction.states_bytes
+    row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     if row.psi:
-        moved = predict_traffic(config["strategy"], schedule, row.world_size, groups, shapes[1])
+        moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)
         if "node_size" in config:
@@ -39,7 +43,7 @@ def join_theory(
             )
     row.predicted_activations_bytes = record.own_activation_bytes
     row.predicted_control_bytes = predict_control(
-        config["strategy"], schedule, row.world_size, norms_of(config), record.buffer_bytes
+        strategy, schedule, row.world_size, norms_of(config), record.buffer_bytes
     )
     if (links := links_of(config, schedule)) is not None and (tiers.place is not None or links.down):
         for link, size in asdict(links).items():
@@ -68,7 +72,8 @@ def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, ac
     parts = {}
     if predicts(config["strategy"]):
         shapes = training_shapes(config)[1]
-        parts = predict_parts(config["strategy"], schedule, row.world_size, topology.shape_of(config), shapes)
+        strategy, groups = shape_of(config["strategy"]), topology.shape_of(config)
+        parts = predict_parts(strategy, schedule, row.world_size, groups, shapes)
     moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
     busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
     kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept

@@ -9,21 +9,17 @@ Under DDP every rank has whole gradients, and their norm travels nowhere.
 
 from __future__ import annotations
 
-from typing import Any
-
 from .shapes import Schedule
+from .strategy import StrategyShape
 
 FLAG_BYTES, NORM_BYTES = 4, 8
 
 
-def predict_control(
-    strategy: dict[str, Any], schedule: Schedule, world_size: int, norms: int, buffer_bytes: int
-) -> int:
-    """Of DDP and our stages. `norms`: how often a step takes the gradients' norm; `strategy`: a resolved section."""
+def predict_control(strategy: StrategyShape, schedule: Schedule, world_size: int, norms: int, buffer_bytes: int) -> int:
+    """Control traffic of DDP or of our stages. `norms`: how often a step takes the gradients' norm."""
     if world_size == 1:
         return 0
-    synchronized = schedule.micro_batches if strategy["accumulate"] == "every" else 1
-    buffers = synchronized * buffer_bytes
-    if strategy["name"] == "ddp":
+    buffers = strategy.reductions(schedule.micro_batches) * buffer_bytes
+    if not strategy.theory.optimizer:
         return buffers
     return buffers + FLAG_BYTES * sum(shape.trainable for shape in schedule.shapes) + NORM_BYTES * norms

@@ -7,18 +7,18 @@ k ranks share a shard, else slice r (comm/hierarchical.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from .choices import settle
 from .groups import GroupShape
 from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from .shapes import ParameterShape, trainable
+from .strategy import StrategyShape
 
 
-def fullest_rank(strategy: dict[str, Any], shapes: Sequence[ParameterShape], groups: GroupShape) -> int:
+def fullest_rank(strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape) -> int:
     """The rank that owns most of the trained elements, by their bytes in an optimizer; the lowest of several.
 
-    `strategy`: a resolved section. Where nothing is shared all ranks are alike.
+    Without a partition all ranks are alike.
     """
     buffers = list(_trained(settle(strategy, shapes, groups.sharers), shapes, groups.sharers))
     owned = [_owned_bytes(buffers, rank_slice) for rank_slice in range(groups.sharers)] if buffers else [0]
@@ -34,12 +34,12 @@ def slice_of(rank: int, groups: GroupShape) -> int:
     return rank % node_size * nodes + rank // node_size
 
 
-def _trained(strategy: dict[str, Any], shapes: Sequence[ParameterShape], n: int) -> Iterator[FlatBuffer]:
-    if "bucket_bytes" in strategy and strategy["name"] != "ddp":
+def _trained(strategy: StrategyShape, shapes: Sequence[ParameterShape], n: int) -> Iterator[FlatBuffer]:
+    if strategy.has_buckets:
         for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            yield from lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])
-    elif strategy["name"] == "zero3":
-        small, units = by_unit(shapes, strategy["persistence_numel"])
+            yield from lay_out_buckets(shapes, kind, n, strategy.bucket_limit)
+    elif strategy.theory.parameters:
+        small, units = by_unit(shapes, strategy.persistence_numel)
         for mine in (small, *units.values()):
             for kind in by_kind(shapes, mine):
                 if shapes[kind[0]].trainable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 ROOT = ""
 """The stage 3 unit of what lies in no module group."""
@@ -128,8 +127,3 @@ def micro_batches(schedule: Schedule) -> list[bool]:
     """Of each micro-batch, whether it is the last. The fourth is like the third."""
     count = min(schedule.micro_batches, 3)
     return [number == count - 1 for number in range(count)]
-
-
-def is_synchronizing(strategy: dict[str, Any], last: bool) -> bool:
-    """Whether a micro-batch is reduced over the ranks."""
-    return last or strategy["accumulate"] == "every"

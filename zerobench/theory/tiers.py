@@ -1,7 +1,7 @@
 """What of the model states leaves the device, and what that moves, by formula (ZeRO-Offload, arXiv 2101.06840, table 1;
 ZeRO-Infinity, arXiv 2104.07857). In half precision under Adam, bytes a parameter on the device, whole gradients apart::
 
-    nothing leaves                 16 (zero1 at N = 1)        with N ranks      see memory.py
+    nothing leaves                 16 (zero1 at N = 1)        with N ranks      see states.py
     gradients                      14                                           less 2/N
     optimizer                       4                                           less 12/N
     both                            2 (zero1, zero2)                            2/N and units in use (zero3)
@@ -13,7 +13,7 @@ Over a step and all ranks, r reductions and g gathers of stage 3 a unit::
     read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
     write      12ψ, r · 2ψ, 2ψ
 
-With padding, and where something is read twice: theory/link_traffic.py.
+With padding, and where something is read twice: theory/replay/link_traffic.py.
 """
 
 from __future__ import annotations

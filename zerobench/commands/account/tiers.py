@@ -2,7 +2,7 @@
 
 Figures of memory are of the rank that has most in the tier, beside the prediction of the states; of host memory there
 is the sum of the ranks' peaks on the fullest node, too. Those between tiers are of one step over all ranks, beside the
-formula (theory/link_traffic.py).
+formula (theory/replay/link_traffic.py).
 """
 
 from __future__ import annotations

@@ -7,37 +7,36 @@ one at a time, as they fill.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, lay_out_buckets
-from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_synchronizing, micro_batches, trainable
+from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, micro_batches, trainable
+from ..strategy import StrategyShape
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
-from .reductions import Reductions, Traveling, whole_bytes
+from .reductions import Reductions, UnitGradients, whole_bytes
 from .shards import Shards
 
 
 def replay_buckets(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """A step of zero1, zero2 and megatron, in buckets. `strategy`: a resolved section; bytes of the fullest rank."""
+    """A step of zero1, zero2 and megatron, in buckets. Bytes of the fullest rank."""
     n = groups.sharers
-    shapes, keeps_whole = schedule.shapes, strategy["name"] != "zero2" and not tiers.gradients
-    for_good = strategy["name"] == "megatron" or (n == 1 and not keeps_whole and not tiers.gradients)
+    shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
+    for_good = strategy.theory.persistent_gradients or (n == 1 and not keeps_whole and not tiers.gradients)
     kinds = by_kind(shapes, trainable(shapes)[::-1])
-    buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy["bucket_bytes"])]
+    buffers = [b for kind in kinds for b in lay_out_buckets(shapes, kind, n, strategy.bucket_limit)]
     replay.hold("parameters", "flat", sum(b.padded_bytes for b in buffers))
     replay.hold("parameters", "frozen", sum(bytes_of(s) for s in shapes if not s.trainable))
     whole = sum(whole_bytes(b, shapes, precision) for b in buffers)
     replay.hold("gradients", "kept", whole if for_good else 0)
     shards = Shards(buffers, n, optimizer, precision, tiers)
     shards.hold(replay, schedule)
-    reductions = Reductions(replay, groups, keeps_whole, strategy.get("reduce_with", "reduce_scatter"), tiers, for_good)
+    reductions = Reductions(replay, groups, keeps_whole, strategy.reduce_with, tiers, for_good)
     steps = _Buckets(replay, schedule, buffers, precision, reductions)
     for last in micro_batches(schedule):
-        reductions.synchronizing = is_synchronizing(strategy, last)
+        reductions.synchronizing = strategy.synchronizes(last)
         steps.backward()
     shards.update(replay, schedule)
 
@@ -50,7 +49,7 @@ class _Buckets:
         reductions: Reductions,
     ) -> None:  # fmt: skip
         self.replay, self.schedule, self.reductions = replay, schedule, reductions
-        self.units: list[Traveling] = []
+        self.units: list[UnitGradients] = []
         self.expected: list[list[int]] = []  # of each bucket: its gradients, one of several uses more than once
         self.places: dict[int, list[int]] = {}  # of each parameter: its buckets
         for buffer in buffers:
@@ -60,7 +59,7 @@ class _Buckets:
                 for parameter in inside:
                     self.places.setdefault(parameter, []).append(len(self.units))
                 self.expected.append([i for i in inside for _ in range(self._gradients_of(i))])
-                self.units.append(Traveling.of(len(self.units), numel, shape, precision))
+                self.units.append(UnitGradients.of(len(self.units), numel, shape, precision))
 
     def _gradients_of(self, parameter: int) -> int:
         """A tied parameter has as many as it is used, any at least one, though it may not come."""

@@ -8,21 +8,21 @@ update needs a tile of fp32 gradients besides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..groups import GroupShape
 from ..layout import ALIGN_BYTES
 from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_half, master_bytes, trainable
+from ..strategy import StrategyShape
 from .live_bytes import Replay, hold_beside, hold_fresh, hold_waiting
 
 
 def replay_ddp(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
+    replay: Replay, strategy: StrategyShape, schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
-    """A step of DDP, with fp32 masters where parameters are half. `strategy`: a resolved section; bytes of any rank."""
+    """A step of DDP, with fp32 masters where parameters are half. Bytes of any rank."""
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
-    half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy["accumulate"] == "last"
+    half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy.accumulate == "last"
     most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0
     replay.hold("parameters", "all", sum(bytes_of(s) for s in shapes))
     replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))

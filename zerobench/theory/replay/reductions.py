@@ -20,7 +20,7 @@ from .live_bytes import Replay
 
 
 @dataclass(frozen=True)
-class Traveling:
+class UnitGradients:
     """A unit's gradients: `numel` elements, padding included, of so many bytes each as they are summed and sent."""
 
     name: Any
@@ -31,10 +31,10 @@ class Traveling:
     element_bytes: int
 
     @staticmethod
-    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> Traveling:
+    def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> UnitGradients:
         """Those of a unit of `numel` elements that holds a parameter of that shape."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
-        return Traveling(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
+        return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
@@ -58,9 +58,9 @@ class Reductions:
         self.synchronizing = True
         self._opened: dict[Any, bool] = {}  # units that are filling -> in the wire's dtype?
         self._reduced: set[Any] = set()
-        self._sent: Traveling | None = None
+        self._sent: UnitGradients | None = None
 
-    def write(self, unit: Traveling) -> None:
+    def write(self, unit: UnitGradients) -> None:
         """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
         if self.keeps_whole and not self.for_good:
             self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
@@ -74,7 +74,7 @@ class Reductions:
         elif unit.name in self._reduced:  # the sum so far steps aside
             self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
 
-    def send(self, unit: Traveling) -> None:
+    def send(self, unit: UnitGradients) -> None:
         """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
         if self.is_alone:
             return
@@ -111,12 +111,12 @@ class Reductions:
         del self._opened[name]
         self._reduced.add(name)
 
-    def _hold_beside(self, unit: Traveling, which: slice) -> None:
+    def _hold_beside(self, unit: UnitGradients, which: slice) -> None:
         """What is received, and codes, one after the other."""
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
             self.replay.hold("communication", ("received", unit.name), size)
 
-    def _hold_shard(self, unit: Traveling) -> None:
+    def _hold_shard(self, unit: UnitGradients) -> None:
         if not self.keeps_whole:
             shard = unit.numel // self.n
             away = self.tiers.gradients_away(shard, unit.element_bytes)
@@ -124,7 +124,7 @@ class Reductions:
             here = shard - away
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
 
-    def _arrive(self, unit: Traveling, away: int) -> None:
+    def _arrive(self, unit: UnitGradients, away: int) -> None:
         """In host memory what is to be summed, or cast, lies beside what is kept there."""
         if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
             self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..choices import reads, root_goes
+from ..choices import frees_root, reads
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out
-from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, is_synchronizing, micro_batches
+from ..shapes import ROOT, OptimizerShape, ParameterShape, PrecisionShape, Schedule, micro_batches
+from ..strategy import StrategyShape
 from ..tiers import NOWHERE, TierShape
 from .live_bytes import Replay, hand_over
-from .reductions import Reductions, Traveling, whole_bytes
+from .reductions import Reductions, UnitGradients, whole_bytes
 from .shards import Shards
 
 
@@ -26,7 +26,7 @@ class Part:
     """Parameters of one module group that are alike: of one dtype, all trained or all frozen."""
 
     buffer: FlatBuffer
-    gradients: Traveling | None
+    gradients: UnitGradients | None
     """None: frozen."""
 
 
@@ -40,12 +40,12 @@ class Use:
 
 
 def replay_units(
-    replay: Replay, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """A step of zero3, in units of modules. `strategy`: a resolved section; bytes of the fullest rank."""
+    """A step of zero3, in units of modules. Bytes of the fullest rank."""
     shapes, n = schedule.shapes, groups.sharers
-    kept, by_name = by_unit(shapes, strategy["persistence_numel"])
+    kept, by_name = by_unit(shapes, strategy.persistence_numel)
     small = _parts(shapes, kept, n, precision)
     units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
     large = [part for parts in units.values() for part in parts]
@@ -63,11 +63,11 @@ def replay_units(
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [Use(units[ROOT], True, True)]
     uses += [Use(units[name], back, False) for name, back in zip(schedule.uses, returns, strict=True) if name in units]
-    reductions = Reductions(replay, groups, False, strategy.get("reduce_with", "reduce_scatter"), tiers)
+    reductions = Reductions(replay, groups, False, strategy.reduce_with, tiers)
     steps = _Units(replay, schedule, groups, strategy, [use for use in uses if use.parts], small, reductions)
     steps.comes_and_goes = n > 1 or tiers.parameters
     for last in micro_batches(schedule):
-        reductions.synchronizing = is_synchronizing(strategy, last)
+        reductions.synchronizing = strategy.synchronizes(last)
         steps.forward()
         steps.backward()
     shards.update(replay, schedule)
@@ -79,8 +79,8 @@ def _parts(
     parts = []
     for kind in by_kind(shapes, indices):
         buffer, shape = lay_out(shapes, kind, n), shapes[kind[0]]
-        traveling = Traveling.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
-        parts.append(Part(buffer, traveling))
+        gradients = UnitGradients.of(kind[0], buffer.padded_numel, shape, precision) if shape.trainable else None
+        parts.append(Part(buffer, gradients))
     return tuple(parts)
 
 
@@ -91,7 +91,7 @@ class _Units:
     replay: Replay
     schedule: Schedule
     groups: GroupShape
-    strategy: dict[str, Any]
+    strategy: StrategyShape
     uses: list[Use]
     small: tuple[Part, ...]
     reductions: Reductions
@@ -109,7 +109,7 @@ class _Units:
         self.entered: tuple[Part, ...] = ()
         self.waiting: list[Part] = []
         self.first = int(bool(self.uses) and self.uses[0].is_root)
-        goes = root_goes(self.strategy, self.schedule.shapes) and self.comes_and_goes
+        goes = frees_root(self.strategy, self.schedule.shapes) and self.comes_and_goes
         parts = self.row[: self.starts[self.first]] if goes else []
         self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
         for part in self.row if self.groups.sharers > 1 else ():
@@ -120,11 +120,11 @@ class _Units:
         for place, use in enumerate(self.uses):
             self._unshard(use.parts)
             end = self.starts[place + 1]
-            self._unshard(self.row[end : end + self.strategy["prefetch"]], ahead=True)
+            self._unshard(self.row[end : end + self.strategy.prefetch], ahead=True)
             for over in (self.uses[other] for other in self.ends if self.last[other] == place):
-                if not over.is_root and self.strategy["reshard_after_forward"]:
+                if not over.is_root and self.strategy.reshard_after_forward:
                     self._reshard(over.parts)
-        if not self.strategy["keep_root"]:
+        if not self.strategy.keep_root:
             self._reshard(self.row[: self.starts[self.first]])
 
     def backward(self) -> None:
@@ -189,7 +189,7 @@ class _Units:
     def _preceding(self, end: int) -> list[Part]:
         """What stands before that in the row, and backward comes to it."""
         returns = [use.returns for use in self.uses for _ in use.parts]
-        window = range(max(0, end - self.strategy["prefetch"]), end)
+        window = range(max(0, end - self.strategy.prefetch), end)
         parts = [self.row[at] for at in window if returns[at]]
         return [part for part in parts if part.buffer.spans[0].parameter not in self.of_root]
 

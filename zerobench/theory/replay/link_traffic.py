@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .choices import settle
-from .groups import GroupShape
-from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from .ranks import slice_of
-from .shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
-from .tiers import POOL_ALIGN_BYTES, TierShape
+from ..choices import settle
+from ..groups import GroupShape
+from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from ..ranks import slice_of
+from ..shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
+from ..strategy import StrategyShape
+from ..tiers import POOL_ALIGN_BYTES, TierShape
 from .traffic import gathers_of
 
 
@@ -33,17 +33,17 @@ class Links:
 
 
 def predict_links(
-    strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+    strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape, norms: int = 0, rank: int | None = None,
 ) -> Links:  # fmt: skip
-    """`strategy`: a resolved section. `norms`: how often a step takes the gradients' norm (clipping, overflow). `rank`:
+    """`norms`: how often a step takes the gradients' norm (clipping, overflow). `rank`:
     of this one alone; None: the sum over all.
     """
     strategy = settle(strategy, schedule.shapes, groups.sharers)
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if rank is not None:
         flow.slices, flow.copies = [slice_of(rank, groups)], 1
-    if tiers.place is not None and strategy["name"] == "zero3":
+    if tiers.place is not None and strategy.theory.parameters:
         flow.of_units()
     elif tiers.place is not None:
         flow.of_buckets()
@@ -71,7 +71,7 @@ class _Flow:
     """Adds up `links`, a shard at a time."""
 
     def __init__(
-        self, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
+        self, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
         precision: PrecisionShape, tiers: TierShape, norms: int,
     ) -> None:  # fmt: skip
         self.strategy, self.schedule, self.tiers, self.precision = strategy, schedule, tiers, precision
@@ -80,19 +80,19 @@ class _Flow:
         self.kept = 1 + optimizer.states
         self.norms = norms
         self.used = set(schedule.arrivals)
-        self.reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
+        self.reductions = strategy.reductions(schedule.micro_batches)
         self.links = Links()
 
     def of_buckets(self) -> None:
         """Stages 1 and 2."""
         shapes = self.schedule.shapes
         for kind in by_kind(shapes, trainable(shapes)[::-1]):
-            for buffer in lay_out_buckets(shapes, kind, self.n, self.strategy["bucket_bytes"]):
+            for buffer in lay_out_buckets(shapes, kind, self.n, self.strategy.bucket_limit):
                 self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
 
     def of_units(self) -> None:
         """Stage 3: what stays whole, and units as they are used."""
-        small, units = by_unit(self.schedule.shapes, self.strategy["persistence_numel"])
+        small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
         for buffer in self._laid_out(small):
             self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
         for name, mine in units.items():

@@ -17,47 +17,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from .choices import reads, root_goes, settle
-from .groups import GroupShape, Moved
-from .layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from .shapes import ROOT, PrecisionShape, Schedule, wire_bytes
+from ..choices import frees_root, reads, settle
+from ..groups import GroupShape, Moved
+from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
+from ..shapes import ROOT, PrecisionShape, Schedule, wire_bytes
+from ..strategy import StrategyShape
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
 
 
 def predict_volume(
-    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None
+    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None
 ) -> int:
-    """Elements, padding included, on each rank; nothing moves in a world of one. `strategy`: a resolved section."""
+    """Elements, padding included, on each rank; nothing moves in a world of one."""
     return round(predict_traffic(strategy, schedule, world_size, groups).volume)
 
 
 def predict_traffic(
-    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None,
+    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None,
 ) -> Moved:  # fmt: skip
-    """The same, and the bytes that each rank sends. `strategy`: a resolved section."""
+    """The same, and the bytes that each rank sends."""
     return sum(predict_parts(strategy, schedule, world_size, groups, precision).values(), Moved())
 
 
 def predict_parts(
-    strategy: dict[str, Any], schedule: Schedule, world_size: int, groups: GroupShape | None = None,
+    strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None,
 ) -> dict[str, Moved]:  # fmt: skip
-    """What `predict_traffic` sums up, by collective (records.COLLECTIVES). `strategy`: a resolved section."""
+    """What `predict_traffic` sums up, by collective (records.COLLECTIVES)."""
     if world_size == 1:
         return {}
-    reductions = schedule.micro_batches if strategy["accumulate"] == "every" else 1
+    reductions = strategy.reductions(schedule.micro_batches)
     groups = groups or GroupShape(world_size)
-    if strategy["name"] == "ddp":  # one ring over all ranks, in the parameters' dtype
+    if not strategy.theory.optimizer:  # one ring over all ranks, in the parameters' dtype
         trained = [s for s in schedule.shapes if s.trainable]
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
     strategy = settle(strategy, schedule.shapes, groups.sharers)
     flow = _Flow(strategy, schedule, groups, precision or PrecisionShape(), reductions)
-    (flow.of_units if strategy["name"] == "zero3" else flow.of_buckets)()
+    (flow.of_units if strategy.theory.parameters else flow.of_buckets)()
     return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
 
 
@@ -65,7 +65,7 @@ class _Flow:
     """What our stages move in a step."""
 
     def __init__(
-        self, strategy: dict[str, Any], schedule: Schedule, groups: GroupShape, precision: PrecisionShape,
+        self, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape,
         reductions: int,
     ) -> None:  # fmt: skip
         self.strategy, self.schedule, self.groups = strategy, schedule, groups
@@ -75,21 +75,21 @@ class _Flow:
     @property
     def reduces_by(self) -> str:
         """The collective that reductions are."""
-        return "all_reduce" if self.strategy.get("reduce_with", REDUCTION) == "all_reduce" else REDUCTION
+        return "all_reduce" if self.strategy.reduce_with == "all_reduce" else REDUCTION
 
     def of_buckets(self) -> None:
         """Every bucket is reduced, and gathered once."""
         trained = [i for i, s in enumerate(self.schedule.shapes) if s.trainable]
         shapes, n = self.schedule.shapes, self.groups.sharers
         for kind in by_kind(shapes, trained[::-1]):
-            for run in lay_out_buckets(shapes, kind, n, self.strategy["bucket_bytes"]):
+            for run in lay_out_buckets(shapes, kind, n, self.strategy.bucket_limit):
                 for _, numel in run.units:
                     self.reduced += self._reduced(run, numel).times(self.reductions)
                     self.gathered += self.groups.exact_gather(numel, run.element_bytes)
 
     def of_units(self) -> None:
         """Units as they are used; the small parameters that stay whole are gathered once, and in full."""
-        small, units = by_unit(self.schedule.shapes, self.strategy["persistence_numel"])
+        small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
         for buffer, trained in self._laid_out(small):
             if trained:
                 self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
@@ -120,13 +120,13 @@ class _Flow:
         return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
 
 
-def gathers_of(strategy: dict[str, Any], schedule: Schedule, name: str) -> int:
+def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
     """All-gathers of a unit in one micro-batch."""
     if name == ROOT:
-        return 1 + (returns_of_root(schedule) if root_goes(strategy, schedule.shapes) else not strategy["keep_root"])
+        return 1 + (returns_of_root(schedule) if frees_root(strategy, schedule.shapes) else not strategy.keep_root)
     returns = schedule.returns or (True,) * len(schedule.uses)
     uses = [back for use, back in zip(schedule.uses, returns, strict=True) if use == name]
-    if not strategy["reshard_after_forward"]:
+    if not strategy.reshard_after_forward:
         return min(1, len(uses))
     return len(uses) + any(uses)
 

@@ -1,0 +1,51 @@
+"""The entry to the replay of memory: plays one step of a strategy, and returns the maxima of its live bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..choices import settle
+from ..groups import GroupShape
+from ..shapes import OptimizerShape, PrecisionShape, Schedule
+from ..strategy import StrategyShape
+from ..tiers import NOWHERE, TierShape
+from .live_bytes import InSlots, Replay
+
+FULL = PrecisionShape()
+
+
+@dataclass
+class Prediction:
+    """Bytes on the fullest rank. `states_bytes`: largest sum over time; `highest`: each category's own maximum.
+
+    `host_bytes`, `host_highest`: these of host memory. `file_bytes`: of files.
+    """
+
+    states_bytes: int
+    highest: dict[str, int]
+    host_bytes: int = 0
+    file_bytes: int = 0
+    host_highest: dict[str, int] = field(default_factory=dict)
+
+    def of_category(self, category: str, tier: str = "device") -> int | None:
+        """The expected maximum of `category`, or None where theory says nothing."""
+        if tier == "host":
+            return self.host_bytes if category == "states" else self.host_highest.get(category)
+        return self.states_bytes if category == "states" else self.highest.get(category)
+
+
+def predict_states(
+    strategy: StrategyShape, schedule: Schedule, world_size: int, optimizer: OptimizerShape,
+    precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
+) -> Prediction:  # fmt: skip
+    """Plays a step, and returns the model states' maxima on the rank that needs most."""
+    groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
+    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    replay = InSlots(host=host) if schedule.arena else Replay(host=host)
+    more = {"tiers": tiers} if tiers.place else {}
+    for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played
+        replay.files = 0
+        strategy.theory.replay(replay, strategy, schedule, groups, optimizer, precision, **more)
+    if host is None:
+        return Prediction(replay.most, replay.highest, file_bytes=replay.files)
+    return Prediction(replay.most, replay.highest, host.most, replay.files, host.highest)
