@@ -271,5 +271,5 @@ def sharded(rank: int, n: int) -> None:
             steps(engine, rank, n, range(1))
         assert bool(engine.module.embedding.weight.data.isnan().all())
         steps(engine, rank, n, range(1))
-    with pytest.raises(ValueError, match=r"not what engine\.state_dict\(\) gave; a plain module's state goes into"):
+    with pytest.raises(ValueError, match=r"not a result of engine\.state_dict\(\); a plain module's state goes into"):
         engine.load_state_dict(zoo.build("tied").state_dict())

@@ -47,13 +47,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped": (lambda f: flip(data_file(f)), r"rank0-.*safetensors: it is damaged: its SHA-256"),
     "cut": (lambda f: os.truncate(data_file(f), 100), r"rank0-.*: it has 100 bytes where the index says \d+"),
     "missing": (lambda f: data_file(f).unlink(), r"rank0-.*: it is missing"),
-    "no index": (lambda f: (f / INDEX).unlink(), f"good: it is no checkpoint: it has no {INDEX}"),
-    "not there": (shutil.rmtree, "good: it is no checkpoint"),
-    "index cut": (lambda f: os.truncate(f / INDEX, 400), "no index of a checkpoint, or a damaged one"),
-    "another json": (lambda f: (f / INDEX).write_text("[1]"), "no index of a checkpoint, or a damaged one"),
-    "index flipped": (change_learning_rate, "it is damaged: its contents have another SHA-256"),
+    "no index": (lambda f: (f / INDEX).unlink(), f"good: it is not a checkpoint: it has no {INDEX}"),
+    "not there": (shutil.rmtree, "good: it is not a checkpoint"),
+    "index cut": (lambda f: os.truncate(f / INDEX, 400), "not the index of a checkpoint, or a damaged one"),
+    "another json": (lambda f: (f / INDEX).write_text("[1]"), "not the index of a checkpoint, or a damaged one"),
+    "index flipped": (change_learning_rate, "it is damaged: the SHA-256 of its contents"),
     "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads versions 1 and 2"),
-    "another format": (lambda f: edit_index(f, format="tea"), r"no index of a checkpoint, or a damaged one \(tea\)"),
+    "another format": (lambda f: edit_index(f, format="tea"), r"not the index of a checkpoint, or a damaged one \(tea\)"),
 }
 
 
@@ -114,8 +114,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tensor of nothing": (forge(lambda c: c["tensors"].update({"x": tensor_of(c)})), "x has 35 elements"),
     "no dtype": (forge(lambda c: tensor_of(c).update(dtype="tea")), "dtype 'tea'"),
     "no tensors": (forge(lambda c: c.update(tensors=[])), r"tensors is \[\]"),
-    "files elsewhere": (forge(lambda c: c["files"].update({"../x": [1, ""]})), "'../x' is no file's name"),
-    "a file of no name": (forge(lambda c: c["files"].update({"": [1, ""]})), "'' is no file's name"),
+    "files elsewhere": (forge(lambda c: c["files"].update({"../x": [1, ""]})), "'../x' is not a file name"),
+    "a file of no name": (forge(lambda c: c["files"].update({"": [1, ""]})), "'' is not a file name"),
     "a size that is true": (forge(lambda c: c["files"].update({next(iter(c["files"])): [True, ""]})), "a size and"),
     "facts null": (forge(lambda c: c.update(facts=None)), "facts is None"),
     "extra null": (forge(lambda c: c["facts"].update(extra=None)), "extra is None"),
@@ -132,10 +132,10 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "steps in words": (forge(lambda c: c["facts"]["extra"].update(pending=3)), "extra.pending is 3"),
     "version true": (lambda f: edit_index(f, version=True), "version True"),
-    "deep": (lambda f: (f / INDEX).write_text("[" * 5000), "no index of a checkpoint, or a damaged one"),
+    "deep": (lambda f: (f / INDEX).write_text("[" * 5000), "not the index of a checkpoint, or a damaged one"),
     "a number without end": (
         lambda f: (f / INDEX).write_text("9" * 6000),
-        "no index of a checkpoint, or a damaged one",
+        "not the index of a checkpoint, or a damaged one",
     ),
     "the file a link": (link_outside(data_file), "it is a link to .* outside of the checkpoint"),
     "the index a link": (link_outside(lambda f: f / INDEX), "it is a link to .* outside of the checkpoint"),
@@ -177,7 +177,7 @@ def test_nothing_is_unpickled(saved: Path, tmp_path: Path, monkeypatch: pytest.M
     engine.load(saved)
     assert not (tmp_path / "exploded").exists()
     (saved / INDEX).write_bytes(b"\x80\x04.")
-    with pytest.raises(ValueError, match="no index of a checkpoint"):
+    with pytest.raises(ValueError, match="not the index of a checkpoint"):
         engine.load(saved)
 
 

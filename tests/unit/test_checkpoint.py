@@ -139,7 +139,7 @@ def test_the_states_are_those_of_the_plain_optimizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "words"),
     [
-        ({"milestones": {30: 1}}, r"user_state\['milestones'\]: its key 30 is no string"),
+        ({"milestones": {30: 1}}, r"user_state\['milestones'\]: its key 30 is not a string"),
         ({"rng": torch.zeros(2)}, r"user_state\['rng'\]: it is a Tensor; use JSON's"),
         ({"a": [{"b": {1, 2}}]}, r"user_state\['a'\]\[0\]\['b'\]: it is a set"),
     ],
@@ -159,7 +159,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("42")
     for path in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
-        with pytest.raises(RuntimeError, match="it is there and no checkpoint"):
+        with pytest.raises(RuntimeError, match="the path exists and is not a checkpoint"):
             engine.save(path)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "42"
     engine.module.register_module("odd", WithExtraState())

@@ -77,14 +77,14 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
     for path, words in [
         (tmp_path / "none", "there is no such file or folder; weights are read from"),
         (tmp_path, "there are no weights in it; weights are read from"),
-        (safetensors(tmp_path / "x.json", b"{}"), "it is no index of safetensors files"),
+        (safetensors(tmp_path / "x.json", b"{}"), "it is not an index of safetensors files"),
     ]:
         with pytest.raises(ValueError, match=words):
             engine.load_weights(path)
     for names, words in [
-        ({"w": "../m.safetensors"}, "names '../m.safetensors', which is no file of its folder"),
-        ({"w": 3}, "names 3, which is no file"),
-        ([1], "it is no index of safetensors files"),
+        ({"w": "../m.safetensors"}, "names '../m.safetensors', which is not a file of its folder"),
+        ({"w": 3}, "names 3, which is not a file"),
+        ([1], "it is not an index of safetensors files"),
         ({"v": "m.safetensors"}, "says that v is in m.safetensors, which does not have it"),
     ]:
         safetensors(tmp_path / "m.safetensors", tensor())
@@ -162,5 +162,5 @@ def test_a_checkpoint_of_another_optimizer_gives_its_weights(tmp_path: Path) -> 
     assert all(torch.equal(old, new) for old, new in zip(momentum, kept, strict=True))
     assert torch.equal(second.segments[0].tensor.view(4, 8), first.full_state_dict()["1.weight"])
     (tmp_path / "checkpoint" / "checkpoint.json").write_text("{}")
-    with pytest.raises(ValueError, match="it is no index of a checkpoint"):
+    with pytest.raises(ValueError, match="it is not the index of a checkpoint"):
         second.load_weights(tmp_path / "checkpoint")

@@ -1,4 +1,4 @@
-"""Before and after an engine's masters are written from elsewhere: pending updates stop, parameters follow."""
+"""Steps before and after an engine's masters are overwritten: pending updates are dropped, parameters refreshed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def before_load(engine: Strategy, steps: int = 0) -> None:
-    """Masters are about to be written: no update is at them, and none is still going up. `steps` were taken so far."""
+    """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
     engine.update.restart(steps)
     engine.places.wait()
 
 
 def after_load(engine: Strategy) -> None:
-    """The segments hold values from elsewhere: so do the parameter shards, and then the parameters of all ranks."""
+    """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
     with torch.no_grad():
         for unit in engine.units:
             unit.round_masters()
         engine.places.settle()
         engine.after_update()
         engine.settle()
-    for parameter in engine.trainable:  # a backward through an older forward must be an error, as in torch
+    for parameter in engine.trainable:  # makes a backward through an earlier forward raise, as in torch
         torch.autograd.graph.increment_version(parameter)
     engine.writes.note()

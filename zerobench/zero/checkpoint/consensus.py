@@ -1,7 +1,7 @@
-"""The ranks of an engine as its checkpoints see them: they agree before anything is changed.
+"""Agreement of an engine's ranks on a checkpoint operation, before anything is changed.
 
-A group of their own, on gloo, so that a save may go on in a thread beside the training's collectives. One thread at
-a time uses it: whoever comes next waits for the save that is in flight.
+They use a gloo group of their own, so that a save can run in a thread beside the training's collectives. One thread at
+a time uses it: a second operation waits for the save in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class SaveHandle:
-    """A save that goes on in a thread."""
+    """A save that runs in a thread."""
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._error: Exception | None = None
@@ -39,18 +39,18 @@ class SaveHandle:
             self._error = error
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Returns True once the save has ended, successfully or not."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is whole and on the disk. Raises RuntimeError where it could not be written."""
+        """Returns when the checkpoint is complete and on the disk. Raises RuntimeError where it was not written."""
         self._thread.join()
         self._seen = True
         if self._error is not None:
             raise self._error
 
     def wait_unless_seen(self) -> None:
-        """As `wait`, but an error that `wait` has raised is not raised again."""
+        """Waits; an error that `wait` has raised before is not raised again."""
         seen = self._seen
         try:
             self.wait()
@@ -60,7 +60,7 @@ class SaveHandle:
 
 
 class Ranks:
-    """Who saves and loads together, and the save that is in flight."""
+    """The ranks that save and load together, and the save in flight."""
 
     def __init__(self, engine: Strategy) -> None:
         self.in_flight: SaveHandle | None = None
@@ -69,7 +69,7 @@ class Ranks:
         self.rank, self.size = (0, 1) if self.group is None else (dist.get_rank(self.group), engine.comm.ranks)
 
     def agree(self, what: Callable[[], T]) -> T:
-        """Runs `what` on each rank. Where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
+        """Runs `what` on each rank; where it raises on one, all raise its sentence, as RuntimeError or ValueError."""
         refusal: Exception | None = None
         done: Any = None
         try:
@@ -79,7 +79,7 @@ class Ranks:
             refusal = RuntimeError(str(error))
         except (ValueError, OSError) as error:
             refusal = ValueError(str(error))
-        except Exception as error:  # whatever it is, the others must hear of it, or they would wait for ever
+        except Exception as error:  # of any kind: without the message the other ranks would wait for ever
             refusal = ValueError(repr(error))
         for one in self._gather(refusal):
             if one is not None:
@@ -89,10 +89,10 @@ class Ranks:
     def _gather(self, mine: Exception | None) -> list[Exception | None]:
         if self.group is None:
             return [mine]
-        everyones: list[Exception | None] = [None] * self.size
+        errors: list[Exception | None] = [None] * self.size
         with labels.collective("control"):
-            self._comm.call("checkpoint", lambda: dist.all_gather_object(everyones, mine, group=self.group), self.group)
-        return everyones
+            self._comm.call("checkpoint", lambda: dist.all_gather_object(errors, mine, group=self.group), self.group)
+        return errors
 
     def _land(self) -> None:
         handle, self.in_flight = self.in_flight, None
@@ -105,17 +105,17 @@ _groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def ranks_of(engine: Strategy) -> Ranks:
-    """The engine's; collective at the first call."""
+    """Returns the engine's ranks; the first call creates their group and is collective."""
     if engine not in _ranks:
         _ranks[engine] = Ranks(engine)
     return _ranks[engine]
 
 
 def _group_beside(comm: Comm) -> dist.ProcessGroup | None:
-    """A gloo group of the same ranks, made once; only they take part. None in a world of one.
+    """Returns a gloo group of the same ranks, created once by them alone; None in a world of one rank.
 
     torch names such a group after its ranks and the number of groups that each is in (torch-private, tested). Where
-    these numbers differ the ranks would wait for one another under different names: groups of one make them equal.
+    these numbers differ, the ranks would wait for each other under different names: groups of one rank make them equal.
     """
     if comm.group is None:
         return None

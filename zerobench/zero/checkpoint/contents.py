@@ -1,15 +1,16 @@
-"""What of an engine is in a checkpoint: the tensors that are saved, and those that loading fills.
+"""The tensors of a checkpoint: those that saving reads from an engine, and those that loading fills.
 
 [Note: the tensors of a checkpoint]
     master.<parameter>              what the optimizer updates; each rank's segments are its chunks
-    optimizer.<parameter>.<state>   states of the parameter's size, cut in the same way
-    frozen.<parameter>              parameters that are not trained: cut as the stage cuts them, else from one rank
-    pending.<parameter>             gradients whose update is late (optim/delayed_update.py), cut in the same way
+    optimizer.<parameter>.<state>   states of the parameter's size, in the same chunks
+    frozen.<parameter>              parameters that are not trained: the stage's shards, else whole from one rank
+    pending.<parameter>             gradients of a delayed update (optim/delayed_update.py), in the same chunks
     buffer.<name>                   the module's persistent buffers, from rank 0
 
-All are flat, a parameter's in the order of its memory (see metadata.py), and a chunk is known by its first element
-in the whole parameter: nothing of stage, N or bucket size is in it. Tied parameters have one name, their first. Where
-the engine that loads has a parameter in another order, each rank reads all of it and picks its elements.
+All are flat, a parameter's in the order of its memory (see metadata.py), and a chunk is identified by its first element
+in the whole parameter, so that it does not depend on stage, N or bucket size. Tied parameters are saved once, under
+their first name. Where the loading engine has a parameter in another memory order, each rank reads all of it and picks
+its elements.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
-    """This rank's part of the state: live, or with `copy` copied to the CPU, so that training may go on.
+    """Returns this rank's part of the state: live, or with `copy` copied to the CPU, so that training can continue.
 
-    Of ranks that are replicas of one another the first alone has a part.
+    Only the first of several replicas has a part; the others return an empty dict.
     """
     if engine.comm.replica > 0:
         return {}
@@ -63,17 +64,17 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
 
 
 class Targets:
-    """The tensors that a checkpoint of these facts is read into, and what remains to be done when they are filled."""
+    """The tensors that a checkpoint of these facts is read into, and the steps that remain once they are filled."""
 
     def __init__(self, engine: Strategy, facts: Mapping[str, Any], pending: Mapping[str, torch.dtype]) -> None:
-        """`pending`: the parameters whose gradients are in the checkpoint, and their dtype."""
+        """Allocates them. `pending`: parameters whose gradients are in the checkpoint, and their dtype."""
         self.engine = engine
         self.facts = facts
         self._pending: dict[OptimizerSegment, torch.Tensor] = {}
         self.flats: dict[str, Flat] = {}
         self._pending_dtypes = pending
         self._states: list[dict[str, Any]] = []  # a segment's new optimizer state, in the order of engine.segments
-        self._late: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []  # what cannot be read into, its values
+        self._late: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []  # not readable in place; their values
         for segment in engine.segments:
             self._add_segment(segment)
         for name, parameter, start, chunk in sharded_frozen(engine):
@@ -84,7 +85,7 @@ class Targets:
             self._add_buffer(f"buffer.{name}", buffer)
 
     def _add(self, key: str, name: str, parameter: nn.Parameter, start: int, chunk: torch.Tensor) -> None:
-        """`chunk` is to hold the elements from `start` of the parameter's flat tensor `key`, whose {} is its name."""
+        """Has `chunk` filled with elements from `start` of the parameter's flat tensor `key`, whose {} is its name."""
         own, saved = self.engine.orders[parameter], saved_order(self.facts, name)
         if own.agrees(saved):
             _put(self.flats, key.format(name), parameter, start, chunk)
@@ -121,7 +122,7 @@ class Targets:
         _put(self.flats, name, tensor, 0, flat.view(-1))
 
     def finish(self) -> None:
-        """The tensors are filled: the rest of the state follows, and the parameters become what the masters are."""
+        """Restores the rest of the state once the tensors are filled, then refreshes parameters from the masters."""
         engine, optimizer = self.engine, self.engine.optimizer
         with torch.no_grad():
             for tensor, values in self._late:
@@ -149,7 +150,7 @@ def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chu
 
 
 def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:
-    """(name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
+    """Yields (name, parameter, first element, chunk) of the frozen parameters that the stage shards."""
     names = {p: name for name, p in engine.module.named_parameters()}
     frozen = set(engine.frozen)
     for unit in engine.holders():
@@ -162,7 +163,7 @@ def sharded_frozen(engine: Strategy) -> Iterator[tuple[str, nn.Parameter, int, t
 
 
 def whole_frozen(engine: Strategy) -> dict[str, nn.Parameter]:
-    """The frozen parameters that every rank holds whole."""
+    """Returns the frozen parameters that every rank holds whole, by name."""
     held = {p for unit in engine.holders() for p in engine.parameters_of(unit)}
     frozen = set(engine.frozen) - held
     return {name: p for name, p in engine.module.named_parameters() if p in frozen}
@@ -175,7 +176,7 @@ def _tensor_for(like: torch.Tensor, dtype: torch.dtype, old: Any) -> torch.Tenso
 
 
 def _placed(key: str, value: Any, tensor: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """A scalar state on the device where torch wants it: `step` on the CPU, unless the group runs on the device."""
+    """Moves a scalar state to the device that torch expects: `step` on the CPU, unless capturable or fused."""
     if not isinstance(value, torch.Tensor) or value.dim():
         return value
     if key != "step":
@@ -190,7 +191,7 @@ def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
         value = decode(encoded)
         if key in IMPLEMENTATION:
             continue
-        if isinstance(group.get(key), torch.Tensor):  # a learning rate that is a tensor: whoever holds it sees it
+        if isinstance(group.get(key), torch.Tensor):  # a tensor learning rate: in place, other references see it
             group[key].fill_(value)
         else:
             group[key] = value

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
-    """See `Strategy.export_safetensors`."""
+    """Writes one safetensors file, as `Strategy.export_safetensors` specifies."""
     engine.settle()
     ranks, target = ranks_of(engine), Path(path).absolute()
     file = ranks.agree(lambda: _ExportFile(engine.module, target) if ranks.rank == 0 else None)
@@ -32,7 +32,7 @@ def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
 
 
 class _ExportFile:
-    """The file while it is written: beside its name until it is whole."""
+    """The export while it is written: under another name until it is complete."""
 
     def __init__(self, module: torch.nn.Module, path: Path) -> None:
         buffers_of(module)  # refuses extra state
@@ -50,7 +50,7 @@ class _ExportFile:
         self._file.write(head)
 
     def put(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Writes them where they belong. An error waits for `finish`: the others are gathering still."""
+        """Writes tensors at their offsets. An error is raised in `finish`: other ranks are still gathering units."""
         try:
             for tensor in tensors if self._error is None else ():
                 self._left.pop(tensor, None)
@@ -61,7 +61,7 @@ class _ExportFile:
             self._error = error
 
     def finish(self) -> None:
-        """Writes what no unit held and gives the file its name."""
+        """Writes the tensors that belong to no unit and gives the file its name."""
         self.put(list(self._left))
         try:
             self._file.close()

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: DCP's metadata as JSON, and the checks that a folder is what its index says.
+"""The index of a checkpoint: DCP's metadata as JSON, and the checks that a folder matches its index.
 
     {"format": "zerobench checkpoint", "version": 2, "sha256": of the contents,
      "contents": {
@@ -6,8 +6,8 @@
         "tensors": {name: {"dtype": "float32", "numel": 5, "chunks": [[first element, elements, file, byte], ...]}},
         "files": {name: [bytes, sha256]}}}
 
-Every tensor is flat: its shape is among the facts, and so, since version 2, is the order of its elements where they do
-not lie row by row. A checkpoint in which all do is written as version 1, which knows no other order.
+Every tensor is flat: its shape is among the facts and, since version 2, so is the order of its elements unless it is
+row-major. A checkpoint with only row-major tensors is written as version 1, so that older releases can read it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class File:
 
 @dataclass(frozen=True)
 class FileOffset:
-    """Where a chunk's bytes begin in a file."""
+    """The byte offset at which a chunk begins in a file."""
 
     file: File
     offset: int
 
 
 def write_index(path: Path, metadata: Metadata) -> None:
-    """Writes `metadata`, with the facts as its planner data and a FileOffset a chunk, and waits for the disk."""
+    """Writes `metadata`, with the facts as planner data and a FileOffset per chunk, and waits for the disk."""
     places: dict[MetadataIndex, FileOffset] = metadata.storage_data
     tensors = {name: _to_json(name, tensor, places) for name, tensor in metadata.state_dict_metadata.items()}
     files = {place.file.name: [place.file.size, place.file.sha256] for place in places.values()}
@@ -76,10 +76,10 @@ def _to_json(name: str, tensor: Any, places: dict[MetadataIndex, FileOffset]) ->
 
 
 def read_index(folder: Path) -> Metadata:
-    """The metadata that `write_index` wrote. Raises ValueError where there is none, or none that can be trusted."""
+    """Reads the metadata of `write_index`. Raises ValueError where there is none, or where a check fails."""
     path = folder / INDEX
     if not path.is_file():
-        raise ValueError(f"{folder}: it is no checkpoint: it has no {INDEX}")
+        raise ValueError(f"{folder}: it is not a checkpoint: it has no {INDEX}")
     _check_within(folder, INDEX)
     try:
         whole = json.loads(path.read_bytes())
@@ -87,16 +87,16 @@ def read_index(folder: Path) -> Metadata:
             raise ValueError(whole["format"])
         version, contents, digest = whole["version"], whole["contents"], whole["sha256"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path}: it is no index of a checkpoint, or a damaged one ({error})") from None
+        raise ValueError(f"{path}: it is not the index of a checkpoint, or a damaged one ({error})") from None
     if version not in VERSIONS or isinstance(version, bool):
         known = " and ".join(map(str, VERSIONS))
         raise ValueError(f"{path}: its format is of version {version}, and this zerobench reads versions {known}")
     if digest != _digest(contents):
-        raise ValueError(f"{path}: it is damaged: its contents have another SHA-256 than it says")
+        raise ValueError(f"{path}: it is damaged: the SHA-256 of its contents is not the recorded one")
     try:
         check_contents(contents)
     except ValueError as error:
-        raise ValueError(f"{path}: it is no index of a checkpoint: {error}") from None
+        raise ValueError(f"{path}: it is not the index of a checkpoint: {error}") from None
     return _from_json(contents)
 
 
@@ -130,7 +130,7 @@ def check_files(folder: Path, metadata: Metadata, share: slice) -> None:
 
 
 def _check_within(folder: Path, name: str) -> None:
-    """A link is no way to have a file from elsewhere read."""
+    """Raises ValueError for a symbolic link that would have a file outside of the folder read."""
     if (folder / name).resolve().parent != folder.resolve():
         raise ValueError(f"{folder / name}: it is a link to {(folder / name).resolve()}, outside of the checkpoint")
 

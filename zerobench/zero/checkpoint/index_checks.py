@@ -1,4 +1,4 @@
-"""Checks the contents of an index before anything is loaded: anybody may have written it, and made its SHA-256 fit.
+"""Checks the contents of an index before anything is loaded: any program may have written it, with a correct SHA-256.
 
 Every check raises ValueError with the end of a sentence. JSON's `true` is not taken for 1, and every byte of a file
 belongs to one chunk, so that an offset cannot point elsewhere.
@@ -15,7 +15,7 @@ from .metadata import decode, is_elements
 from .safetensors import DTYPES
 
 FIRST_BYTE = 8
-"""Before it a file says how long its header is."""
+"""Bytes at the start of a file that hold the length of its header."""
 
 FACTS = {
     "stage": int, "world_size": int, "torch": str, "parameters": dict, "buffers": dict, "optimizer": dict,
@@ -25,10 +25,10 @@ OF_OPTIMIZER = {"class": str, "options": list, "groups": dict, "states": dict}
 
 
 def check_contents(contents: Any) -> None:
-    """Files, tensors and facts are what the notes in index.py, contents.py and checkpoint/metadata.py say."""
+    """Raises ValueError where files, tensors or facts break the notes in index.py, contents.py and metadata.py."""
     _check_types("contents", contents, {"facts": dict, "tensors": dict, "files": dict})
     for name, entry in contents["files"].items():
-        _require(name not in ("", ".", "..") and "/" not in name and "\0" not in name, f"{name!r} is no file's name")
+        _require(name not in ("", ".", "..") and "/" not in name and "\0" not in name, f"{name!r} is not a file name")
         _require(
             isinstance(entry, list) and len(entry) == 2 and _is_count(entry[0]) and isinstance(entry[1], str),
             f"its entry of {name} is {entry!r:.60}, not a size and a SHA-256",
@@ -41,7 +41,7 @@ def check_contents(contents: Any) -> None:
 
 
 def _check_tensor(name: str, entry: Any, sizes: dict[str, int]) -> None:
-    """`sizes`: the elements of every parameter and buffer, by the names that tensors end with."""
+    """Checks a tensor's entry. `sizes`: elements of every parameter and buffer, by the names that tensors end with."""
     _check_types(name, entry, {"dtype": str, "numel": int, "chunks": list})
     _require(entry["dtype"] in DTYPES, f"{name} has dtype {entry['dtype']!r:.60}")
     known = [numel for owner, numel in sizes.items() if name == owner or name.startswith(f"{owner}.")]
@@ -58,12 +58,12 @@ def _check_tensor(name: str, entry: Any, sizes: dict[str, int]) -> None:
 
 
 def _check_bytes(contents: dict[str, Any]) -> None:
-    """The chunks of a file lie end to end up to its end, as tensor_file.layout puts them."""
+    """Checks that a file's chunks lie end to end up to its end, as `safetensors.layout` places them."""
     ranges: dict[str, list[tuple[int, int, str]]] = {name: [] for name in contents["files"]}
     for name, entry in contents["tensors"].items():
         itemsize = DTYPES[entry["dtype"]].itemsize
         for _, numel, file, byte in entry["chunks"]:
-            _require(file in ranges, f"{name} is in {file!r:.60}, which is no file of it")
+            _require(file in ranges, f"{name} is in {file!r:.60}, which the index does not list")
             ranges[file].append((byte, byte + numel * itemsize, name))
     for file, found in ranges.items():
         _require(found != [], f"{file} holds nothing")
@@ -99,7 +99,7 @@ def _check_facts(facts: dict[str, Any]) -> None:
 
 
 def _check_values(where: str, values: Any) -> None:
-    """Options of a group, or states of a parameter, that `decode` makes values of."""
+    """Checks that `decode` can restore the options of a group, or the states of a parameter."""
     _require(isinstance(values, dict), f"{where} has {values!r:.60} for names and values")
     for key, value in values.items():
         if is_elements(value):
@@ -108,7 +108,7 @@ def _check_values(where: str, values: Any) -> None:
         try:
             decode(value)
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
-            raise ValueError(f"{where} has {key} = {value!r:.60}, which is no value") from None
+            raise ValueError(f"{where} has {key} = {value!r:.60}, which is not a value") from None
 
 
 def _sizes(facts: dict[str, Any]) -> dict[str, int]:

@@ -1,19 +1,19 @@
-"""What a checkpoint says of itself in JSON beside the tensors, and the comparison with an engine that wants to load it.
+"""A checkpoint's facts, the JSON beside its tensors, and their comparison with an engine that loads it.
 
 [Note: the facts]
-    stage, world_size, torch    how it was saved; another engine may be of another stage and N
+    stage, world_size, torch    how it was saved; the loading engine may have another stage and N
     parameters                  {name: {"shape": [2, 3], "dtype": "float32", "trainable": true}}, tied ones once; with
-                                "order": [1, 0], the dimensions from the slowest to the fastest, where elements do not
-                                lie row by row: so lie those of every flat tensor of the parameter's
+                                "order": [1, 0], the dimensions from the slowest to the fastest, unless row-major: the
+                                order of the elements in every flat tensor of the parameter
     buffers                     {name: {"shape": [], "dtype": "int64"}}
     optimizer                   "class"    its name
-                                "options"  [{"lr": 0.1, ...}, ...], one a group
+                                "options"  [{"lr": 0.1, ...}, ...], one per group
                                 "groups"   {name: number of the parameter's group, or null for none}
                                 "states"   {name: {state: value}}, of which {"elements": dtype} stands for a tensor
                                            of the parameter's size; parameters that were never updated have none
-    extra, user                 the engine's and the caller's own
+    extra, user                 further values of the engine and of the caller
 
-A rank knows the groups and states of the parameters that it holds a segment of; `merge` makes the whole.
+A rank knows the groups and states of the parameters that it holds a segment of; `merge` combines all ranks'.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
 
 IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
-"""Options that say how a group is updated rather than what comes out: each engine keeps its own."""
+"""Options that choose an implementation of the update and do not change its result: each engine keeps its own."""
 
 
 def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
-    """What this rank knows. Raises ValueError, with a sentence, for what JSON cannot hold."""
+    """Returns this rank's facts. Raises ValueError, with a sentence, for a value that JSON cannot hold."""
     number_of = {id(p): number for number, group in enumerate(engine.optimizer.param_groups) for p in group["params"]}
     groups: dict[str, int] = {}
     states: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def facts_of(engine: Strategy, user: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(everyones: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rank 0's facts, with the groups and states of all. Raises ValueError where the ranks disagree."""
+    """Returns rank 0's facts with the groups and states of all ranks. Raises ValueError where they disagree."""
     whole = everyones[0]
     for facts in everyones[1:]:
         for key, words in (("groups", "its group"), ("states", "its state")):
@@ -76,7 +76,7 @@ def merge(everyones: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that belong to the module's state, by name. Raises ValueError for extra state of a module's own."""
+    """Returns the persistent buffers, by name. Raises ValueError for a module's extra state."""
     state = module.state_dict(keep_vars=True)
     for name in state:
         if name.rpartition(".")[2] == "_extra_state":
@@ -85,11 +85,11 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check_json(value: Any, where: str) -> Any:
-    """`value` itself. Raises ValueError where it would come back as something else (a tuple may become a list)."""
+    """Returns `value`. Raises ValueError where JSON would change it (except a tuple, which may become a list)."""
     if isinstance(value, dict):
         for key, one in value.items():
             if not isinstance(key, str):
-                raise ValueError(f"{where}: its key {key!r} is no string, and JSON keeps no others")
+                raise ValueError(f"{where}: its key {key!r} is not a string, the only kind of key in JSON")
             check_json(one, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple):
         for number, one in enumerate(value):
@@ -100,7 +100,7 @@ def check_json(value: Any, where: str) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """An option or a scalar state as JSON; `decode` gives back the same type and the same bits."""
+    """Encodes an option or a scalar state as JSON; `decode` restores its type and bits."""
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return {"tensor": value.item(), "dtype": dtype_name(value.dtype)}
     if isinstance(value, tuple):
@@ -113,7 +113,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given; tensors on the CPU."""
+    """Restores the argument of `encode`; tensors are on the CPU."""
     if isinstance(value, list):
         return [decode(one) for one in value]
     if isinstance(value, dict):
@@ -124,12 +124,12 @@ def decode(value: Any) -> Any:
 
 
 def is_elements(value: Any) -> bool:
-    """Whether a state in the facts stands for a tensor of the parameter's size."""
+    """Returns True where a state in the facts stands for a tensor of the parameter's size."""
     return isinstance(value, dict) and "elements" in value
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
+    """Returns a dtype's short name: `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -159,7 +159,7 @@ def _order(order: MemoryOrder) -> dict[str, Any]:
 
 
 def saved_order(facts: Mapping[str, Any], name: str) -> MemoryOrder:
-    """The order in which the elements of a parameter's flat tensors lie in a checkpoint of these facts."""
+    """Returns the memory order of a parameter's flat tensors in a checkpoint of these facts."""
     shape = facts["parameters"][name]["shape"]
     return MemoryOrder.from_dims(shape, facts["parameters"][name].get("order", range(len(shape))))
 
@@ -170,7 +170,7 @@ def _add(known: dict[str, Any], name: str, value: Any, words: str) -> None:
 
 
 def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
-    """Why `engine` cannot load a checkpoint of this metadata: a sentence each, the first being the most telling."""
+    """Yields the reasons why `engine` cannot load a checkpoint of this metadata, the most specific sentence first."""
     facts, mine = metadata.planner_data, facts_of(engine, {})
     for kind in ("parameters", "buffers"):
         yield from _of_names(kind[:-1], facts[kind], mine[kind])
@@ -196,7 +196,7 @@ def differences(engine: Strategy, metadata: Metadata) -> Iterable[str]:
 
 
 def _option_pairs(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterable[tuple[str, Any, Any]]:
-    """(which option, the checkpoint's value, this engine's) of those that both have."""
+    """Yields (option, the checkpoint's value, this engine's) for the options that both have."""
     for number, (there, here) in enumerate(zip(saved["options"], own["options"], strict=False)):
         for key in [key for key in here if key in there]:
             yield f"{key} of group {number}", _number(decode(there[key])), _number(decode(here[key]))
@@ -207,7 +207,7 @@ def _number(value: Any) -> Any:
 
 
 def _is_like(saved: Any, own: Any) -> bool:
-    """Whether a saved value can stand where this engine has `own`; missing and further keys are no matter."""
+    """Returns True where a saved value can replace this engine's `own`; missing and additional keys are allowed."""
     if isinstance(own, dict):
         return isinstance(saved, dict) and all(_is_like(saved[key], own[key]) for key in own.keys() & saved.keys())
     if own is None or saved is None:
@@ -238,7 +238,7 @@ def _of_names(kind: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> It
 
 
 def is_order(dims: Any, many: int) -> bool:
-    """Tells whether `dims` is a list of the dimensions 0 to `many` - 1, each once."""
+    """Returns True where `dims` is a list of the dimensions 0 to `many` - 1, each once."""
     return type(dims) is list and all(type(d) is int for d in dims) and sorted(dims) == list(range(many))
 
 

@@ -1,5 +1,5 @@
-"""What each rank writes and reads, as DCP's plans. Resharding is DCP's: chunks that were saved and chunks that are
-wanted are ranges of the same flat tensor, and what they share is read.
+"""DCP plans of each rank's writes and reads. Resharding is DCP's: saved and requested chunks are ranges of one flat
+tensor, and their intersections are read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 @dataclass
 class Flat:
-    """What this rank holds of a flattened tensor of `numel` elements: 1-D chunks, by the element that they start at."""
+    """This rank's part of a flattened tensor of `numel` elements: 1-D chunks, by their first element."""
 
     numel: int
     dtype: torch.dtype
     chunks: dict[int, torch.Tensor]
 
     def boxes(self) -> list[ChunkStorageMetadata]:
-        """The chunks as DCP describes them."""
+        """Returns the chunks in DCP's form."""
         return [ChunkStorageMetadata(torch.Size([at]), chunk.shape) for at, chunk in self.chunks.items()]
 
 
 class SavePlanner(DefaultSavePlanner):
-    """Plans the chunks of this rank's Flats. The ranks' facts travel with the plans, and `merge` makes one of them."""
+    """Plans the writes of this rank's Flats. Each plan carries its rank's facts, which `merge` combines."""
 
     def __init__(self, facts: dict[str, Any], merge: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -42,7 +42,7 @@ class SavePlanner(DefaultSavePlanner):
         self.merge = merge
 
     def create_local_plan(self) -> SavePlan:
-        """One item a chunk."""
+        """Returns one item per chunk."""
         items = []
         for name, flat in self.state_dict.items():
             for box in flat.boxes():
@@ -51,19 +51,19 @@ class SavePlanner(DefaultSavePlanner):
         return SavePlan(items, planner_data=self.facts)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """DCP's own, which checks that the chunks of all ranks fill every tensor, and the merged facts."""
+        """Calls DCP's own, which checks that all ranks' chunks fill every tensor, and adds the merged facts."""
         plans, metadata = super().create_global_plan([replace(plan, planner_data=None) for plan in all_plans])
         facts = self.merge([plan.planner_data for plan in all_plans])
         return plans, replace(metadata, planner_data=facts)
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        """The chunk itself."""
+        """Returns the chunk."""
         assert index.offset is not None
         return self.state_dict[index.fqn].chunks[index.offset[0]]
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Plans the reads that fill the chunks of this rank's Flats, wherever and however the tensors were cut."""
+    """Plans the reads that fill this rank's Flats, whichever chunks the tensors were saved in."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
@@ -72,7 +72,7 @@ class LoadPlanner(DefaultLoadPlanner):
         self.metadata = metadata
 
     def create_local_plan(self) -> LoadPlan:
-        """As many items as saved chunks overlap ours. Raises ValueError where they leave a gap."""
+        """Returns an item per saved chunk that overlaps one of ours. Raises ValueError where they leave a gap."""
         assert self.metadata is not None
         items = []
         for name, flat in self.state_dict.items():
@@ -84,6 +84,6 @@ class LoadPlanner(DefaultLoadPlanner):
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """The chunk to be filled."""
+        """Returns the chunk to fill."""
         assert index.offset is not None
         return self.state_dict[index.fqn].chunks[index.offset[0]]

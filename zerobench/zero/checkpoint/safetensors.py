@@ -1,11 +1,11 @@
-"""The safetensors format by hand: it is a few lines, and the engine depends on torch alone.
+"""The safetensors format, implemented here in a few lines because the engine depends on torch alone.
 
 [Note: a safetensors file]
-    8 bytes   little-endian: how long the header is
+    8 bytes   little-endian: the length of the header
     header    JSON: {name: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}, padded with spaces
-    data      the tensors' bytes, row by row, end to end in the order of their offsets, which count from here
+    data      the tensors' bytes, row-major, end to end in the order of their offsets, which count from here
 
-No part of it is code: a file from anywhere can be opened. Wider elements come first, so that all are aligned.
+A file contains no code and can be opened whatever its origin. Wider elements come first, so that all are aligned.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""Each dtype's name in the format."""
+"""dtype -> its name in the format."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
-"""The same dtypes by torch's names, which the index uses."""
+"""torch's name of a dtype, as in the index -> dtype."""
 
 _ALIGN = 8
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """The head of a file (length and header) that will hold `tensors`, and where in the file each begins, in bytes.
+    """Returns the head of a file for `tensors` (length and header), and each tensor's offset in it, in bytes.
 
-    Only their shapes and dtypes matter; the places are in the order in which the file holds them. Raises
-    ValueError for a dtype that the format does not know.
+    Only shapes and dtypes are read; the offsets are in the file's order. Raises ValueError for a dtype that the format
+    does not have.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begins: dict[str, int] = {}
@@ -53,18 +53,18 @@ def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's elements, row by row, as bytes. A copy: torch never again resizes a storage that numpy has seen."""
+    """Returns a row-major copy of the elements as bytes; torch refuses to resize a storage that numpy has seen."""
     return buffer_of(tensor.detach().to("cpu", copy=True).contiguous())
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """The memory itself of a contiguous tensor on the CPU, as bytes that can be read into."""
+    """Returns the memory of a contiguous CPU tensor as a writable buffer, without a copy."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Waits until these files or folders are on the disk, not only in the system's memory."""
+    """Waits until these files or folders are on the disk, not only in the page cache (fsync)."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -34,7 +34,7 @@ __all__ = ["SaveHandle", "export_safetensors", "load", "load_weights", "save"]
 def save(
     engine: Strategy, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
 ) -> SaveHandle | None:
-    """See `Strategy.save`."""
+    """Writes a checkpoint, as `Strategy.save` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
     tensors, facts = ranks.agree(lambda: _take(engine, asynchronous, user_state))
@@ -48,9 +48,10 @@ def save(
 
 
 def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """See `Strategy.load`."""
+    """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
+    # Everything is checked on all ranks before anything is changed; each rank hashes every Nth file.
     metadata = ranks.agree(lambda: _check(engine, folder, slice(ranks.rank, None, ranks.size)))
     engine.zero_grad()
     before_load(engine)
@@ -86,7 +87,7 @@ def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: di
 
 
 def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
-    """The checkpoint's metadata. Raises ValueError for one that is damaged, or of another model or optimizer."""
+    """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or of another model or optimizer."""
     metadata = read_index(folder)
     for sentence in differences(engine, metadata):
         raise ValueError(f"{folder}: {sentence}")
@@ -95,15 +96,15 @@ def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
 
 
 def _pending_in(metadata: Metadata) -> dict[str, torch.dtype]:
-    """The parameters with gradients in the checkpoint, and the gradients' dtype."""
+    """Returns parameter name -> dtype of its pending gradient, for those that the checkpoint holds."""
     found: dict[str, Any] = metadata.state_dict_metadata
     head = "pending."
     return {name[len(head) :]: kind.properties.dtype for name, kind in found.items() if name.startswith(head)}
 
 
 def _run(failure: str, ranks: Ranks, operation: Callable[..., Any]) -> None:
-    """Runs one of DCP's operations. Raises RuntimeError with one sentence where it fails, on all ranks."""
-    if ranks.group is None:  # a world of one is meant; not catch_warnings, which a thread must not use
+    """Runs one of DCP's operations. Raises RuntimeError, the same sentence on all ranks, where it fails."""
+    if ranks.group is None:  # a world of one rank is intended; catch_warnings is not safe in a thread
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     try:
         operation(process_group=ranks.group, no_dist=ranks.group is None)

@@ -1,4 +1,4 @@
-"""The engine's state as dicts: the plain module's, whole, and each rank's own part."""
+"""The engine's state as dicts: the plain module's full state, and each rank's own part."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 
 
 class StateFace:
-    """What an engine offers for its state: the part of `Strategy`'s face that is about keeping and moving it."""
+    """The methods of `Strategy` that save, load and convert its state."""
 
     def full_state_dict(self: Any, rank0_only: bool = False) -> dict[str, Any]:
-        """The plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
+        """Returns the plain module's `state_dict`: same keys, shapes and values, copied; collective over the ranks.
 
-        With `rank0_only` the other ranks take part and get an empty dict.
+        With `rank0_only` the other ranks participate and return an empty dict.
         """
         return full_state_dict(self, rank0_only)
 
     def state_dict(self: Any) -> dict[str, Any]:
-        """This rank's part, copied: shards, buffers, frozen parameters, optimizer state. For the same N and stage."""
+        """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state; for one N and stage."""
         self.writes.check()
         with self.places.in_memory(write_back=False):
             return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave on the same rank. Raises ValueError where it does not fit."""
+        """Restores the result of `state_dict` on the same rank. Raises ValueError where it does not fit."""
         with self.places.in_memory(write_back=True):
             load_state_dict(self, saved)
 
     @contextmanager
     def full_parameters(self: Any) -> Iterator[nn.Module]:
-        """Inside, the module's parameters are whole on every rank, to be read and written; collective.
+        """Gathers the module's parameters on every rank, to be read and written inside the context; collective.
 
-        For weight averaging, say, or `load_state_dict`. What is written, in place or by `p.data = ...`, comes into
-        shards and fp32 masters at the end; every rank must write the same, for each keeps its own part alone.
-        Optimizer states stay as they are. Raises RuntimeError for a parameter that was replaced by a tensor of another
-        dtype or device.
+        For example for weight averaging, or for `load_state_dict`. Values written in place or by `p.data = ...` are
+        copied into shards and fp32 masters at the end; every rank must write equal values, since each keeps only its
+        own part. Optimizer states are unchanged. Raises RuntimeError for a parameter that was replaced by a tensor of
+        another dtype or device.
         """
         self.settle()
         self.writes.check()
@@ -65,9 +65,9 @@ class StateFace:
     ) -> SaveHandle | None:
         """Writes a checkpoint, the folder `path`, that any stage at any N can load; collective over the ranks.
 
-        `user_state`: JSON values that `load` returns; rank 0's count. `asynchronous`: returns once this rank's part
-        is copied to the CPU; the handle's `wait` raises what went wrong, or else the next save or load does. A
-        checkpoint that is there already stays until the new one is whole. Raises ValueError for what cannot be
+        `user_state`: JSON values that `load` returns; those of rank 0 are saved. `asynchronous`: returns once this
+        rank's part is copied to the CPU; an error is raised by the handle's `wait`, or by the next save or load. An
+        existing checkpoint is replaced only when the new one is complete. Raises ValueError for state that cannot be
         saved, RuntimeError where writing failed, on all ranks.
         """
         self.writes.check()
@@ -76,9 +76,9 @@ class StateFace:
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
     def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
-        """Takes back what `save` wrote, under any stage and N, and returns its `user_state`; collective.
+        """Loads a checkpoint that `save` wrote at any stage and N, and returns its `user_state`; collective.
 
-        `weights_only`: parameters and buffers alone, as `load_weights` has it. Raises ValueError, on all ranks and
+        `weights_only`: loads parameters and buffers only, as `load_weights` does. Raises ValueError, on all ranks and
         before anything is changed, for a checkpoint that is damaged or of another model or optimizer.
         """
         if weights_only:
@@ -89,10 +89,11 @@ class StateFace:
     def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
         """Loads parameters and buffers from safetensors (a file, an index or a folder of them) or from a checkpoint.
 
-        Collective; each rank reads what it keeps. Masters get the file's values in its dtype; optimizer states stay.
-        Of tied parameters one name is enough. Returns the names that the file lacks, `missing_keys`, and those that
-        the module lacks, `unexpected_keys`. Raises ValueError, on all ranks and before anything is changed, for files
-        that are damaged, for other shapes and, if `strict`, for such names. Nothing is unpickled.
+        Collective; each rank reads only the elements that it keeps. Masters are filled with the file's values in their
+        full precision; optimizer states are unchanged. One name of a tied parameter is enough. Returns the names that
+        the file lacks, `missing_keys`, and those that the module lacks, `unexpected_keys`. Raises ValueError, on all
+        ranks and before anything is changed, for damaged files, for other shapes and, if `strict`, for missing and
+        unexpected names. Nothing is unpickled.
         """
         return self._load_weights(path, strict)[0]
 
@@ -106,19 +107,19 @@ class StateFace:
         _checkpoints().export_safetensors(self, path)
 
     def after_load(self: Any) -> None:
-        """The segments hold values from elsewhere: the parameters follow."""
+        """Refreshes the parameters after segments were overwritten."""
         after_load(self)
 
     def _extra_state(self) -> dict[str, Any]:
-        """JSON values, equal on all ranks, that a checkpoint keeps for the engine itself."""
+        """Returns the engine's own JSON values for a checkpoint, equal on all ranks."""
         return {}
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
-        """Takes back what `_extra_state` gave."""
+        """Restores the result of `_extra_state`."""
 
 
 def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
-    """The plain module's `state_dict`, copied; units that are not whole are gathered one after the other."""
+    """Returns the plain module's `state_dict`, copied; sharded units are gathered one at a time."""
     engine.settle()
     engine.writes.check()
     keep = engine.comm.is_first or not rank0_only
@@ -140,7 +141,7 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 
 
 def state_dict(engine: Strategy) -> dict[str, Any]:
-    """This rank's part, copied, and what it belongs to."""
+    """Returns this rank's part, copied, with the stage, world size and rank that it belongs to."""
     engine.settle()
     engine.update.check_saveable()
     pending = dict(engine.update.pending_gradients())
@@ -161,7 +162,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     engine.settle()
     if "stage" not in saved:
         raise ValueError(
-            "state_dict: it is not what engine.state_dict() gave; a plain module's state goes into"
+            "state_dict: it is not a result of engine.state_dict(); a plain module's state goes into"
             " engine.module.load_state_dict(), a file of weights into engine.load_weights()"
         )
     for key, mine in (("stage", engine.stage), ("world_size", engine.comm.size), ("rank", engine.comm.rank)):
@@ -171,8 +172,8 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     for name in orders.keys() | others.keys():
         if orders.get(name) != others.get(name):
             raise ValueError(
-                f"state_dict: the elements of {name} lie in another order of memory than this model's; give it the"
-                " strides that it had, or use save and load, which reorder"
+                f"state_dict: the memory order of {name} differs from this model's; give it the strides that it had,"
+                " or use save and load, which reorder"
             )
     own, given = _own_tensors(engine), saved["tensors"]
     for name, tensor in own.items():
@@ -193,14 +194,14 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
 
 
 def _checkpoints() -> ModuleType:
-    """save_load.py; imported when it is wanted, for torch's part of it takes half a second and 47 MiB."""
+    """Imports save_load.py on first use, because torch.distributed.checkpoint takes half a second and 47 MiB."""
     from . import save_load
 
     return save_load
 
 
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
-    """What this rank must keep to go on: by name, live. A stage that shards frozen parameters holds them in units."""
+    """Returns this rank's tensors that training continues from, by name, live; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
     shards |= {_name_of(run): run.master for unit in engine.units for run in unit.runs}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
@@ -208,11 +209,11 @@ def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
 
 
 def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
-    """The dimensions of each parameter that does not lie row by row, from the slowest to the fastest."""
+    """Returns the dimensions, slowest first, of each parameter that is not stored in row-major order."""
     orders = {name: engine.orders[p] for name, p in engine.module.named_parameters()}
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 
 
 def _name_of(run: Run) -> str:
-    """Of a run's master; the first stands for the shard of parameters, which are its rounded values."""
+    """Names a run's master; the first run has the unit's name, since parameter shards are its rounded values."""
     return f"unit {run.unit.name}" + (f" from {run.start}" if run.start else "")

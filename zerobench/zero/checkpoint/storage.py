@@ -1,18 +1,22 @@
-"""Where a checkpoint lies: a folder of safetensors files and one index in JSON, read and written for DCP.
+"""The files of a checkpoint: a folder of safetensors files and one JSON index, read and written for DCP.
 
 [Note: the folder of a checkpoint]
-    checkpoint.json             the index: what there is, of which parameter, in which file, at which byte
+    checkpoint.json             the index: each chunk's parameter, file and byte offset
     rank0-1f2e3d4c.safetensors  the chunks that rank 0 saved; the number is that of the save
     rank1-1f2e3d4c.safetensors  ...
 
-The index holds the size and the SHA-256 of every file, and its own. Nothing in the folder is code, and nothing of
-it is unpickled, which torch's own file reader does with its metadata.
+The index holds the size and the SHA-256 of every file, and its own. The folder holds no code, and nothing in it is
+unpickled, whereas torch's own file reader unpickles its metadata.
 
 [Note: all or nothing]
-A save writes beside the folder, into `<folder>.partial-<number>`, and waits until that is on the disk. When all ranks
-have (DCP calls `finish` on rank 0 then, and only then) one rename makes it the checkpoint. Where there is one of this
-name already, the new files move in beside the old ones, and the rename of the index is what counts. So the last
-good checkpoint is whole at every instant; what an interrupted save leaves behind goes with the next save.
+A save becomes visible at one rename:
+
+    1. write     every rank writes into `<folder>.partial-<number>`, beside the folder, and waits for the disk (fsync)
+    2. finish    DCP calls `finish` on rank 0 once all ranks have written, and only then; it writes the index there
+    3. rename    a new checkpoint: the partial folder gets its name. An existing one: the new files move in beside the
+                 old ones, then the rename of the index replaces the checkpoint, and the old files are deleted
+
+So the last good checkpoint is complete at every instant, and the next save deletes what an interrupted one left.
 """
 
 from __future__ import annotations
@@ -38,29 +42,29 @@ from .safetensors import buffer_of, bytes_of, layout, sync
 
 
 class FolderWriter(StorageWriter):
-    """Writes one file a rank and, when all are there, the index."""
+    """Writes one file per rank and, once all are there, the index."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._partial: Path | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to reset: a writer writes once."""
+        """Does nothing: a writer writes once."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the coordinator makes the folder when it has the plans."""
+        """Does nothing: the coordinator makes the folder once it has the plans."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
+        """Returns the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Makes the folder, on the coordinator, and tells every rank its file in it."""
+        """Makes the folder, on the coordinator, and assigns every rank a file in it."""
         if not (self.path / INDEX).exists() and self.path.exists() and not _is_empty_folder(self.path):
-            raise ValueError(f"{self.path}: it is there and no checkpoint; name another path")
+            raise ValueError(f"{self.path}: the path exists and is not a checkpoint; choose another one")
         for stale in self.path.parent.glob(f"{escape(self.path.name)}.partial-*"):
             shutil.rmtree(stale, ignore_errors=True)
-        number = uuid4().hex[:8]
+        number = uuid4().hex[:8]  # per save, so that new files never overwrite those of the checkpoint in place
         self._partial = self.path.parent / f"{self.path.name}.partial-{number}"
         self._partial.mkdir(parents=True)
         files = [self._partial / f"rank{rank}-{number}.safetensors" for rank in range(len(plans))]
@@ -90,7 +94,7 @@ class FolderWriter(StorageWriter):
         return [WriteResult(item.index, 0, FileOffset(whole, begins[_name(item.index)])) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """All ranks have written: writes the index and makes the folder the checkpoint."""
+        """Writes the index and makes the folder the checkpoint, once all ranks have written."""
         assert self._partial is not None
         metadata.storage_data = {result.index: result.storage_data for rank in results for result in rank}
         write_index(self._partial / INDEX, metadata)
@@ -106,23 +110,23 @@ class FolderWriter(StorageWriter):
         new = [path.name for path in self._partial.iterdir() if path.name != INDEX]
         for name in new:
             os.rename(self._partial / name, self.path / name)
+        sync([self.path])  # the new files' names are on the disk before the index that refers to them
+        os.rename(self._partial / INDEX, self.path / INDEX)  # atomic: from here on it is the new checkpoint
         sync([self.path])
-        os.rename(self._partial / INDEX, self.path / INDEX)  # from here on it is the new checkpoint
-        sync([self.path])
-        with suppress(OSError):  # what cannot go now goes with the next save
+        with suppress(OSError):  # files that cannot be deleted now are deleted by the next save
             self._partial.rmdir()
             for old in self.path.glob("rank*-*.safetensors"):
                 if old.name not in new:
                     old.unlink()
 
     def abandon(self) -> None:
-        """The save has failed: what it wrote goes."""
+        """Deletes the files of a save that has failed."""
         if self._partial is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never chosen by DCP of its own accord."""
+        """Returns False: DCP never chooses this class by itself."""
         return False
 
 
@@ -134,21 +138,21 @@ class FolderReader(StorageReader):
         self.metadata = metadata
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to reset."""
+        """Does nothing."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, which was read and checked before."""
+        """Returns the index, which was read and checked before."""
         return self.metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Does nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
+        """Returns the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
+        """Returns the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -172,7 +176,7 @@ class FolderReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never chosen by DCP of its own accord."""
+        """Returns False: DCP never chooses this class by itself."""
         return False
 
 
@@ -181,6 +185,6 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _name(index: MetadataIndex) -> str:
-    """A chunk's name in its file: a rank may hold several chunks of one tensor."""
+    """Returns a chunk's name in its file; it has the offset, since a rank may hold several chunks of one tensor."""
     assert index.offset is not None
     return f"{index.fqn}[{index.offset[0]}:]"

@@ -1,11 +1,11 @@
-"""Weights on the disk, whoever wrote them: what there is by name, and its elements, read range by range.
+"""Weights on the disk, from any program: tensors by name, whose elements are read range by range.
 
     model.safetensors                 one file
-    model.safetensors.index.json      an index of several, beside it, as transformers write them
+    model.safetensors.index.json      an index of several files beside it, as transformers writes them
     a folder                          of either, or a checkpoint of ours: its masters, frozen parameters and buffers
 
-Nothing is unpickled and nothing in a file is code; what torch.save wrote is refused. Raises ValueError, one sentence
-that names the path, for what is damaged or of another format.
+Nothing is unpickled or executed; files of torch.save are refused. Raises ValueError, one sentence that names the path,
+for a file that is damaged or of another format.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .metadata import is_order, saved_order
 from .safetensors import DTYPES, NAMES, buffer_of
 
 KNOWN = {name: dtype for dtype, name in NAMES.items()}
-"""The format's names of dtypes."""
+"""The format's name of a dtype -> dtype."""
 
 MOST_HEADER = 10**8
-"""Bytes of a header; the format allows no more."""
+"""Largest header in bytes that the format allows."""
 
 READ = (
     "weights are read from a .safetensors file, an index of such files, a folder of either, or a checkpoint that"
@@ -40,7 +40,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 @dataclass(frozen=True)
 class Chunk:
-    """Elements [start, start + numel) of a tensor: from byte `begin` of the file `path` on."""
+    """Elements [start, start + numel) of a tensor, stored from byte `begin` of the file `path` on."""
 
     start: int
     numel: int
@@ -50,7 +50,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on the disk: its elements, in the order `order`, lie in `chunks`."""
+    """A tensor on the disk: its elements, in memory order `order`, are stored in `chunks`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -58,8 +58,9 @@ class StoredTensor:
     chunks: tuple[Chunk, ...]
 
     def part(self, order: MemoryOrder, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop), counted in `order`: (stop - start,) on the CPU. Another order than that on the disk
-        needs all of the tensor in memory for a while.
+        """Reads elements [start, stop), counted in `order`: (stop - start,) on the CPU.
+
+        Where the file has another order, the whole tensor is in memory for a moment.
         """
         if order.agrees(self.order):
             return self._read(start, stop)
@@ -81,7 +82,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """`tensors` by name; `user_state`: what a checkpoint has beside them."""
+    """`tensors` by name; `user_state`: the user's values of a checkpoint."""
 
     path: Path
     tensors: dict[str, StoredTensor]
@@ -89,7 +90,7 @@ class WeightFiles:
 
 
 def find_weights(path: Path, share: slice) -> WeightFiles:
-    """What there is at `path`. `share`: of a checkpoint's files, those that this rank holds against their SHA-256."""
+    """Finds the weights at `path`. `share`: the files of a checkpoint whose SHA-256 this rank checks."""
     if path.is_dir():
         if (path / INDEX).exists():
             return _checkpoint(path, share)
@@ -124,11 +125,11 @@ def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         names = json.loads(path.read_bytes())["weight_map"]
         files = set(names.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: it is no index of safetensors files ({error!r:.80})") from None
+        raise ValueError(f"{path}: it is not an index of safetensors files ({error!r:.80})") from None
     tensors: dict[Any, dict[str, StoredTensor]] = {}
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
-            raise ValueError(f"{path}: it names {name!r:.80}, which is no file of its folder")
+            raise ValueError(f"{path}: it names {name!r:.80}, which is not a file of its folder")
         tensors[name] = dict(_safetensors(path.parent / name))
     for name, file in names.items():
         if name not in tensors[file]:
@@ -141,20 +142,20 @@ def _safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(MOST_HEADER, size - 8):
-            raise ValueError(f"{path}: it is no safetensors file, or a part of one; {READ}")
+            raise ValueError(f"{path}: it is not a safetensors file, or a part of one; {READ}")
         try:
             entries = json.loads(file.read(length))
         except (ValueError, RecursionError):
-            raise ValueError(f"{path}: it is no safetensors file: its header is not JSON; {READ}") from None
+            raise ValueError(f"{path}: it is not a safetensors file: its header is not JSON; {READ}") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"{path}: it is no safetensors file: its header is no mapping; {READ}")
+        raise ValueError(f"{path}: it is not a safetensors file: its header is not a mapping; {READ}")
     for name, entry in entries.items():
         if name != "__metadata__":
             yield name, _tensor(path, name, entry, 8 + length, size)
 
 
 def _tensor(path: Path, name: str, entry: Any, head: int, size: int) -> StoredTensor:
-    """Of an entry of the header. Raises ValueError where its bytes do not fit its shape, or the file."""
+    """Parses an entry of the header. Raises ValueError where its bytes do not fit its shape, or the file."""
     try:
         dtype, shape, (begin, end) = KNOWN[entry["dtype"]], entry["shape"], entry["data_offsets"]
         right = isinstance(shape, list) and all(type(one) is int and one >= 0 for one in (*shape, begin, end))

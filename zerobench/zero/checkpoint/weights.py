@@ -1,8 +1,8 @@
-"""Weights alone, from safetensors or a checkpoint, into an engine that is there: pretrained ones, say.
+"""Loads weights alone, such as pretrained ones, from safetensors or a checkpoint into an existing engine.
 
-Each rank reads the elements that it keeps, in the dtype of the file, into its masters and parts of frozen parameters;
-then the parameters become the rounded masters, as after `load`. Optimizer states, options and loss scale stay; an
-update that is late (optim/delayed_update.py) is dropped, for it belongs to the weights that go.
+Each rank reads the elements that it keeps, in the file's dtype, into its masters and its parts of frozen parameters;
+then parameters are refreshed from the masters, as after `load`. Optimizer states, options and loss scale are unchanged;
+a delayed update (optim/delayed_update.py) is dropped, since it belongs to the replaced weights.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Keys(NamedTuple):
-    """As `module.load_state_dict` returns them: the module's that the file lacks, the file's that the module lacks."""
+    """Names that the file lacks and names that the module lacks, as `module.load_state_dict` returns them."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
-    """See `Strategy.load_weights`; also what a checkpoint has for its user."""
+    """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
     ranks, found = ranks_of(engine), Path(path).absolute()
     files = ranks.agree(lambda: find_weights(found, slice(ranks.rank, None, ranks.size)))
@@ -48,11 +48,11 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
 
 
 def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
-    """Which tensor of the file each of the module's gets. Raises ValueError where they do not fit."""
+    """Chooses the file's tensor for each of the module's. Raises ValueError where they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in state.items():
-        if isinstance(tensor, torch.Tensor):  # a module's extra state is in no such file
+        if isinstance(tensor, torch.Tensor):  # such files hold no extra state of modules
             names.setdefault(tensor, []).append(name)
     chosen: dict[torch.Tensor, StoredTensor] = {}
     missing: list[str] = []
@@ -86,7 +86,7 @@ def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
 
 
 def _places(engine: Strategy) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:
-    """(parameter, its order, first element, place) of all that this rank keeps of parameters."""
+    """Yields (parameter, its memory order, first element, destination) for this rank's parts of all parameters."""
     for segment in engine.segments:
         parameter = engine.trainable[segment.segment.parameter]
         yield parameter, engine.orders[parameter], segment.segment.start, segment.tensor

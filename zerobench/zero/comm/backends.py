@@ -1,6 +1,6 @@
-"""How the collectives of comm/base.py travel: on gloo, on NCCL, and on gloo for tensors on a GPU.
+"""The collectives of comm/base.py on each backend: gloo, NCCL, and gloo for tensors on a GPU.
 
-How slices travel on gloo: comm/gloo.py. In which stream on a GPU: comm/streams.py.
+Pairwise exchange on gloo: comm/gloo.py. Streams on a GPU: comm/streams.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAKE = "fake"
 
 
 class GroupComm(Comm):
-    """What all process groups share."""
+    """The part of a backend that all process groups have in common."""
 
     exchange_into: Callable[..., Any] = staticmethod(dist.all_to_all_single)
     group: dist.ProcessGroup
@@ -41,8 +41,8 @@ class GroupComm(Comm):
         self._reductions: Threads | CommStream = Threads()
         self._gathers: Threads | CommStream = Threads()
         self._sent: torch.Tensor | None = None
-        """The last control values. gloo's thread lets go of them a moment after it says that they are there; kept here,
-        what is alive when is the same in every run."""
+        """The last control values, kept so that they are freed at the same point in every run and peaks repeat:
+        gloo's thread releases its reference only a moment after it reports completion."""
         if backend_for("cpu", group):
             self.flags_device = torch.device("cpu")
 
@@ -65,7 +65,7 @@ class GroupComm(Comm):
         return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
 
     def _exchanged_to_check(self, here: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """What is left to do once every other rank's slice has come."""
+        """Returns the check to run once every other rank's slice has arrived, or None without a stamp."""
         if stamp is None:
             return None
         ends = [(peer, part) for peer, part in enumerate(here.view(self.size, -1)) if peer != self.rank]
@@ -77,13 +77,13 @@ class GroupComm(Comm):
         return check
 
     def _gathered_to_check(self, full: torch.Tensor, stamp: Stamp | None) -> Callable[[], None] | None:
-        """What is left to do once `full` holds the last rank's slice."""
+        """Returns the check to run once `full` holds the last rank's slice, which ends in its stamp."""
         if stamp is None or self.is_last:
             return None
         return lambda: self._check_end(full, partial(stamp.check, self.size - 1))
 
     def _check_of_sum(self, full: torch.Tensor, stamp: Stamp | None) -> CheckEnd | None:
-        """What the end of `full` must bear once it holds a sum over the ranks."""
+        """Returns the check of a summed stamp, or None where `full`'s dtype cannot hold the sum of digits exactly."""
         exact = stamp is not None and sums_are_exact(full.dtype, self.size)
         return partial(stamp.check_sum, self.size) if stamp is not None and exact else None
 
@@ -91,8 +91,9 @@ class GroupComm(Comm):
         self, stream: Threads | CommStream, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
         read: torch.Tensor, check: CheckEnd | None,
     ) -> Handle:  # fmt: skip
-        """Launches `carry`: the stamp goes into the end of `written` before it, and the end of `read` is for `check`
-        after it. In a stream both are done there, for what comes behind it may write to the same memory.
+        """Launches `carry`; the stamp is first written to the end of `written`, `check` later reads the end of `read`.
+
+        On a stream both happen on that stream: the next hop of the same buffer may be queued there, behind this one.
         """
         end = read
 
@@ -102,7 +103,7 @@ class GroupComm(Comm):
                 stamp.write(written)
             work = carry(async_op=async_op)
             if check is not None and not async_op:
-                end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)
+                end = read[-STAMP_NUMEL:].to(torch.float64, copy=True)  # before a later hop overwrites it
             return work
 
         work = stream.launch(stamped)
@@ -130,9 +131,9 @@ class GroupComm(Comm):
 
 
 class StagedComm(GroupComm):
-    """A backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through the host's memory.
+    """The backend's own collectives, in place: gloo's for tensors on a GPU, which it stages through host memory.
 
-    Stamps are looked at a step later, when they have come to the host without it having waited.
+    Stamps are checked one step later, when their asynchronous copies to the host have completed.
     """
 
     scatter_into: Callable[..., Any] = staticmethod(scatter_into)
@@ -169,7 +170,7 @@ class StagedComm(GroupComm):
 
 
 class NcclComm(StagedComm):
-    """NCCL's collectives, gathers and reductions in a stream each."""
+    """NCCL's collectives: gathers on one stream, reductions on another."""
 
     on_streams = True
 
@@ -178,12 +179,12 @@ class NcclComm(StagedComm):
         self._reductions, self._gathers = CommStream(cuda), CommStream(cuda)
 
     def share_streams(self, other: NcclComm) -> None:
-        """Its collectives go behind the other's, which they may so go on from."""
+        """Queues this group's collectives on the other group's streams, so that a second hop runs after the first."""
         self._reductions, self._gathers = other._reductions, other._gathers
 
 
 class GlooComm(GroupComm):
-    """Slices travel pairwise; stamps are checked as they come. [Note: true reduce-scatter on gloo]"""
+    """gloo on CPU: slices are exchanged pairwise, stamps checked on arrival. [Note: true reduce-scatter on gloo]"""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
@@ -206,7 +207,7 @@ class GlooComm(GroupComm):
         return Handle(works, self._gathered_to_check(full, stamp))
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """gloo's own, which pairs all-reduces by their order alone: a meeting before it makes sure of what they are."""
+        """Runs gloo's own, after a barrier that makes sure they match: gloo pairs all-reduces by launch order alone."""
         self.meet(f"all_reduce of {unit}, {full.nbytes} bytes")
         return super().all_reduce(full, unit, stamp)
 
@@ -219,6 +220,6 @@ class GlooComm(GroupComm):
 
 
 def backend_for(device: str, group: dist.ProcessGroup) -> str:
-    """The group's backend for tensors on that kind of device; empty where it has none."""
+    """Returns the group's backend for tensors on that kind of device, or "" where it has none."""
     per_device = dict(entry.split(":") for entry in dist.get_backend_config(group).split(",") if ":" in entry)
     return per_device.get(device, "")

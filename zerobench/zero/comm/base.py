@@ -1,15 +1,15 @@
-"""Every byte between ranks passes here. The stages ask for a collective; how it travels is the backend's.
+"""The interface through which all communication between ranks goes: a stage asks for a collective, a backend runs it.
 
 A full buffer has `N · shard_numel` elements; slice j belongs to rank j. The collectives work in place:
 
-    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: left as they were; with `into`
-                           the sum goes there, and what the own slice holds is not said)
+    reduce_scatter(full)   own slice := sum over ranks of that slice      (other slices: unchanged; with `into` the sum
+                           goes there, and the content of the own slice is undefined)
     all_gather(full)       slice j := rank j's slice j, for every j       (own slice: must be filled before)
     all_reduce(full)       every slice := sum over ranks of that slice
     all_to_all(to, here)   slice j of `here` := rank j's slice for this rank, for every other j
 
-With a stamp (desync.py) a collective whose ranks are at different units or steps raises RuntimeError in `Handle.wait`.
-The backends: comm/backends.py. Groups of ranks: groups.py.
+With a stamp (comm/desync.py) a collective whose ranks are at different units or steps raises RuntimeError in
+`Handle.wait`. The backends: comm/backends.py. Groups of ranks: comm/hierarchical.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Handle:
-    """A collective in flight. `wait` completes it and drops every tensor that it kept alive."""
+    """A collective in flight. `wait` completes it and releases every tensor that it kept alive."""
 
     def __init__(self, works: list[Waitable], finish: Callable[[], None] | None = None) -> None:
         self._works = works
@@ -45,25 +45,25 @@ class Handle:
 
 
 class Comm:
-    """A world of one rank: nothing travels. The base of the backends below.
+    """Collectives of a world of one rank, which move nothing; the base class of the backends.
 
-    `full`: (N · shard_numel,); where a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: a name for
-    whoever measures.
+    `full`: (N · shard_numel,); where a `stamp` is given, its last STAMP_NUMEL elements are padding. `unit`: the unit's
+    name, for instruments.
     """
 
     rank = 0
     size = 1
-    """Ranks that share a shard; of these this one owns slice number `rank`."""
+    """Ranks of the shard group, over which a buffer is partitioned; this one owns slice number `rank`."""
     ranks = 1
-    """Ranks that gradients are means over: more than `size` where groups of ranks are replicas of one another."""
+    """Ranks that gradients are averaged over: more than `size` where shard groups are replicas of one another."""
     replica = 0
-    """Which of the replicas this rank's slices belong to."""
+    """Number of the replica that this rank's slices belong to."""
     group: dist.ProcessGroup | None = None
-    """Everybody."""
+    """Process group of all ranks."""
     flags_device: torch.device | None = None
-    """Where flags that the host needs travel without holding up a device; None: where the model is."""
+    """Device for flags that the host reads, chosen so that no GPU is synchronized; None: the model's device."""
     on_streams = False
-    """Whether a collective runs by itself, beside what computes: comm/streams.py."""
+    """True where collectives run on CUDA streams of their own, beside the compute stream: comm/streams.py."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -76,13 +76,13 @@ class Comm:
         return Handle([])
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """Sums `full` over the ranks: twice the volume of a reduce-scatter, where a vendor does so."""
+        """Sums `full` over the ranks, at twice the volume of a reduce-scatter."""
         return Handle([])
 
     def all_to_all(
         self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
     ) -> Handle:
-        """Sends rank j slice j of `to` and receives its own into `here`, both (N · m,); nobody's own slice need travel.
+        """Sends slice j of `to` to rank j and receives rank j's into slice j of `here`, both (N · m,), except the own.
 
         `name`: the logical collective. With a stamp the last STAMP_NUMEL elements of every slice are padding.
         """
@@ -90,57 +90,57 @@ class Comm:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank whose values all others have at the start."""
+        """True on the rank whose initial values are broadcast to all others."""
         return self.rank == self.replica == 0
 
     @property
     def exact(self) -> Comm:
-        """Collectives that bring every bit of what was sent: itself, but where a codec is in between."""
+        """Lossless collectives: this object itself, or the one below a quantizing codec."""
         return self
 
     def new_source(self) -> Source:
-        """Where a unit of stage 3 has its parameters from."""
+        """Returns the source from which a unit of stage 3 fills its full parameters."""
         return ShardAllGather(self)
 
     def serves(self, engine: Any) -> None:
-        """Whose collectives these are: for words, where something goes wrong."""
+        """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
 
     def check_stamps(self) -> None:
-        """Checks what has been found since the last call; for the end of a step, and holds up no device."""
+        """Checks the stamps that have reached the host since the last call, without waiting; called once per step."""
 
     def seal(self, flags: torch.Tensor, what: str) -> None:
-        """Puts into `flags`, (n,) int32 of 0 and 1 whose maximum is about to be taken, what this rank has launched."""
+        """Adds a checksum of the launched collectives to `flags`, (n,) int32 of 0 and 1, before their maximum."""
 
     def unseal(self, flags: list[int], what: str) -> list[int]:
-        """The maximum less what `seal` put there. Raises RuntimeError where ranks had launched other collectives."""
+        """Removes the checksum of `seal` from the maximum. Raises RuntimeError where the ranks' checksums differ."""
         return flags
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:
-        """The error for ranks that `unseal` has found at different places: this one at `what`, after `asked`."""
-        return RuntimeError(f"{what}: the ranks have come here by different ways; this one's had {asked}")
+        """Builds the error for ranks whose checksums differ in `unseal`: this one at `what`, after `asked`."""
+        return RuntimeError(f"{what}: the ranks launched different collectives before it; this rank launched {asked}")
 
     def meet(self, what: str) -> None:
-        """Returns when all ranks are here. Before a small collective that another one may be mistaken for."""
+        """Returns when all ranks have called it: a barrier before a small collective that could pair with another."""
 
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-        """What `run` returns, a collective of all ranks that is waited for where it is launched.
+        """Runs a collective of all ranks that blocks until it is done, and returns its result.
 
-        `channel`: a name for it. `group`: what it goes through, by default this one's.
+        `channel`: a name for it. `group`: the process group that it uses, by default this one's.
         """
         return run()
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Copies rank 0's `tensor` to every rank; outside the volume (start-up, buffers)."""
+        """Copies rank 0's `tensor` to every rank; control traffic, not part of the volume (start-up, buffers)."""
 
     def maximum(self, flags: torch.Tensor) -> None:
-        """Elementwise maximum over the ranks, in place; outside the volume."""
+        """Takes the elementwise maximum over the ranks, in place; control traffic."""
 
     def sum(self, values: torch.Tensor) -> None:
-        """Elementwise sum over the ranks, in place; outside the volume. For norms: a few float64 values."""
+        """Sums elementwise over the ranks, in place; control traffic, such as the few float64 values of a norm."""
 
 
 class WrappedComm(Comm):
-    """A Comm that stands on another, whose collectives it may change: by itself it changes none."""
+    """A Comm that forwards every collective to the one below; subclasses override those that they change."""
 
     def __init__(self, below: Comm) -> None:
         self._below = below

@@ -1,10 +1,10 @@
-"""What was launched since the last agreement rides in the next one.
+"""A checksum of the launched collectives, checked in the next small all-reduce (the agreement) at no cost in bytes.
 
-`seal` puts a sum over it into bits of the agreement's flags that would be zero, and `unseal` finds whether all ranks
-had the same. So collectives of equal size that were of different units on different ranks never lead to an update, on
-any backend, at no cost in bytes; and a rank that clips where another one steps is told so at once.
+`seal` writes the checksum into bits of the agreement's flags that would be zero, and `unseal` compares it over the
+ranks. So collectives of equal size that belong to different units on different ranks never lead to an update, on any
+backend; and a rank that clips while another one steps gets an error at once.
 
-Counted are the collectives that the stages ask for, whatever hops they become.
+The collectives that the stages ask for are counted, not the hops that they become.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MASK = 2**SEAL_BITS - 1
 
 
 class Sealed(WrappedComm):
-    """`asked`: how many collectives of each kind and unit the stages have asked for since the last agreement."""
+    """Counts collectives. `asked`: number by kind and unit, launched by the stages since the last agreement."""
 
     def __init__(self, below: Comm, asked: dict[str, int]) -> None:
         super().__init__(below)
         self.asked = asked
 
     def count(self, kind: str, unit: str) -> None:
-        """One more is about to be launched."""
+        """Counts one more collective, which is about to be launched."""
         key = f"{kind} of {unit}"
         self.asked[key] = self.asked.get(key, 0) + 1
 
@@ -59,6 +59,8 @@ class Sealed(WrappedComm):
 
     def seal(self, flags: torch.Tensor, what: str) -> None:
         if len(flags) > 1:
+            # The agreement is a maximum: over the code and over its complement it gives the largest and the smallest
+            # code of all ranks, which are equal exactly where all codes are. Bit 0 stays the flag's own.
             code = zlib.crc32(f"{what} after {sorted(self.asked.items())}".encode()) & MASK
             flags[0] += code << 1
             flags[-1] += (code ^ MASK) << 1
@@ -72,20 +74,20 @@ class Sealed(WrappedComm):
 
 
 class CountedSource:
-    """A source whose gathers are counted."""
+    """A source that counts its gathers."""
 
     def __init__(self, below: Source, comm: Sealed) -> None:
         self._below, self._comm = below, comm
         self.released, self.stale = below.released, below.stale
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """As the source's below."""
+        """Counts the gather and launches it in the source below."""
         self._comm.count("gather", unit)
         return self._below.launch(full, unit, stamp)
 
 
 def sealed(comm: Comm) -> Comm:
-    """`comm` with seals; itself where there are no other ranks, or none that could do otherwise."""
+    """Returns `comm` with checksums; `comm` itself in a world of one rank and in a simulated world."""
     if comm.group is None or str(dist.get_backend(comm.group)) == FAKE:
         return comm
     return Sealed(comm, {})

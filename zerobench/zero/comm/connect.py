@@ -1,4 +1,4 @@
-"""A process group becomes a Comm: which class carries its collectives, by backend and device."""
+"""Chooses the Comm class of a process group by its backend and device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS: dict[tuple[str, str], type[GroupComm]] = {
     ("gloo", "cuda"): StagedComm,
     ("nccl", "cuda"): NcclComm,
 }
-"""By backend and device."""
+"""(backend, device type) -> class."""
 
 
 def kinds() -> dict[tuple[str, str], type[GroupComm]]:
@@ -22,7 +22,7 @@ def kinds() -> dict[tuple[str, str], type[GroupComm]]:
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Comm:
-    """The seam for `group`, by default torch's default group; without one, a world of one rank.
+    """Returns the Comm of `group`, by default torch's default group; without one, that of a world of one rank.
 
     Raises ValueError for a backend that the engine does not know.
     """

@@ -1,7 +1,7 @@
-"""What a collective is of: unit and step ride in the padding of its buffer, and whoever receives it checks them.
+"""The desync check: unit and step travel in the padding of a collective's buffer, and the receiving rank checks them.
 
-Ranks whose control flow differs (one skips a layer that another runs) would otherwise match collectives of equal size
-in silence, and train on each other's layers. The last STAMP_NUMEL elements of a full buffer are the stamp's::
+Ranks whose control flow differs (one skips a layer that another runs) would otherwise silently match collectives of
+equal size, and train on each other's layers. The last STAMP_NUMEL elements of a full buffer hold the stamp::
 
     | ... parameters ... | padding | unit: 4 digits | step: 4 digits |       of base 16, the highest first
 
@@ -19,47 +19,48 @@ import torch
 from .. import labels
 
 STAMP_NUMEL = 8
-"""Elements at the end of a full buffer that must be padding where its collectives are stamped."""
+"""Elements of padding that a full buffer must end with where its collectives are stamped."""
 
 CheckEnd = Callable[[torch.Tensor], None]
-"""Given the end of a buffer: raises where it bears another stamp."""
+"""Takes the end of a buffer and raises DesyncError where it holds another stamp."""
 
 MOST_UNSENT = 4096
-"""Stamps that wait on a device for the end of a step; an evaluation may be long, and has none."""
+"""Limit of stamps that wait on a device for the end of a step: an evaluation may be long, and has no such end."""
 
 _BASE, _DIGITS = 16, STAMP_NUMEL // 2
 _MODULUS = _BASE**_DIGITS
 
 
 class DesyncError(RuntimeError):
-    """Another rank is at another unit, or in another step."""
+    """Raised where another rank is at another unit or step."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Unit number `unit` (below 65536) in step `step`: equal on all ranks. `describe` names a unit by its number."""
+    """Unit number `unit` (below 65536) and step `step`, equal on all ranks. `describe`: unit number -> its name."""
 
     unit: int
     step: int
     describe: Callable[[int], str] = field(default=str, compare=False)
 
     def write(self, full: torch.Tensor) -> None:
-        """Puts the digits into the last elements of `full`, (numel,) of a floating dtype."""
+        """Writes the digits into the last elements of `full`, (numel,) of a floating dtype."""
+        # Pinned, so that the copy is asynchronous: a copy from pageable memory would make the host wait for the GPU.
         digits = torch.tensor(self.digits(), dtype=full.dtype, pin_memory=full.is_cuda)
         full[-STAMP_NUMEL:].copy_(digits, non_blocking=True)
 
     def digits(self) -> list[int]:
-        """STAMP_NUMEL digits of base 16."""
+        """Returns STAMP_NUMEL digits of base 16."""
         return [n % _MODULUS // _BASE**place % _BASE for n in (self.unit, self.step) for place in range(_DIGITS)[::-1]]
 
     def check(self, rank: int, end: torch.Tensor) -> None:
-        """Raises DesyncError where `end`, the end of what `rank` sent, bears another stamp."""
+        """Raises DesyncError where `end`, the end of a slice that `rank` sent, holds another stamp."""
         found = end[-STAMP_NUMEL:].tolist()
         if found != self.digits():
             raise DesyncError(f"{self._read(rank, found)}, {self._here()}")
 
     def check_sum(self, ranks: int, end: torch.Tensor) -> None:
-        """Raises DesyncError where `end`, the end of a sum over `ranks`, is not that many times this stamp."""
+        """Raises DesyncError where `end`, the end of a sum over `ranks` ranks, is not that many times this stamp."""
         if end[-STAMP_NUMEL:].tolist() != [ranks * digit for digit in self.digits()]:
             raise DesyncError(f"another rank is elsewhere, {self._here()}")
 
@@ -68,7 +69,7 @@ class Stamp:
         return f"{here}: all ranks must run the same modules in the same order"
 
     def _read(self, rank: int, digits: Sequence[float]) -> str:
-        """What another rank's digits say; of the steps that they may mean, the one nearest to this rank's."""
+        """Decodes another rank's digits into words; the step is modulo 65536, so the value nearest to ours is meant."""
         if not all(digit in range(_BASE) for digit in digits):
             return f"rank {rank} sent no stamp"
         unit, step = (int("".join(f"{int(d):x}" for d in part), _BASE) for part in (digits[:_DIGITS], digits[_DIGITS:]))
@@ -77,13 +78,14 @@ class Stamp:
 
 
 def sums_are_exact(dtype: torch.dtype, ranks: int) -> bool:
-    """Whether sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
+    """Returns True where sums of digits over so many ranks are exact in `dtype`; bfloat16 holds them up to 17 ranks."""
     return ranks * (_BASE - 1) <= 2 / torch.finfo(dtype).eps
 
 
 class DeferredStamps:
-    """Stamps on a device, that are checked without anyone waiting for it: they go to the host, and are looked at there
-    when they have come, a step later as a rule.
+    """Stamps on a device, checked without a synchronization.
+
+    They are copied to the host asynchronously and checked once the copy has completed, usually one step later.
     """
 
     def __init__(self) -> None:
@@ -97,7 +99,7 @@ class DeferredStamps:
             self.check()
 
     def check(self) -> None:
-        """Raises RuntimeError where one that has come to the host is another rank's; sends the newest there."""
+        """Raises RuntimeError where a stamp that has reached the host differs; starts the copy of the newest ones."""
         self._send()
         while self._sent and (self._sent[0][2] is None or self._sent[0][2].query()):
             checks, ends, _ = self._sent.popleft()
@@ -108,7 +110,7 @@ class DeferredStamps:
         unsent, self._unsent = self._unsent, []
         if not unsent:
             return
-        ends, event = torch.stack([end for _, end in unsent]), None
+        ends, event = torch.stack([end for _, end in unsent]), None  # one copy for all stamps of the step
         if ends.is_cuda:
             with labels.collective("control"):
                 ends = torch.empty_like(ends, device="cpu", pin_memory=True).copy_(ends, non_blocking=True)

@@ -1,9 +1,9 @@
-"""Slices travel pairwise: how reduce-scatter and all-gather work on gloo.
+"""Reduce-scatter and all-gather on gloo, by pairwise sends and receives.
 
 A full buffer has N slices of `shard_numel` elements, slice j is rank j's. Slices are sent and received in pieces, all
-asynchronously, so that both directions are busy. gloo pairs a send with the receive of the same tag that was launched
-in the same place, so a tag stands for one kind of collective, of one unit, of one size: transfers that do not belong
-together never meet (where their sizes differed gloo would end the process), and hang_watch.py finds who waits for them.
+asynchronously, so that both directions are busy. gloo pairs the nth send of a tag with the nth receive of that tag, so
+a tag stands for one kind of collective, unit and size: transfers that do not belong together never match (where their
+sizes differed gloo would abort the process), and comm/hang_watch.py reports the ranks that then wait for each other.
 
 [Note: true reduce-scatter on gloo]
 gloo's own reduce-scatter clones its input and runs an all-reduce, which sends twice what is needed and leaves the order
@@ -11,11 +11,11 @@ of the sum to the ring. Here the ranks exchange slices and each sums its own: (N
 
     sum := ((rank 0's + rank 1's) + rank 2's) + ...          the same bits for every stage and every run
 
-The sum goes where it is wanted, into the own slice or elsewhere, so that nothing need be copied.
+The sum is written to its destination directly, the own slice or another tensor, so that no copy is needed.
 
-What arrives lies in at most SLOTS slots of one piece each until it is summed, however large the buffer. A slot can be
-received into again only once what is in it has been summed, so a thread does this while backward goes on. (To do it in
-`wait` instead costs nothing where the ranks' own cores carry the bytes, and 8 % of a step on a link of 2 Gbit/s.)
+Received pieces wait in at most SLOTS slots of one piece each until they are summed, however large the buffer. A slot is
+reused only after its piece has been summed, so a thread receives and sums while backward runs. (Doing it in `wait`
+instead costs nothing where the ranks' own cores move the bytes, and 8 % of a step on a link of 2 Gbit/s.)
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ REDUCE_PIECE_BYTES = 2**20
 SLOTS = 2
 
 MOST_TAGS = 2**16
-"""Tags that are remembered: more than the units of most models."""
+"""Size of the cache of tags: more than most models have units."""
 
 Pieces = tuple[torch.Tensor, ...]
 
 CheckRow = Callable[[int, torch.Tensor], None]
-"""Called with a peer's rank and the end of what it sent: raises where that is not what this rank is at."""
+"""Takes a peer's rank and the end of a slice that it sent; raises where its stamp differs from this rank's."""
 
 
 @lru_cache(MOST_TAGS)
 def tag_of(kind: str, unit: str, size_bytes: int) -> int:
-    """Of a collective's transfers: 31 bits, equal on all ranks."""
+    """Returns the tag of a collective's transfers: 31 bits, equal on all ranks."""
     return zlib.crc32(f"{kind} {unit} {size_bytes}".encode()) & 0x7FFFFFFF
 
 
 def send(piece: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) -> Any:
-    """Starts sending to a rank of the group. Without what dist.isend adds, which is felt with many small pieces."""
+    """Starts sending to a rank of the group; skips dist.isend, whose overhead is measurable with many small pieces."""
     return group.send([piece], peer, tag)
 
 
@@ -64,12 +64,13 @@ def receive(place: torch.Tensor, peer: int, group: dist.ProcessGroup, tag: int) 
 
 
 def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = "") -> list[Any]:
-    """Launches the all-gather of `full`, (N · shard_numel,), in place: no buffer beside it. Returns the works."""
+    """Launches the all-gather of `full`, (N · shard_numel,), in place, without another buffer. Returns the works."""
     slices = [pieces_of(part, GATHER_PIECE_BYTES) for part in full.view(size, -1)]
     others = [(rank + distance) % size for distance in range(1, size)]
     to_come = [(peer, piece) for peer in others for piece in slices[peer]]
     to_go = [(peer, piece) for piece in slices[rank] for peer in others]
     tag = tag_of("gather", unit, full.nbytes)
+    # Receives first: a piece that arrives before its receive is posted would be buffered by gloo and copied.
     receives = [receive(piece, peer, group, tag) for peer, piece in to_come]
     return receives + [send(piece, peer, group, tag) for peer, piece in to_go]
 
@@ -77,7 +78,7 @@ def gather_slices(full: torch.Tensor, rank: int, size: int, group: dist.ProcessG
 def exchange_slices(
     to: torch.Tensor, here: torch.Tensor, rank: int, size: int, group: dist.ProcessGroup, unit: str = ""
 ) -> list[Any]:
-    """Launches the all-to-all of `to` into `here`, (N · m,) each, the own slices apart. Returns the works."""
+    """Launches the all-to-all of `to` into `here`, (N · m,) each, except the own slices. Returns the works."""
     going, coming = ([pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(size, -1)] for full in (to, here))
     others = [(rank + distance) % size for distance in range(1, size)]
     tag = tag_of("exchange", unit, to.nbytes)
@@ -87,7 +88,7 @@ def exchange_slices(
 
 
 def meet(what: str, rank: int, size: int, group: dist.ProcessGroup) -> None:
-    """Returns when all ranks are here, for the same thing: an empty message from each to each."""
+    """Returns when all ranks have called it with the same `what`: an empty message from each rank to each."""
     tag, nothing = tag_of("meeting", what, size), torch.empty(0)
     others = [peer for peer in range(size) if peer != rank]
     works = [receive(nothing, peer, group, tag) for peer in others]
@@ -97,7 +98,7 @@ def meet(what: str, rank: int, size: int, group: dist.ProcessGroup) -> None:
 
 
 class Reducer:
-    """Runs reduce-scatters one after another, each in the order of its launch."""
+    """Runs reduce-scatters one at a time, in launch order, in a thread of its own."""
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup) -> None:
         self.rank, self.size, self.group = rank, size, group
@@ -107,7 +108,10 @@ class Reducer:
     def launch(
         self, full: torch.Tensor, unit: str, check: CheckRow | None, into: torch.Tensor | None = None
     ) -> PairwiseReduction:
-        """Sends the others their slices of `full`, (N · shard_numel,), and has the own one summed, `into` a place."""
+        """Sends the other slices of `full`, (N · shard_numel,), to their ranks, and queues the sum of the own one.
+
+        `into`: (shard_numel,) for the sum, by default the own slice.
+        """
         slices = [pieces_of(part, REDUCE_PIECE_BYTES) for part in full.view(self.size, -1)]
         own = slices[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
@@ -121,13 +125,13 @@ class Reducer:
         if self._thread is None:
             self._thread = labels.EngineThread(target=_run_all, args=(self._queue,), name="reduce-scatter", daemon=True)
             self._thread.start()
-            weakref.finalize(self, self._queue.put, None)
+            weakref.finalize(self, self._queue.put, None)  # the thread holds the queue alone, and ends with None
         self._queue.put(reduction)
         return reduction
 
 
 class _Arrival(NamedTuple):
-    """A piece on its way from `peer`: `place` is the part of `slot` that it fills."""
+    """A piece that is being received from `peer` into `place`, a part of `slot`."""
 
     peer: int
     work: Any
@@ -136,7 +140,7 @@ class _Arrival(NamedTuple):
 
 
 class PairwiseReduction:
-    """One reduce-scatter in flight: `run` receives and sums, in the thread; `wait` blocks until that is done."""
+    """One reduce-scatter in flight: `run` receives and sums in the reducer's thread; `wait` blocks until it is done."""
 
     def __init__(
         self, reducer: Reducer, own: Pieces, sums: Pieces, slots: torch.Tensor, sends: list[Any],
@@ -155,18 +159,18 @@ class PairwiseReduction:
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Raises here what has gone wrong in the thread."""
+        """Blocks until the sum is there, and raises an error of the thread here."""
         try:
             self._done.wait()
-        except BaseException:  # Ctrl-C: who catches it may give back the memory that the thread writes to
+        except BaseException:  # Ctrl-C: the handler may free the memory that the thread still writes to
             self._done.wait()
             raise
-        self._slots = None  # here, not in the thread: what is alive when is then the same in every run
+        self._slots = None  # freed here, not in the thread, so that the peak is the same in every run
         if self._error is not None:
             raise self._error
 
     def run(self) -> None:
-        """Lets go of every tensor but the slots before it says that it is done."""
+        """Receives and sums all pieces; releases every tensor but the slots before it reports completion."""
         try:
             self._receive_all()
         except BaseException as error:
@@ -203,7 +207,7 @@ class PairwiseReduction:
         return total
 
     def _take(self, is_last: bool) -> _Arrival:
-        """The next piece, once it is there; receives are launched into all slots that are free."""
+        """Launches receives into all free slots, then returns the next piece once it has arrived."""
         while self._free and (following := next(self._to_come, None)):
             self._receive(*following)
         arrived = self._arriving.popleft()
@@ -211,7 +215,7 @@ class PairwiseReduction:
         if is_last and self._check is not None:
             try:
                 self._check(arrived.peer, arrived.place)
-            except RuntimeError as error:  # told at the end: the others' transfers must not be left hanging
+            except RuntimeError as error:  # raised at the end: the other ranks' transfers must complete first
                 self._error = self._error or error
         return arrived
 
@@ -223,7 +227,7 @@ class PairwiseReduction:
 
 
 def pieces_of(part: torch.Tensor, most_bytes: int) -> Pieces:
-    """A slice as it is sent: in parts of at most so many bytes."""
+    """Splits a slice into the parts in which it is sent, of at most so many bytes each."""
     return part.split(max(1, most_bytes // part.element_size()))
 
 

@@ -1,10 +1,11 @@
-"""Waits that last are looked into: ranks that wait for one another hear so within seconds, in one sentence.
+"""Deadlock detection: ranks that wait for each other raise one sentence within seconds, not the group's timeout.
 
-A wait of less than PATIENCE_S costs a note in memory, no message. One that lasts is published in the process group's
-store (comm/positions.py), and compared with those of the other ranks. A rank that is slow is waited for as long as the
-group's timeout lets it; ranks that will never go on settle on a sentence, break the connection, and raise it.
+    1. note       each wait is noted in memory; one shorter than PATIENCE_S costs no message
+    2. publish    a longer one is published in the process group's store (comm/positions.py)
+    3. compare    the thread reads the other ranks' waits; a slow rank is waited for until the group's timeout
+    4. settle     in a circle of waits the ranks agree on one sentence, break the connection, and all raise it
 
-A connection that breaks because a rank has ended is told in the same way: which rank, and where the others were.
+A connection that breaks because a rank has ended is reported in the same way: which rank, and where the others were.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
 
 PATIENCE_S = 2.0
-"""A wait of this length is looked into."""
+"""Length of a wait, in seconds, from which it is published."""
 
 RANKS_A_SECOND = 32
-"""In a large world a wait must last longer: each rank that waits reads the positions of all."""
+"""Ranks per additional second of patience: each waiting rank reads the positions of all, which loads the store."""
 
 LOOK_S = 0.5
-"""How often the thread looks whether there is one."""
+"""Interval, in seconds, at which the thread looks for a long wait."""
 
 ANSWER_S = 3.0
-"""How long the others have to tell where they were, once the connection has broken."""
+"""Time, in seconds, that the other ranks have to publish their positions once the connection has broken."""
 
 BREAK_TAG = 0x7FFFFFFF
-"""Of a message that nobody sends."""
+"""Tag of a message that is never sent."""
 
 MOST_PARAMETERS_NAMED = 2
-"""Of a unit."""
+"""Number of a unit's parameters that a message names."""
 
 HERE = str(Path(__file__).parent.parent)
 NOT_THE_CALLER = (str(Path(torch.__file__ or "").parent), contextlib.__file__)
-"""Where frames between the engine's and its caller's are from."""
+"""Files of the frames between the engine's and its caller's."""
 
 T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """This rank waits since `since` for collective `number` of `channel`. `words` says for which, to people."""
+    """A wait of this rank, since `since`, for collective `number` of `channel`. `words` describes it for messages."""
 
     channel: str
     number: int
@@ -67,10 +68,10 @@ class Wait(NamedTuple):
 
 
 class Watch:
-    """Of one process group on this rank: what its engines have launched, and what they wait for now.
+    """The launches and the current wait of one process group's engines on this rank.
 
-    `launched`  how many collectives, by channel
-    `before`    how many of them before the present step
+    `launched`  number of collectives by channel
+    `before`    number of them before the current step
     `settled`   the sentence that all ranks raise from now on
     """
 
@@ -89,20 +90,20 @@ class Watch:
         labels.EngineThread(target=_look_on, args=(weakref.ref(self), stop), name="watch", daemon=True).start()
 
     def launch(self, channel: str) -> int:
-        """One more of `channel` is about to be launched: its number. Raises RuntimeError after a fault."""
+        """Counts one more collective of `channel` and returns its number, from 1. Raises RuntimeError after a fault."""
         if self.settled is not None:
             raise RuntimeError(self.settled)
         number = self.launched[channel] = self.launched.get(channel, 0) + 1
         return number
 
     def begin_step(self) -> None:
-        """What is launched from now on belongs to another step: words count it from 1."""
+        """Starts another step, in which messages count collectives from 1 again."""
         self.before = dict(self.launched)
 
     def wait(self, channel: str, number: int, peers: list[int], words: Callable[[], str], call: Callable[[], T]) -> T:
-        """What `call` returns, which may block until all `peers` have launched that collective.
+        """Runs `call`, which may block until all `peers` have launched that collective, and returns its result.
 
-        Raises RuntimeError, with one sentence on all ranks, where they never will.
+        Raises RuntimeError, with the same sentence on all ranks, where they never will.
         """
         self._wait = Wait(channel, number, peers, words, threading.get_ident(), time.monotonic())
         try:
@@ -113,22 +114,22 @@ class Watch:
             self._wait = None
 
     def differ(self, words: str, launched: dict[str, int]) -> RuntimeError:
-        """All ranks have found that they are out of step: the error, which says where each of them is."""
+        """Returns the error for ranks that have all found a desync: it says where each of them is."""
         mine = Position(self.rank, None, 0, words, launched)
         return RuntimeError(self._settle(out_of_step(self._positions.exchange("differs", mine))))
 
     # -- for words ------------------------------------------------------------------------------------------------
 
     def serves(self, engine: Strategy) -> None:
-        """One of the engines whose collectives these are."""
+        """Registers an engine that uses these collectives."""
         self._engines.add(engine)
 
     def step(self) -> str:
-        """Which step of the engine's this is; nothing where there are several engines."""
+        """Names the engine's step; empty where there are several engines."""
         return f" in step {engines[0].steps}" if len(engines := list(self._engines)) == 1 else ""
 
     def parameters(self, unit: str) -> str:
-        """The names of parameters in a unit; nothing where there are several engines."""
+        """Names parameters of a unit; empty where there are several engines."""
         engines = list(self._engines)
         found = [one for one in engines[0].units if one.name == unit] if len(engines) == 1 else []
         if not found:
@@ -141,7 +142,7 @@ class Watch:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Publishes a wait that lasts, once, and settles a circle that it closes."""
+        """Publishes a long wait, once, and settles the sentence of a circle that it closes."""
         wait = self._wait
         patience = PATIENCE_S + self.size / RANKS_A_SECOND
         if wait is None or self.settled is not None or time.monotonic() - wait.since < patience:
@@ -184,15 +185,15 @@ class Watch:
         return self.settled
 
     def _break(self) -> None:
-        """Ends every wait of this rank, and of those that wait for it: the groups are of no more use."""
+        """Ends every wait of this rank and of the ranks that wait for it; the groups are unusable afterwards."""
         for group in list(self.groups):
             break_connections(group)
 
 
 class PositionStore:
-    """What the ranks of a group tell one another through its store, beside all traffic.
+    """Positions of a group's ranks, exchanged through the group's store, apart from its collectives.
 
-    Without a store that answers, as when its owner has ended, a rank has its own position alone.
+    Where the store does not answer, as when its owner has ended, a rank knows its own position alone.
     """
 
     _is_open = True
@@ -202,16 +203,16 @@ class PositionStore:
         self._rank, self._size = rank, size
 
     def publish(self, topic: str, mine: Position) -> None:
-        """Shows the others this rank's position."""
+        """Publishes this rank's position."""
         self._try(lambda: self._store.set(f"{topic} {mine.rank}", mine.to_json()))
 
     def read(self, topic: str) -> list[Position]:
-        """The positions that were published."""
+        """Returns the published positions."""
         keys = [f"{topic} {rank}" for rank in range(self._size)]
         return self._try(lambda: [Position.from_json(self._store.get(k)) for k in keys if self._store.check([k])]) or []
 
     def exchange(self, topic: str, mine: Position) -> list[Position]:
-        """Everyone's positions, of those that publish theirs within ANSWER_S."""
+        """Publishes this rank's position and returns those of all ranks that publish theirs within ANSWER_S."""
         self.publish(topic, mine)
         end = time.monotonic() + ANSWER_S
         while len(there := self.read(topic)) < self._size and self._is_open and time.monotonic() < end:
@@ -221,12 +222,12 @@ class PositionStore:
         return there or [mine]
 
     def sentence(self) -> str | None:
-        """What the ranks have settled on."""
+        """Returns the sentence that the ranks have settled on, or None."""
         return self._try(lambda: self._store.get("sentence").decode() if self._store.check(["sentence"]) else None)
 
     def settle(self, sentence: str) -> str:
-        """The first one that a rank has come with: all ranks'."""
-        if self._try(lambda: self._store.add("settled", 1)) == 1:
+        """Returns the sentence of the first rank that called it: all ranks raise that one."""
+        if self._try(lambda: self._store.add("settled", 1)) == 1:  # atomic: exactly one rank is the first
             self._try(lambda: self._store.set("sentence", sentence))
             return sentence
         end = time.monotonic() + ANSWER_S
@@ -237,13 +238,13 @@ class PositionStore:
     def _try(self, call: Callable[[], T]) -> T | None:
         try:
             return call() if self._is_open else None
-        except (RuntimeError, OSError):  # the rank that has the store is gone
+        except (RuntimeError, OSError):  # the rank that hosts the store has ended
             self._is_open = False
             return None
 
 
 def whereabouts(thread: int) -> str:
-    """Which of the engine's methods a thread is in, and the line that called it: "in backward at train.py:12"."""
+    """Names the engine's method that a thread is in, and the line that called it: "in backward at train.py:12"."""
     frame = sys._current_frames().get(thread)
     method, caller = "", None
     while frame is not None:
@@ -257,7 +258,7 @@ def whereabouts(thread: int) -> str:
 
 
 def break_connections(group: dist.ProcessGroup) -> None:
-    """Makes everything that travels in `group` raise, here and on its other ranks.
+    """Makes all pending communication of `group` raise, on this rank and on its others.
 
     gloo closes all connections of a context when one wait in it times out; it has no other way to end a wait.
     """
@@ -266,12 +267,12 @@ def break_connections(group: dist.ProcessGroup) -> None:
         group.abort()
     if "gloo" in backends:
         peer = (dist.get_rank(group) + 1) % dist.get_world_size(group)
-        with contextlib.suppress(RuntimeError):  # the timeout that is wanted
+        with contextlib.suppress(RuntimeError):  # the timeout, which is what closes the connections
             group.recv([torch.zeros(1)], peer, BREAK_TAG).wait(timedelta(milliseconds=1))
 
 
 def _without_source(error: RuntimeError) -> str:
-    """gloo's words without the line of its source before them, and its advice behind."""
+    """Strips gloo's source line from the front of its message, and its advice from the end."""
     return str(error).split("] ", 1)[-1].split(". This is typically")[0]
 
 
@@ -288,7 +289,7 @@ _watches: WeakKeyDictionary[dist.ProcessGroup, Watch] = WeakKeyDictionary()
 
 
 def watch_of(group: dist.ProcessGroup) -> Watch:
-    """The watch over `group` and those of its parts, one for all engines."""
+    """Returns the watch over `group` and its subgroups; all engines use the same one."""
     if group not in _watches:
         _watches[group] = Watch(group)
     return _watches[group]

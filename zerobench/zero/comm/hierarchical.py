@@ -1,26 +1,26 @@
-"""Collectives in groups: in two hops through nodes, and shards within groups that are replicas of one another.
+"""Collectives in groups: two hops through nodes, and shard groups that are replicas of each other.
 
 [Note: slices in nodes]
-N ranks are Z nodes of L consecutive ranks. Rank (node z, place l) owns slice l·Z + z, so that blocks of Z slices are
-what hops move, in place and without a permutation::
+N ranks form Z nodes of L consecutive ranks. Rank (node z, local rank l) owns slice l·Z + z, so that hops move blocks of
+Z slices in place, without a permutation::
 
-    full      | block 0: slices of place 0 in node 0, 1 .. Z-1 | block 1: of place 1 | ... | block L-1 |
+    full      | block 0: slices of local rank 0 in node 0, 1 .. Z-1 | block 1: of local rank 1 | ... | block L-1 |
 
-    all_gather        between nodes   block l of the ranks of place l         each sends its slice to Z-1 others
+    all_gather        between nodes   block l, by the ranks of local rank l   each sends its slice to Z-1 others
                       within a node   the L blocks                            each sends its block to L-1 others
     reduce_scatter    within a node   own block := sum over the node
                       between nodes   own slice := sum over the nodes
 
-A node so sends (Z-1)/Z of the buffer to others, the least that does it; flat it would be more.
+A node thus sends (Z-1)/Z of the buffer to the others, the lower bound; a flat collective sends more.
 
 [Note: replicas]
-k consecutive ranks share a shard, and N/k such groups hold the same (MiCS, arXiv 2205.00119; hybrid sharding,
+k consecutive ranks form a shard group, and the N/k groups are replicas (MiCS, arXiv 2205.00119; hybrid sharding,
 arXiv 2304.11277, section 3.2.2)::
 
     all_gather        within the group
     reduce_scatter    within the group; then the own slices are summed over the replicas: all-reduce of 1/k
 
-Every replica gets the same bits of a sum, so that all take the same update.
+Every replica receives the same bits of a sum, so that all compute the same update.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Hop = Callable[[], Handle]
 
 @dataclass(frozen=True)
 class Nodes:
-    """`within`: the ranks of this rank's node. `between`: those of the same place in each node."""
+    """A rank's two groups. `within`: the ranks of its node. `between`: one rank per node, of its own local rank."""
 
     within: Comm
     between: Comm
@@ -53,16 +53,16 @@ class Nodes:
 class Hops:
     """Collectives of several hops in flight, in the order of their launch, which is the same on all ranks.
 
-    A later hop is launched once the one before it is done and somebody waits for this collective, or for one that was
-    launched later. So hops, too, are launched in one order on all ranks, and a rank that waits for one collective has
-    done its part in all before it: nobody waits in a circle.
+    A later hop is launched once the one before it is done and the program waits for this collective or for one that was
+    launched later. So hops, too, are launched in one order on all ranks, and a rank that waits for a collective has
+    launched every hop of those before it: no circle of waits can form.
     """
 
     def __init__(self) -> None:
         self._chains: deque[_Chain] = deque()
 
     def launch(self, *hops: Hop, finish: Callable[[], None] | None = None) -> Handle:
-        """Launches the first; `finish` comes behind the last."""
+        """Launches the first hop; `finish` runs after the last."""
         chain = _Chain(hops[0](), deque(hops[1:]))
         self._chains.append(chain)
 
@@ -82,23 +82,23 @@ class Hops:
 
 @dataclass(eq=False)
 class _Chain:
-    """`handle`: of the hop in flight. `to_come`: those after it."""
+    """One collective's hops. `handle`: of the hop in flight. `to_come`: the hops after it."""
 
     handle: Handle
     to_come: deque[Hop]
 
     def advance(self) -> None:
-        """The last hop is in flight afterwards."""
+        """Waits for each hop and launches the next, until the last one is in flight."""
         while self.to_come:
             self.handle.wait()
             self.handle = self.to_come.popleft()()
 
 
 class Hierarchical(WrappedComm):
-    """Everybody shares a shard; gathers and reductions go in two hops. [Note: slices in nodes]"""
+    """A partition over all ranks, whose gathers and reductions run in two hops. [Note: slices in nodes]"""
 
-    def __init__(self, everybody: Comm, nodes: Nodes) -> None:
-        super().__init__(everybody)
+    def __init__(self, all_ranks: Comm, nodes: Nodes) -> None:
+        super().__init__(all_ranks)
         self.nodes = nodes
         self.hops = Hops()
         self.rank = nodes.within.rank * nodes.between.size + nodes.between.rank
@@ -107,7 +107,7 @@ class Hierarchical(WrappedComm):
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
     ) -> Handle:
-        """As Comm's, but that the other slices of the own block hold sums over the node afterwards."""
+        """Reduces within the node, then between nodes; the other slices of the own block then hold the node's sums."""
         within, between, block = self.nodes.within, self.nodes.between, self._block(full)
         return self._launch(
             lambda: within.reduce_scatter(full, unit, stamp),
@@ -130,15 +130,15 @@ class Hierarchical(WrappedComm):
         return full.narrow(0, self.nodes.within.rank * numel, numel)
 
     def _launch(self, first: Hop, second: Hop) -> Handle:
-        """In lanes one behind the other, which nobody need wait between."""
+        """Queues both hops at once on streams, which keep their order; elsewhere the second waits for the first."""
         return Handle([first(), second()]) if self.on_streams else self.hops.launch(first, second)
 
 
 class ShardGroup(WrappedComm):
-    """`shards`: the ranks that share a shard; `replicas`: those that hold the same one. [Note: replicas]"""
+    """Shard groups. `shards`: ranks of one partition; `replicas`: ranks that hold the same slice. [Note: replicas]"""
 
-    def __init__(self, everybody: Comm, shards: Comm, replicas: Comm) -> None:
-        super().__init__(everybody)
+    def __init__(self, all_ranks: Comm, shards: Comm, replicas: Comm) -> None:
+        super().__init__(all_ranks)
         self._shards, self._replicas = shards, replicas
         self._hops = Hops()
         self.rank, self.size, self.replica = shards.rank, shards.size, replicas.rank
@@ -163,25 +163,25 @@ class ShardGroup(WrappedComm):
             comm.check_stamps()
 
     def sum(self, values: torch.Tensor) -> None:
-        """WrappedComm the shards: every replica has the same."""
+        """Sums over the shard group alone: every replica has the same values."""
         self._shards.sum(values)
 
 
 def connect_groups(
     group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None
 ) -> Comm:
-    """The seam over `group`, in nodes of `node_size` ranks or shards of `shard_group`, where that is not everybody.
+    """Returns the Comm over `group`, in nodes of `node_size` ranks or shard groups of `shard_group`, if less than all.
 
     Collective. Raises ValueError where the ranks cannot be divided so.
     """
-    everybody = watched(connect(group, device))
-    check_groups(everybody.size, node_size, shard_group)
-    if all(size in (None, everybody.size) for size in (node_size, shard_group)):
-        return everybody
-    nodes = nodes_of(everybody, device, shard_group or node_size or everybody.size)
+    all_ranks = watched(connect(group, device))
+    check_groups(all_ranks.size, node_size, shard_group)
+    if all(size in (None, all_ranks.size) for size in (node_size, shard_group)):
+        return all_ranks
+    nodes = nodes_of(all_ranks, device, shard_group or node_size or all_ranks.size)
     if shard_group is not None:
-        return ShardGroup(everybody, nodes.within, nodes.between)
-    return everybody if node_size == 1 else Hierarchical(everybody, nodes)
+        return ShardGroup(all_ranks, nodes.within, nodes.between)
+    return all_ranks if node_size == 1 else Hierarchical(all_ranks, nodes)
 
 
 def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> None:
@@ -195,28 +195,28 @@ def check_groups(ranks: int, node_size: int | None, shard_group: int | None) -> 
         )
 
 
-def nodes_of(everybody: Comm, device: torch.device, node_size: int) -> Nodes:
-    """The groups of this rank: of `node_size` consecutive ranks, and of one rank from each of these. Collective."""
-    if everybody.group is None or node_size == everybody.size:
-        return Nodes(everybody, Comm())
-    if everybody.group is not dist.group.WORLD:
+def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
+    """Creates this rank's groups: its node of `node_size` consecutive ranks, and one rank of each node. Collective."""
+    if all_ranks.group is None or node_size == all_ranks.size:
+        return Nodes(all_ranks, Comm())
+    if all_ranks.group is not dist.group.WORLD:
         raise ValueError("group: nodes and shard groups are parts of the default process group; leave group out")
     if node_size == 1:
-        return Nodes(Comm(), everybody)
-    ranks = torch.arange(everybody.size).view(-1, node_size)
-    within, between = (connect(_mine(everybody.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
+        return Nodes(Comm(), all_ranks)
+    ranks = torch.arange(all_ranks.size).view(-1, node_size)
+    within, between = (connect(_mine(all_ranks.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
     if isinstance(within, NcclComm) and isinstance(between, NcclComm):
         within.share_streams(between)
-    return Nodes(watched(within, everybody.group), watched(between, everybody.group))
+    return Nodes(watched(within, all_ranks.group), watched(between, all_ranks.group))
 
 
 _made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 def _mine(group: dist.ProcessGroup, parts: list[list[int]]) -> dist.ProcessGroup:
-    """This rank's of the groups of these ranks; each is made once in a process group's life."""
+    """Returns this rank's group among `parts`; each group is created once in the life of `group`."""
     known = _made.setdefault(group, {})
     for ranks in map(tuple, parts):
         if ranks not in known:
-            known[ranks] = dist.new_group(list(ranks))
+            known[ranks] = dist.new_group(list(ranks))  # by all ranks, members or not: torch counts the calls
     return next(known[ranks] for ranks in map(tuple, parts) if dist.get_rank() in ranks)

@@ -1,14 +1,14 @@
-"""Where ranks wait for one another: found from what each has launched, and said in one sentence.
+"""Positions of ranks: deadlocks are found from what each rank has launched, and reported in one sentence.
 
 [Note: a circle of waiting ranks]
-A rank *lacks* a collective that another one waits for if it has launched that channel fewer times. A rank that lacks it
-and computes, or writes a file for minutes, is slow: nothing is wrong. Where it waits itself, for a collective that one
-of the first lacks, neither will ever go on. So
+A rank *lacks* a collective that another rank waits for if it has launched that channel fewer times. A rank that lacks
+it while it computes, or writes a file for minutes, is slow, which is no fault. Where it waits itself, for a collective
+that the other rank lacks, neither can ever proceed. So
 
     a fault := a set of ranks that all wait, each of them for a collective that another one of the set lacks
 
-Counts only grow, and a rank that waits launches nothing. So positions that were published at different times, or are
-out of date, show no circle that is not there: the first rank to leave it would have needed another one to leave before.
+Counts only grow, and a waiting rank launches nothing. Positions that were published at different times, or are out of
+date, therefore show no false circle: the first rank to leave it would have needed another one to leave before.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ RULE = (
 )
 
 MOST_NAMED = 4
-"""Ranks that a sentence names in a group of ranks that are at one place."""
+"""Most ranks that a sentence names where many are at one position."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """A rank's: what it waits for, and what it has launched.
+    """A rank's position: the collective that it waits for, and the counts of those that it has launched.
 
     `channel`  the collective that it waits for, with all that must be equal on the ranks; None: it waits for none
-    `number`   which of that channel's it is, from 1
+    `number`   its number in that channel, from 1
     `peers`    the ranks that must launch it
-    `words`    the same for people, and where the program is
-    `launched` how many of each channel this rank has launched
+    `words`    a description for messages, with the program's line
+    `launched` number of collectives that this rank has launched, by channel
     """
 
     rank: int
@@ -45,7 +45,7 @@ class Position:
     peers: list[int] = field(default_factory=list)
 
     def lacks(self, other: Position) -> bool:
-        """Whether `other` waits for a collective that this rank has not launched."""
+        """Returns True where `other` waits for a collective that this rank has not launched."""
         return (
             other.channel is not None
             and self.rank in other.peers
@@ -53,19 +53,19 @@ class Position:
         )
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Position:
-        """What `to_json` gave."""
+        """Parses the text of `to_json`."""
         return cls(**json.loads(text))
 
 
 def circle(positions: Iterable[Position]) -> list[Position]:
-    """The positions of ranks that wait for one another for ever; empty where there are none. See the note."""
+    """Returns the positions of ranks in a deadlock, or an empty list. [Note: a circle of waiting ranks]"""
     waiting = [one for one in positions if one.channel is not None]
-    while True:
+    while True:  # drop ranks that can proceed, until the set no longer shrinks: the rest wait for each other
         held_up = [one for one in waiting if any(other.lacks(one) for other in waiting if other is not one)]
         if len(held_up) == len(waiting):
             return held_up
@@ -73,13 +73,13 @@ def circle(positions: Iterable[Position]) -> list[Position]:
 
 
 def out_of_step(positions: Sequence[Position]) -> str:
-    """The sentence for ranks that have come to different places; where they only had different counts, of what."""
+    """Returns the sentence for ranks at different positions, or at one position with different counts."""
     counts = "" if len({one.words for one in positions}) > 1 else f", {difference(positions)}"
     return f"the ranks are out of step: {places(positions)}{counts}; {RULE}"
 
 
 def difference(positions: Sequence[Position]) -> str:
-    """Of which channel the ranks have launched different numbers."""
+    """Names the first channel of which the ranks have launched different numbers."""
     channels = dict.fromkeys(channel for one in positions for channel in one.launched)
     for channel in channels:
         counts = {one.rank: one.launched.get(channel, 0) for one in positions}
@@ -89,7 +89,7 @@ def difference(positions: Sequence[Position]) -> str:
 
 
 def places(positions: Iterable[Position]) -> str:
-    """Which rank is where, those at one place together."""
+    """Says which rank is where; ranks at one position are named together."""
     ranks: dict[str, list[int]] = {}
     for one in sorted(positions, key=lambda one: one.rank):
         ranks.setdefault(one.words, []).append(one.rank)
@@ -97,7 +97,7 @@ def places(positions: Iterable[Position]) -> str:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """The ranks' numbers in words, of many the first ones."""
+    """Lists rank numbers in words; of many, the first MOST_NAMED."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if len(ranks) > MOST_NAMED:

@@ -1,7 +1,7 @@
-"""What codes change, worked out in one process: the weights that qwZ's ranks compute with, the mean that qgZ leaves.
+"""Quantization errors, computed in one process: qwZ's weights as the ranks use them, qgZ's mean gradients.
 
-No rank sends anything here; the arithmetic is that of zeropp.py, block by block and in its order, which a test holds to
-the bits of a real exchange.
+Nothing is communicated here; the arithmetic is that of comm/zeropp.py, block by block and in its order, which a test
+compares bit for bit with a real exchange.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from .quantize import Codec
 
 @dataclass(frozen=True)
 class Error:
-    """Of one tensor. `snr_db`: 10 · log10(sum of x² / sum of errors²), infinite without errors. `bias`: the mean error
-    over the mean of |x|. `largest`: the largest error over the largest |x|.
+    """The quantization error of one tensor.
+
+    `snr_db`: 10 · log10(sum of x² / sum of errors²), infinite without errors. `bias`: the mean error over the mean of
+    |x|. `largest`: the largest error over the largest |x|.
     """
 
     snr_db: float
@@ -26,7 +28,7 @@ class Error:
 
     @staticmethod
     def of(exact: torch.Tensor, coded: torch.Tensor) -> Error:
-        """Both of one shape; summed in fp64."""
+        """Compares two tensors of one shape; sums in fp64."""
         x, off = exact.double(), coded.double() - exact.double()
         signal, noise = x.square().sum().item(), off.square().sum().item()
         snr = math.inf if noise == 0 else 10 * math.log10(signal / noise) if signal else -math.inf
@@ -35,7 +37,7 @@ class Error:
 
 
 def through(codec: Codec, slices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`slices`, (rows, numel), coded and decoded into `dtype`."""
+    """Quantizes `slices`, (rows, numel), and returns them dequantized to `dtype`."""
     payloads = slices.new_empty(len(slices), codec.payload_bytes(slices.shape[1]), dtype=torch.uint8)
     codec.encode(slices, payloads)
     decoded = torch.empty_like(slices, dtype=dtype)
@@ -44,24 +46,24 @@ def through(codec: Codec, slices: torch.Tensor, dtype: torch.dtype) -> torch.Ten
 
 
 def gathered(full: torch.Tensor, ranks: int, codec: Codec) -> torch.Tensor:
-    """What qwZ's gather makes of `full`, (N · shard_numel,)."""
+    """Returns `full`, (N · shard_numel,), after qwZ's quantized gather."""
     return through(codec, full.view(ranks, -1), full.dtype).view(-1)
 
 
 def exchanged(brought: torch.Tensor, node_size: int, codec: Codec) -> torch.Tensor:
-    """What qgZ's reduce-scatter makes of what N ranks bring, (N, numel): the sum, (numel,), of the same dtype."""
+    """Returns qgZ's reduce-scatter of N ranks' gradients, (N, numel): the sum, (numel,), in their dtype."""
     ranks = len(brought)
     sums = torch.stack([_hop(node, codec) for node in brought.view(ranks // node_size, node_size, -1)])
     if node_size == 1:
         sums = brought
-    if ranks > node_size:  # place l's block, in which each node has a slice
+    if ranks > node_size:  # local rank l's block, in which each node has a slice
         blocks = sums.view(ranks // node_size, node_size, -1).unbind(1)
         sums = torch.stack([_hop(block, codec) for block in blocks])
     return sums.reshape(-1).to(brought.dtype)
 
 
 def _hop(rows: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """(n, numel): rank j gets part j of every row in codes, but for its own, and sums them in fp32: (numel,)."""
+    """Sums `rows`, (n, numel), over n ranks: part j of every other row reaches rank j quantized; fp32, (numel,)."""
     n = len(rows)
     parts = rows.view(n, n, -1)
     sums = []

@@ -1,15 +1,15 @@
-"""A simulated world: one process is one rank of N, over torch's fake process group, which moves nothing.
+"""A simulated world: one process runs one rank of N over torch's fake process group, which moves nothing.
 
-The engine runs as it does in a real world: the same layouts, buffers and operations, so memory and traffic are those of
-this rank. What the other ranks would have sent is zero, so that numbers stay finite and runs are alike:
+The engine runs as it does in a real world: layouts, buffers and operations are equal, so memory and traffic are those
+of this rank. Data from the other ranks is zero, so that numbers stay finite and runs repeat:
 
     reduce_scatter              own slice := this rank's own part of the mean
     all_gather                  the others' slices := 0
-    all_to_all                  what the others send is 0
-    all_reduce and all else     as if nobody else were there
+    all_to_all                  the others' slices := 0
+    all_reduce and the rest     as in a world of one rank
 
-Losses, weights and times mean nothing. Nothing is stamped: nobody is there to be at another place.
-The fake group is torch's own, and private; a test holds a simulated run to real ones.
+Losses, weights and times mean nothing. Nothing is stamped: there is no other rank to be out of step with.
+The fake group is private to torch; a test compares a simulated run with real ones.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, Pieces, pieces_
 from .streams import Waitable
 
 TAG = 7000
-"""Nothing is paired by it."""
+"""An arbitrary tag: the fake group pairs nothing."""
 
 
 class Unstamped(Comm):
-    """Before a backend: collectives bear no stamps."""
+    """A mixin before a backend that drops the stamps of its collectives."""
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
@@ -51,8 +51,9 @@ class Unstamped(Comm):
 
 
 class SimulatedGloo(Unstamped, GlooComm):
-    """Slices go pairwise, as between real ranks, but for the trouble: a piece is sent once and stands for one to
-    each of the others, nothing is received, and nothing is added. So a world of 1 024 costs no more than one of 8.
+    """The pairwise exchange of gloo at constant cost: each piece is sent once and accounted once per other rank.
+
+    Nothing is received and nothing summed, so that a world of 1 024 ranks costs no more than one of 8.
     """
 
     def reduce_scatter(
@@ -76,7 +77,7 @@ class SimulatedGloo(Unstamped, GlooComm):
         return Handle([])
 
     def meet(self, what: str) -> None:
-        """There is nobody to wait for."""
+        """Returns at once: there is no other rank."""
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         self._zero_others(here)
@@ -92,7 +93,7 @@ class SimulatedGloo(Unstamped, GlooComm):
                 self.group.send([piece], (self.rank + 1) % self.size, TAG)
 
     def _part(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's slice."""
+        """Returns this rank's slice."""
         numel = full.numel() // self.size
         return full.narrow(0, self.rank * numel, numel)
 
@@ -104,13 +105,13 @@ class SimulatedGloo(Unstamped, GlooComm):
 
 
 class _Held:
-    """Keeps what a reduction receives into until it is waited for."""
+    """A reduction in flight: keeps its receive slots allocated until `wait`, as a real one does."""
 
     def __init__(self, slots: torch.Tensor) -> None:
         self._slots: torch.Tensor | None = slots
 
     def wait(self) -> None:
-        """Lets go of it."""
+        """Releases the slots."""
         self._slots = None
 
 
@@ -136,7 +137,7 @@ def _exchange_alone(here: torch.Tensor, to: torch.Tensor, group: dist.ProcessGro
 
 
 class SimulatedNccl(Unstamped, NcclComm):
-    """NCCL's collectives, in streams. What the fake group leaves in their outputs differs between versions of torch."""
+    """NCCL's collectives, on streams. Outputs are overwritten: the fake group's differ between versions of torch."""
 
     scatter_into = staticmethod(_scatter_alone)
     gather_into = staticmethod(_gather_alone)
@@ -144,4 +145,4 @@ class SimulatedNccl(Unstamped, NcclComm):
 
 
 KINDS: dict[str, type[GroupComm]] = {"cpu": SimulatedGloo, "cuda": SimulatedNccl}
-"""By device."""
+"""Device type -> class."""

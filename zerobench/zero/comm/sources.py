@@ -1,8 +1,8 @@
-"""Where a unit of stage 3 has its full parameters from: the shards of all ranks, unless something nearer is there.
+"""Sources of a stage 3 unit's full parameters: the shards of all ranks, or a nearer copy (hpZ's secondary shards).
 
-launch     the unit wants them
-released   nobody reads them for a while: what is to be kept of them must be taken now
-stale      the parameters have changed: what was kept is not theirs any more
+launch     starts filling the unit's full parameters
+released   they are about to be freed: a source that keeps a copy takes it now
+stale      the parameters have changed: a kept copy is invalid
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """One unit's."""
+    """The source of one unit's full parameters."""
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """Starts filling `full`, (N · shard_numel,), of which the own slice is filled."""
+        """Starts filling `full`, (N · shard_numel,), whose own slice is filled already."""
 
     def released(self, full: torch.Tensor, unit: str) -> None:
         """`full` is about to lose its memory."""
 
     def stale(self) -> None:
-        """Some element of some rank's shard is another."""
+        """Some rank's shard has changed."""
 
 
 class ShardAllGather:
-    """The shards of all ranks, each time."""
+    """An all-gather of all ranks' shards at each launch; nothing is kept in between."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """An all-gather over everybody who has a shard."""
+        """Launches an all-gather over the shard group."""
         return self._comm.all_gather(full, unit, stamp)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
-        """Nothing is kept."""
+        """Keeps nothing."""
 
     def stale(self) -> None:
-        """Nothing was."""
+        """Has nothing to drop."""

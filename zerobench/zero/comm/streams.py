@@ -1,17 +1,17 @@
-"""Streams of their own for what travels between GPUs. [Note: lanes]
+"""CUDA streams for communication, so that collectives overlap with compute. [Note: communication streams]
 
-A *lane* is a stream for one kind of collective, gathers or reductions. A collective in it has a life of three steps::
+Each kind of collective (gathers, reductions) has a stream. A collective on it has three steps::
 
-    launch   the lane waits for all that the current stream has been given so far: what is sent has been written then,
-             and who had the memory before that it is received into is done with it
-    wait     the current stream waits for the event at the collective's end; the host waits for nothing
-    free     what was sent or received is given back in the current stream's order, after `wait`
+    1. launch   the communication stream waits for all work queued so far on the current stream: the data to send has
+                then been written, and earlier users of the receive buffer's memory have finished
+    2. wait     the current stream waits for the event at the collective's end; the host does not wait
+    3. free     send and receive buffers are freed in the current stream's order, after `wait`
 
-Every buffer belongs to the stream that computes: made there before `launch`, given back there after `wait`. Its memory
-can so be used again at once, in stream order, and needs no record_stream, which holds memory until the host happens to
-find that the other stream is through.
+Every buffer belongs to the compute stream: allocated there before `launch`, freed there after `wait`. The caching
+allocator can therefore reuse its memory at once, in stream order, without record_stream, which would hold memory until
+the host polls that the other stream has finished.
 
-torch runs a collective that is not asynchronous in the current stream, the lane here, and keeps no tensor of it.
+torch runs a synchronous collective on the current stream, here the communication stream, and keeps no tensor of it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any, Protocol
 import torch
 
 HIGH = -1
-"""Priority of what others wait for: its few kernels start as soon as there is room beside those that compute."""
+"""Stream priority: compute waits for collectives, so their few kernels start as soon as the GPU has room for them."""
 
 Collective = Callable[..., Any]
-"""Takes `async_op`, as those of torch.distributed do."""
+"""A callable that takes `async_op`, as the collectives of torch.distributed do."""
 
 
 class Waitable(Protocol):
-    """A collective that was launched."""
+    """A launched collective."""
 
     def wait(self) -> object:
-        """It is done for whoever comes after in the current stream (on a CPU: for the caller)."""
+        """Makes later work of the current stream (on a CPU: the caller) wait until the collective is done."""
 
 
 class Threads:
-    """No lane: a process group whose own threads carry the bytes, as gloo's do."""
+    """A process group whose own threads move the bytes, as gloo's do: no stream is needed."""
 
     def launch(self, collective: Collective) -> Waitable:
         """Starts `collective`."""
@@ -45,29 +45,32 @@ class Threads:
 
 
 class CommStream:
-    """See the note. `cuda`: torch.cuda, or what stands in for it in a test."""
+    """A CUDA stream for one kind of collective (see the note). `cuda`: torch.cuda, or a model of it in tests."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._stream = cuda.Stream(priority=HIGH)
 
     def launch(self, collective: Collective) -> Waitable:
-        """Starts `collective` in the lane, behind what the current stream has been given."""
-        self._stream.wait_stream(self._cuda.current_stream())
+        """Queues `collective` on this stream, behind all work queued so far on the current one."""
+        self._stream.wait_stream(self._cuda.current_stream())  # what is sent must have been written: step 1 of the note
         with self._cuda.stream(self._stream):
             collective(async_op=False)
         return StreamWork(self._cuda, self._stream.record_event())
 
 
 class StreamWork:
-    """A collective in a lane. Dropped before anyone has waited for it, it is waited for: its memory may go with it."""
+    """A collective on a communication stream.
+
+    Its deletion waits too: an exception may drop it unwaited, and its buffers' memory would be reused while in use.
+    """
 
     def __init__(self, cuda: Any, end: Any) -> None:
         self._cuda = cuda
         self._end: Any = end
 
     def wait(self) -> None:
-        """The current stream goes on when the collective has ended."""
+        """Makes the current stream wait for the collective's end, once; the host does not block."""
         end, self._end = self._end, None
         if end is not None:
             self._cuda.current_stream().wait_event(end)

@@ -1,4 +1,4 @@
-"""Collectives that are waited for under a watch (comm/hang_watch.py), those of one process group."""
+"""Collectives whose waits are registered with a deadlock watch (comm/hang_watch.py), one per process group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Watched(WrappedComm):
-    """`peers`: the ranks of the group, as `watch` numbers them."""
+    """A Comm whose waits `watch` observes. `peers`: the group's ranks, in the numbering of `watch`."""
 
     def __init__(self, below: Comm, watch: Watch, peers: list[int]) -> None:
         super().__init__(below)
@@ -76,7 +76,7 @@ class Watched(WrappedComm):
         return self.watch.differ(f"calling {what}(){self.watch.step()}", asked)
 
     def _launch(self, kind: str, unit: str, sent: torch.Tensor, start: Callable[[], Handle]) -> Handle:
-        """Starts a collective that moves `sent`. The wait for it is watched, and so is its launch, which may wait."""
+        """Starts a collective that moves `sent`. Its launch is watched like its wait, since a launch can block too."""
         channel = f"{kind} of {unit}{self._among}, {sent.nbytes} bytes"
         number = self.watch.launch(channel)
 
@@ -88,15 +88,15 @@ class Watched(WrappedComm):
         return Handle([], lambda: self.watch.wait(channel, number, self._peers, words, handle.wait))
 
 
-def watched(comm: Comm, everybody: dist.ProcessGroup | None = None) -> Comm:
-    """`comm` under the watch over `everybody`, by default its own group, of which its ranks are a part.
+def watched(comm: Comm, whole: dist.ProcessGroup | None = None) -> Comm:
+    """Returns `comm` under the watch of `whole`, a process group that contains its ranks, by default its own.
 
-    Itself where there are no other ranks, or none that could wait.
+    Returns `comm` itself in a world of one rank, and in a simulated world, where no rank can wait.
     """
     group = comm.group
     if group is None or str(dist.get_backend(group)) == FAKE:
         return comm
-    watch = watch_of(everybody or group)
+    watch = watch_of(whole or group)
     watch.groups.add(group)
-    peers = range(comm.size) if everybody is None else dist.get_process_group_ranks(group)
+    peers = range(comm.size) if whole is None else dist.get_process_group_ranks(group)
     return Watched(comm, watch, list(peers))

@@ -1,23 +1,23 @@
-"""ZeRO++ (arXiv 2306.10209) on stage 3: three ways to send less between nodes. Each is a Comm or a source of its own.
+"""ZeRO++ (arXiv 2306.10209) on stage 3: three ways to send less between nodes, each a Comm or a source of its own.
 
-    qwZ    parameters are gathered in int8                 every rank computes with the decoded ones, their owner too
+    qwZ    parameters are gathered in int8                 every rank computes with the decoded values, the owner too
     hpZ    secondary shards: once a unit has been gathered, each rank of a node keeps 1/L of it, in the parameters'
            dtype, and later gathers stay within the node, until the parameters change
-    qgZ    gradients are exchanged in int4                 each rank decodes what it gets and sums it in fp32
+    qgZ    gradients are exchanged in int4                 each rank decodes the slices that it receives, sums in fp32
 
-Between nodes a node sends, of bf16 parameters and gradients and Z nodes, (Z-1)/Z times so many bytes a parameter::
+With bf16 parameters and gradients and Z nodes, a node sends to others (Z-1)/Z times so many bytes per parameter::
 
-                forward   backward   gradients            blocks of B elements add 4/B a byte-sized element's scale:
+                forward   backward   gradients            a block of B elements adds its fp32 scale, 4/B per element:
     zero3       2         2          2                    int8 1 + 4/B, int4 1/2 + 4/B
     ZeRO++      1         0          1/2
 
-Masters and optimizer states know nothing of it, nor does a state dict: `Comm.exact` gathers those.
+Masters, optimizer states and state dicts are never quantized: `Comm.exact` gathers those.
 
 [Note: two hops]
-qgZ goes through the node first, if there are several nodes. Rank (z, l) codes block m of its gradients (groups.py, the
-note) for place m of its node, decodes the L-1 that it gets, adds its own, uncoded, and has the node's sum of block l in
-fp32. Of this it codes slice y for node y, and adds up slice z in the same way. Gradients come divided by the number of
-ranks, so that the sum is the mean. An element of it is off by no more than
+With several nodes qgZ's first hop is within the node. Rank (z, l) quantizes block m of its gradients (blocks as in
+comm/hierarchical.py's note) for local rank m, dequantizes the L-1 blocks that it receives and adds its own, exact one:
+the node's sum of block l, in fp32. It quantizes slice y of this for node y, and sums slice z in the same way. Gradients
+are divided by the number of ranks beforehand, so that the sum is the mean. Its error per element is at most
 
     sum over the L-1 ranks of the node of (their block's bound)  summed over the nodes, + that of Z-1 sums
 
@@ -42,7 +42,7 @@ from .sources import ShardAllGather, Source
 
 @dataclass(frozen=True)
 class Zeropp:
-    """Which parts, and elements that share a scale. Raises ValueError for blocks that cannot be."""
+    """The parts of ZeRO++ in use, and elements per scale. Raises ValueError for a block size out of range."""
 
     quantize_weights: bool = False
     secondary_shards: bool = False
@@ -58,7 +58,7 @@ class Zeropp:
 
 
 class ZeroppComm(WrappedComm):
-    """WrappedComm the exact collectives, Hierarchical where there are several nodes."""
+    """Quantizing collectives over exact ones (`below`, Hierarchical where there are several nodes)."""
 
     def __init__(self, below: Comm, nodes: Nodes, policy: Zeropp) -> None:
         super().__init__(below)
@@ -75,7 +75,7 @@ class ZeroppComm(WrappedComm):
         return SecondaryShard(self, self._nodes.within) if self._policy.secondary_shards else ShardAllGather(self)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        """What every rank gets is decoded, its own slice too."""
+        """Gathers quantized slices; every rank decodes all of them, its own too, so that all hold equal parameters."""
         if not self._policy.quantize_weights or full.dtype not in DTYPES:
             return super().all_gather(full, unit, stamp)
         slices = full.view(self.size, -1)
@@ -98,8 +98,8 @@ class ZeroppComm(WrappedComm):
 class QuantizedReduction:
     """qgZ's reduce-scatter of `full`, hop by hop. [Note: two hops]
 
-    `rows`   what this hop is about, (n, m): row j goes to rank j of the hop, in int4, and the own row stays
-    `here`   what has come, (n, payload_bytes)
+    `rows`   the input of the current hop, (n, m): row j goes to rank j of the hop, in int4, the own row stays
+    `here`   received payloads, (n, payload_bytes)
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class QuantizedReduction:
         self._hop: Comm | None = None
 
     def send(self) -> Handle:
-        """The next hop, once what the one before has brought is summed."""
+        """Sums the payloads of the previous hop, then launches the next one."""
         self._take_in()
         self._hop = hop = self._to_come.pop(0)
         self._rows = self._sum.view(hop.size, -1)
@@ -123,19 +123,19 @@ class QuantizedReduction:
         return hop.all_to_all(self._to.view(-1), self._here.view(-1), "reduce_scatter", self._unit, self._stamp)
 
     def finish(self) -> None:
-        """The sum goes where it is wanted; nothing else is kept."""
+        """Writes the sum to its destination and releases everything else."""
         self._take_in()
         self._into.copy_(self._sum)
         del self._into, self._sum, self._rows
 
     def _take_in(self) -> None:
-        """The sum so far, (m,) fp32: the own row and what has come."""
+        """Computes the sum so far, (m,) fp32, from the own row and the received payloads."""
         if self._hop is None:
             return
         drop(self._to)
         own = self._hop.rank
         total = self._rows[own].float()
-        if total.data_ptr() == self._rows[own].data_ptr():
+        if total.data_ptr() == self._rows[own].data_ptr():  # fp32 gradients: `float` made no copy, and must stay intact
             total = total.clone()
         labels.label(total, labels.COMMUNICATION, f"{self._unit} sum")
         decoded = torch.empty_like(total)
@@ -148,28 +148,28 @@ class QuantizedReduction:
 
 
 class SecondaryShard:
-    """hpZ, one unit's: 1/L of its full parameters, (numel / L,) in their dtype, kept from a first release on."""
+    """hpZ for one unit: 1/L of its full parameters, (numel / L,) in their dtype, kept from the first release on."""
 
     def __init__(self, comm: Comm, within: Comm) -> None:
         self._comm, self._within = comm, within
         self._shard: torch.Tensor | None = None
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:
-        """From the node's secondary shards where they are; else from everybody."""
+        """Gathers from the node's secondary shards where they exist, else from all ranks."""
         if self._shard is None:
             return self._comm.all_gather(full, unit, stamp)
         self._block(full).copy_(self._shard)
         return self._within.all_gather(full, unit, stamp)
 
     def released(self, full: torch.Tensor, unit: str) -> None:
-        """The own block is kept."""
+        """Keeps a copy of the own block, unless there is one."""
         if self._shard is None:
             with torch.inference_mode(False), torch.no_grad():
                 block = self._block(full).clone()
             self._shard = labels.label(block, labels.PARAMETERS, f"{unit} secondary")
 
     def stale(self) -> None:
-        """It is dropped."""
+        """Drops the copy."""
         self._shard = None
 
     def _block(self, full: torch.Tensor) -> torch.Tensor:
@@ -177,20 +177,20 @@ class SecondaryShard:
 
 
 def new_payloads(codec: Codec, slices: torch.Tensor, unit: str) -> torch.Tensor:
-    """A payload for each of `slices`, (rows, numel): (rows, payload_bytes) uint8, not filled."""
+    """Allocates a payload for each of `slices`, (rows, numel): (rows, payload_bytes) uint8, not filled."""
     payloads = slices.new_empty(len(slices), codec.payload_bytes(slices.shape[1]), dtype=torch.uint8)
     return labels.label(payloads, labels.COMMUNICATION, f"{unit} payload")
 
 
 def _decode_all(codec: Codec, payloads: torch.Tensor, slices: torch.Tensor) -> None:
-    """One after the other, so that what is made on the way is of one slice."""
+    """Decodes slice by slice, so that temporaries are of one slice, and frees the payloads."""
     for row in range(len(slices)):
         codec.decode(payloads[row : row + 1], slices[row : row + 1])
     drop(payloads)
 
 
 def drop(payloads: torch.Tensor) -> None:
-    """They have been read, or sent. Their memory goes back now, whatever thread of gloo's still holds them."""
+    """Frees payloads that were read or sent: at once, though gloo's threads may hold references a moment longer."""
     payloads.untyped_storage().resize_(0)
 
 
@@ -198,9 +198,9 @@ def connect_zeropp(
     group: dist.ProcessGroup | None, device: torch.device, node_size: int | None, shard_group: int | None,
     policy: Zeropp | None,
 ) -> Comm:  # fmt: skip
-    """The seam over `group` in its nodes or shard groups (groups.py), under a policy. Collective.
+    """Returns the Comm over `group`, in nodes or shard groups (comm/hierarchical.py), under a policy. Collective.
 
-    Raises ValueError for what does not go together.
+    Raises ValueError for options that exclude each other.
     """
     below = connect_groups(group, device, node_size, shard_group)
     if policy is None or below.size == 1:

@@ -133,8 +133,8 @@ def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
 
 
 def _own_initializers(model: nn.Module) -> Callable[[], Iterable[tuple[nn.Module, Initializer]]] | None:
-    # Models written for releases before the US spelling have `initializers`; to miss it would change their values.
-    return getattr(model, "initializers", None) or getattr(model, "initializers", None)
+    # Models written for releases before the US spelling have `initialisers`; to miss it would change their values.
+    return getattr(model, "initializers", None) or getattr(model, "initialisers", None)
 
 
 def _reset(module: Any) -> None:
