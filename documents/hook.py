@@ -15,7 +15,11 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_for_filename
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +38,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 MARK = re.compile(r"<!-- generated: (\w+) -->")
 LINK = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".cpp": "cpp", ".csv": "text", "": "make"}
+STYLE = "body {font-family: sans-serif; margin: 2em} pre {line-height: 1.35}"
 
 
 @cache
@@ -52,7 +56,8 @@ def outside(uri: str, link: str) -> str | None:
 
 def in_site(path: str) -> str:
     """The uri in the site of a file that lies outside of docs/."""
-    return path if path.endswith((".png", ".svg")) else f"source/{path}.md"
+    suffix = PurePosixPath(path).suffix
+    return path if suffix in (".png", ".svg") else f"source/{path}" + ".html" * (suffix != ".md")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -73,10 +78,15 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def source_page(path: str) -> str:
-    """A file of the repository as a page that the search leaves out."""
-    text, suffix = (HERE / path).read_text(), PurePosixPath(path).suffix
-    body = text if suffix == ".md" else f"# {path}\n\n````{LANGUAGES.get(suffix, 'text')}\n{text}\n````\n"
-    return f"---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n{body}"
+    """A text file of the repository: Markdown for a page that the search leaves out, else a whole HTML page."""
+    text = (HERE / path).read_text()
+    if path.endswith(".md"):
+        return f"---\nsearch:\n  exclude: true\n---\n\n{text}"
+    look = HtmlFormatter(lineanchors="L", linenos="inline", anchorlinenos=True)
+    lexer = TextLexer() if path.endswith((".csv", ".txt")) else get_lexer_for_filename(path, text)
+    code = highlight(text, lexer, look)
+    head = f"<title>{path}</title><style>{STYLE}{look.get_style_defs()}</style>"
+    return f'<!doctype html><html lang="en"><meta charset="utf-8">{head}<h1>{path}</h1>{code}</html>'
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -92,3 +102,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"]({os.path.relpath(in_site(path), str(PurePosixPath(uri).parent))}{found[2] or ''})"
 
     return LINK.sub(relinked, markdown_of(uri))
+
+
+REMOTE = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]*""")
+
+
+@event_priority(-200)  # after the plugin `offline`, which writes the search's index at -100
+def on_post_build(config: Any) -> None:
+    """Raises ValueError where a page would load something from a network: it is to open from the disk."""
+    site = Path(config.site_dir)
+    for page in site.rglob("*.html"):
+        if found := [one for one in REMOTE.findall(page.read_text()) if 'rel="canonical"' not in one]:
+            raise ValueError(f"{page.relative_to(site)}: loads {found[0]}, which is not of the site")
+    if not (site / "search/search_index.js").is_file():
+        raise ValueError("search/search_index.js: missing, so that a search from the disk finds nothing")

@@ -281,6 +281,7 @@ def test_every_figure_is_explained() -> None:
     assert set(re.findall(r"^\| \[(\w+)\]", page, re.MULTILINE)) == set(FIGURES)
 
 
+@pytest.mark.slow
 def test_every_key_has_a_row_with_a_default_and_a_range() -> None:
     rows = [line.split(" | ") for line in keys.page().splitlines() if re.match(r"\| `[\w.]+` \|", line)]
     assert sorted(row[0].strip("| `") for row in rows) == sorted(KEYS)
