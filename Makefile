@@ -5,13 +5,14 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench check test test-all lint budget plots pages docs reference compare gpu-suite peers clean
+.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
 	@echo "make check      for the working day: lint, types and the quick tests, in a minute and a half"
 	@echo "make test       the tests, in ten minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
+	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
@@ -47,6 +48,9 @@ test: setup
 
 test-all:
 	$(MAKE) test TESTS=--thorough
+
+mutants: setup
+	$(RUN) -m tests.mutations $(MUTANTS)
 
 lint: setup
 	$(RUN) -m ruff format --check .

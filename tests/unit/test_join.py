@@ -14,13 +14,13 @@ from zerobench.records import CATEGORIES, MemoryRow, StepRow
 from zerobench.results import tables
 from zerobench.results.summary import summarize
 from zerobench.sweep.aggregate import (  # fmt: skip
+    _agree,
     _join_gpu,
     _join_losses,
     _join_memory,
     _join_process_memory,
     _join_time,
     _join_trace,
-    _losses,
     median_interval,
 )
 from zerobench.sweep.cell import _blank_row, passes_of, run_cell
@@ -56,8 +56,8 @@ def test_passes_that_differ_in_one_bit_are_told() -> None:
     one = row()
     _join_losses(one, timed)
     assert (one.loss_first, one.loss_last) == (3.0, 1.0)
-    assert _losses(timed) == _losses(same)
-    assert _losses(timed) != _losses(other)
+    assert [_agree(passes) for passes in ([timed, same], [timed, other], [timed])] == [True, False, None]
+    assert _agree([timed, same, other]) is False
 
 
 def test_memory_is_that_of_the_fullest_rank() -> None:

@@ -56,6 +56,17 @@ def test_the_first_label_holds_from_birth_and_a_second_from_then_on(ledger: Ledg
     assert ledger.extremes["all"].peak == 4400
 
 
+def test_the_largest_tensors_are_those_of_the_peak(ledger: Ledger) -> None:
+    def work() -> None:
+        small = torch.empty(100)
+        torch.empty(1000)
+        last = torch.empty(400)
+        del small, last
+
+    stretch(ledger, work)
+    assert [size for size, *_ in ledger.extremes["all"].largest] == [4000, 400]
+
+
 def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:
     a = torch.empty(1000)
     labels.label(a, labels.PARAMETERS, "a")

@@ -89,6 +89,13 @@ def test_norms_that_nobody_took_are_said() -> None:
     assert one.kind == UNCHECKED
 
 
+def test_what_a_trace_trained_counts_for_nothing() -> None:
+    """Its pass comes last, and would take the place of the others'."""
+    traced = steps([9.0, 9.0, 9.0], [9.0, 9.0, 9.0]).assign(mode="traced")
+    mine = pd.concat([steps(LOSSES, NORMS), traced], ignore_index=True)
+    assert parity.compare(cell("zero2", 2).config, mine, DDP, THEIRS).kind == EQUAL
+
+
 def test_the_formula_stands_beside_the_prediction_before_a_run() -> None:
     """16ψ, 8ψ + 8ψ/N, 16ψ/N in fp32, and what is predicted is above."""
     for name, factor in (("ddp", 16), ("zero1", 12), ("zero3", 8)):

@@ -106,6 +106,19 @@ def test_what_needs_more_than_what_does_not_fit_is_not_run(tmp_path) -> None:
     assert tried == [(1, False), (2, False), (8, False), (1, True), (2, True), (4, True), (8, True)]
 
 
+def split(row: dict[str, Any]) -> tuple[int, bool]:
+    return row["micro_batch"], row["checkpointing"]
+
+
+def test_only_what_is_about_as_fast_as_the_fastest_is_measured_again(tmp_path) -> None:
+    machine = MadeUp()
+    run_searches([search_cell("zero2", "1 GiB", tmp_path)], machine)
+    speeds = {split(row): row["tokens_per_s"] for row in machine.rows if row["repeat"] == 0}
+    again = {split(row) for row in machine.rows if row["repeat"] > 0}
+    assert again == {one for one, speed in speeds.items() if speed >= 0.9 * max(speeds.values())}
+    assert 0 < len(again) < len(speeds)
+
+
 def test_two_limits_share_their_runs_and_leave_rows(tmp_path) -> None:
     machine = MadeUp()
     cells = [search_cell("zero2", limit, tmp_path) for limit in ("20 MiB", "40 MiB")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -75,6 +76,20 @@ def test_every_collective_in_a_world_of_two() -> None:
         assert seen["functional_reduce"] == [("all_reduce", 64, 64.0, 32, False)]
         assert seen["functional_gather"] == [("all_gather_into_tensor", 64, 32.0, 16, False)]
         assert seen["functional_scatter"] == [("reduce_scatter_tensor", 64, 32.0, 16, False)]
+
+
+def test_what_a_thread_sends_is_not_the_engines() -> None:
+    """Whatever collective the engine is in meanwhile."""
+    meter = TrafficMeter()
+    meter.phase = "backward"
+    sent = ("allreduce_", ([torch.ones(16)],), 2)
+    with labels.collective("reduce_scatter", "bucket 0"):
+        meter.note_raw(*sent)
+        thread = threading.Thread(target=meter.note_raw, args=sent, name="stray")
+        thread.start()
+        thread.join()
+    named = [(one.collective, one.unit, one.volume_elements) for one, _ in meter.operations]
+    assert named == [("reduce_scatter", "bucket 0", 32), ("", "thread stray", 32)]
 
 
 @pytest.mark.parametrize("name", ["recv_", "barrier"])

@@ -59,8 +59,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
     if "nodes" not in config:  # between machines bytes travel otherwise
         _join_loopback(row, timed, config["measure"]["steps"])
     if config["backend"] != SIMULATED:
-        losses = [_losses(one) for one in passes]
-        row.passes_agree = all(one == losses[0] for one in losses) if len(passes) > 1 else None
+        row.passes_agree = _agree(passes)
         _join_losses(row, passes[0])
         row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
     if timed and has_times(config):
@@ -222,6 +221,12 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
     if not np.isfinite([interval.low, interval.high]).all():
         return None, None
     return float(interval.low), float(interval.high)
+
+
+def _agree(passes: list[list[RankRecord]]) -> bool | None:
+    """Tells whether all passes have the same losses to the bit, on every rank; None for one pass alone."""
+    first, *others = (_losses(one) for one in passes)
+    return all(one == first for one in others) if others else None
 
 
 def _losses(records: list[RankRecord]) -> list[tuple[int, int, str]]:

@@ -1,0 +1,220 @@
+"""Faults of configs: what is accepted, what is filled in, and what makes a cell itself."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+BUDGET = "tests/unit/test_budget.py"
+CLI = "tests/end_to_end/test_cli.py"
+COMPARISON = "tests/unit/test_comparison.py"
+COMPOSITION = "tests/unit/test_composition.py"
+FOLDERS = "tests/faults/test_folders.py"
+GROUPING = "tests/unit/test_grouping.py"
+HOSTILE_INPUT = "tests/end_to_end/test_hostile_input.py"
+JOIN = "tests/unit/test_join.py"
+MEASUREMENT = "tests/distributed/test_measurement.py"
+POLICIES = "tests/unit/test_policies.py"
+SEARCH = "tests/unit/test_search.py"
+SELECTION = "tests/unit/test_selection.py"
+TIERS = "tests/unit/test_tiers.py"
+TILING = "tests/unit/test_tiling.py"
+TRAINING_CHECK = "tests/distributed/test_training_check.py"
+TRAINING_CONFIG = "tests/unit/test_training_config.py"
+
+MUTANTS = (
+    Mutant(
+        "config-typo-accepted",
+        "A key that no schema has is passed over in silence.",
+        "zerobench/config",
+        "            if name not in elsewhere:\n",
+        "            if name in elsewhere:\n",
+        (
+            CLI,
+            HOSTILE_INPUT,
+        ),
+    ),
+    Mutant(
+        "config-default-changes-the-cell",
+        "A key that is as usual stands in the resolved config, so that cells from before it was there are "
+        "measured again.",
+        "zerobench/config",
+        "        if node[last] == choices[0]:\n            del node[last]",
+        "        if node[last] is None:\n            del node[last]",
+        (
+            POLICIES,
+            TRAINING_CONFIG,
+        ),
+    ),
+    Mutant(
+        "config-usual-tiles-change-the-cell",
+        "model.tiles=1 is another cell than a model without the key.",
+        "zerobench/config",
+        "        if plain[section].get(last) == usual:\n",
+        "        if plain[section].get(last) is None:\n",
+        (
+            POLICIES,
+            TILING,
+        ),
+    ),
+    Mutant(
+        "config-limit-not-checked",
+        "A number below the least that makes sense is accepted.",
+        "zerobench/config",
+        "        if least <= node <= most:\n",
+        "        if node <= most:\n",
+        (
+            TRAINING_CONFIG,
+            COMPOSITION,
+        ),
+    ),
+    Mutant(
+        "config-volatile-is-identity",
+        "Where results go is a part of what a cell is, so that nothing is reused from another folder.",
+        "zerobench/config",
+        'VOLATILE = ("results_dir", "rerun",',
+        'VOLATILE = ("rerun",',
+        (
+            SEARCH,
+            JOIN,
+            FOLDERS,
+        ),
+    ),
+    Mutant(
+        "config-seed-is-volatile",
+        "A run with another seed is taken for the same measurement.",
+        "zerobench/config",
+        'VOLATILE = ("results_dir", "rerun",',
+        'VOLATILE = ("seed", "results_dir", "rerun",',
+        (
+            "tests/unit",
+            TRAINING_CHECK,
+        ),
+    ),
+    Mutant(
+        "config-local-is-work",
+        "The number of threads, which is the machine's, makes other work.",
+        "zerobench/config",
+        'LOCAL = ("threads", "nodes",',
+        'LOCAL = ("nodes",',
+        (COMPARISON,),
+    ),
+    Mutant(
+        "config-batch-not-divided",
+        "A batch that ranks and micro-batches do not divide is accepted, and is another one than was asked for.",
+        "zerobench/config",
+        "    elif batch is not None and batch % parts:\n",
+        "    elif batch is not None and batch < 0:\n",
+        (
+            TRAINING_CONFIG,
+            CLI,
+        ),
+    ),
+    Mutant(
+        "config-micro-batch-forgets-accumulation",
+        "A micro-batch is the batch over the ranks, and accumulation multiplies it.",
+        "zerobench/config",
+        "micro if micro is not None else batch // parts if",
+        "micro if micro is not None else batch // ranks if",
+        (
+            TRAINING_CONFIG,
+            SEARCH,
+            MEASUREMENT,
+        ),
+    ),
+    Mutant(
+        "config-mode-overrides-the-user",
+        "A mode fills in what the user has said, too.",
+        "zerobench/config",
+        "for key, value in strategy.items() if value is None}",
+        "for key, value in strategy.items() if key in chosen}",
+        (TRAINING_CONFIG,),
+    ),
+    Mutant(
+        "config-groups-need-not-divide",
+        "Nodes and shard groups that do not divide the ranks are accepted.",
+        "zerobench/config",
+        "        elif size < least or ranks % size:\n",
+        "        elif size < least:\n",
+        (
+            GROUPING,
+            COMPOSITION,
+        ),
+    ),
+    Mutant(
+        "config-part-of-zeropp-off",
+        "zeropp=qwz with its weights not quantized is accepted.",
+        "zerobench/config",
+        "if on is True and not section[part]]",
+        "if on is True and section[part] is None]",
+        (
+            GROUPING,
+            COMPOSITION,
+        ),
+    ),
+    Mutant(
+        "config-delayed-fp16",
+        "A delayed update under loss scaling is accepted, which must judge before the next step.",
+        "zerobench/config",
+        'if section.get("delayed") and plain["precision"]["name"] == "fp16":',
+        'if section.get("delayed") and plain["precision"]["name"] == "fp8":',
+        (
+            COMPOSITION,
+            TIERS,
+        ),
+    ),
+    Mutant(
+        "config-swept-choices-only",
+        "A key that was swept over within a choice has no column in tables.",
+        "zerobench/config",
+        "        if any(len(values) > 1 for values in by_choice.values()):\n",
+        "        if len(by_choice) > 1:\n",
+        (SELECTION,),
+    ),
+    Mutant(
+        "config-brackets-any-depth",
+        "A word with thousands of brackets reaches the parser, which ends in a recursion error.",
+        "zerobench/config",
+        "    if deepest > DEEPEST:\n",
+        "    if deepest < 0:\n",
+        (HOSTILE_INPUT,),
+    ),
+    Mutant(
+        "config-range-without-end",
+        "A sweep over a range of a billion values is listed.",
+        "zerobench/config",
+        "    if count > MOST_CELLS:\n",
+        "    if count < 0:\n",
+        (HOSTILE_INPUT,),
+    ),
+    Mutant(
+        "config-aliases-unfold",
+        "A few lines of YAML whose aliases stand for 10¹² values are unfolded.",
+        "zerobench/config",
+        "    if count > MOST_NODES:\n",
+        "    if count < 0:\n",
+        (HOSTILE_INPUT,),
+    ),
+    Mutant(
+        "config-twice-the-same-key",
+        "Of a key that stands twice in a YAML file the second wins in silence.",
+        "zerobench/config",
+        "        if twice:\n",
+        "        if twice is None:\n",
+        (
+            HOSTILE_INPUT,
+            BUDGET,
+        ),
+    ),
+    Mutant(
+        "config-optimizer-of-any-name",
+        "An implementation that torch does not have for an optimizer is accepted.",
+        "zerobench/config/optimizers.py",
+        "def problems_of(section: Section) -> list[str]:\n",
+        "def problems_of(section: Section) -> list[str]:\n"
+        "    return []\n"
+        "\n"
+        "\n"
+        "def _unused(section: Section) -> list[str]:\n",
+        (TRAINING_CONFIG,),
+    ),
+)

@@ -1,0 +1,200 @@
+"""Faults of the engine: gradients on their way, units, and the stages."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+ENGINE_OPTIONS = "tests/distributed/test_engine_options.py"
+FORWARDS = "tests/distributed/test_forwards.py"
+MEASUREMENT = "tests/distributed/test_measurement.py"
+PARITY = "tests/distributed/test_parity.py"
+RACES = "tests/distributed/test_races.py"
+TIED = "tests/distributed/test_tied.py"
+
+MUTANTS = (
+    Mutant(
+        "gradient-mean-not-divided",
+        "Gradients are summed over the ranks where their mean belongs.",
+        "zerobench/zero",
+        "unit.write_gradient(piece, flat[piece.start : piece.stop], 1 / engine.comm.ranks)",
+        "unit.write_gradient(piece, flat[piece.start : piece.stop], 1.0)",
+        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+    ),
+    Mutant(
+        "gradient-second-use-overwrites",
+        "A second gradient of the same elements takes the place of the first, so that accumulation is lost.",
+        "zerobench/zero",
+        "        if piece in self.filled:\n            place.add_(gradient, alpha=scale)",
+        "        if piece is None:\n            place.add_(gradient, alpha=scale)",
+        (f"{PARITY}::test_accumulation",),
+    ),
+    Mutant(
+        "gradient-unused-keeps-old",
+        "Elements that no gradient was written to are sent as whatever lies there.",
+        "zerobench/zero",
+        "                self.full_gradients.narrow(0, piece.offset, piece.numel).zero_()\n        for offset",
+        "                pass\n        for offset",
+        (f"{PARITY}::test_models_train_as_under_ddp",),
+    ),
+    Mutant(
+        "gradient-late-one-lost",
+        "A gradient that comes after its bucket was sent waits for the next backward.",
+        "zerobench/zero/stage1.py",
+        "            if unit.filled and unit.reduction is None:  # gradients that came after the bucket was sent\n"
+        "                self.reduce(unit)",
+        "            if unit.filled and unit.reduction is None and not unit.reduced:\n"
+        "                self.reduce(unit)",
+        (
+            f"{PARITY}::test_groups_schedulers_and_two_forwards",
+            f"{PARITY}::test_models_train_as_under_ddp",
+        ),
+    ),
+    Mutant(
+        "gradient-waits-for-none",
+        "A reduction that is in flight is not waited for at the backward's end.",
+        "zerobench/zero/gradients",
+        "            self._engine.finish_reductions()\n            self.land_all()",
+        "            self._engine.finish_reductions()",
+        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+    ),
+    Mutant(
+        "gradient-tied-order",
+        "Uses of a tied parameter that come through its places are dropped.",
+        "zerobench/zero/gradients",
+        "            self._write(unit, piece, flat)\n        return None",
+        "            pass\n        return None",
+        (TIED,),
+    ),
+    Mutant(
+        "no-sync-ignored",
+        "Backwards under no_sync reduce like any other.",
+        "zerobench/zero",
+        "before, self.gradients.synchronizing = self.gradients.synchronizing, False",
+        "before, self.gradients.synchronizing = self.gradients.synchronizing, True",
+        (f"{MEASUREMENT}::test_accumulation_is_counted_and_changes_nothing_else",),
+    ),
+    Mutant(
+        "stage1-sum-so-far-lost",
+        "A further micro-batch's reduction takes the place of the sum of those before it.",
+        "zerobench/zero/stage1.py",
+        "unit.gradient_shard.add_(self._carried.pop(unit))",
+        "self._carried.pop(unit)",
+        (f"{PARITY}::test_accumulation",),
+    ),
+    Mutant(
+        "stage1-bucket-never-sent",
+        "Buckets that no gradient filled are not reduced, although other ranks wait for them.",
+        "zerobench/zero/stage1.py",
+        "        for unit in self.units[sent:]:\n            self.reduce(unit)",
+        "        for unit in self.units[sent:]:\n            if unit.is_full:\n                self.reduce(unit)",
+        (f"{PARITY}::test_models_train_as_under_ddp",),
+    ),
+    Mutant(
+        "stage1-parameters-not-gathered",
+        "The last bucket's updated parameters stay on their owners.",
+        "zerobench/zero/stage1.py",
+        "        for unit in self.units:\n            self.gathers.launch(unit)",
+        "        for unit in self.units[:-1]:\n            self.gathers.launch(unit)",
+        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+    ),
+    Mutant(
+        "stage1-gather-not-waited-for",
+        "With gathers that overlap the next forward, its end is waited for nowhere.",
+        "zerobench/zero/stage1.py",
+        "    def settle(self) -> None:\n        self.gathers.wait_all()",
+        "    def settle(self) -> None:\n        pass",
+        (
+            RACES,
+            f"{ENGINE_OPTIONS}::test_options_train_as_ddp_does",
+        ),
+    ),
+    Mutant(
+        "stage2-bucket-kept",
+        "A bucket's full gradients keep their memory once they have been sent.",
+        "zerobench/zero/stage2.py",
+        "    def send_gradients(self, unit: Unit) -> None:\n        unit.drop_full()",
+        "    def send_gradients(self, unit: Unit) -> None:\n        pass",
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",),
+    ),
+    Mutant(
+        "stage2-second-micro-batch-replaces",
+        "The mean of a second micro-batch takes the place of the first's.",
+        "zerobench/zero/stage2.py",
+        "            unit.gradient_shard.add_(mean)",
+        "            unit.gradient_shard.copy_(mean)",
+        (f"{PARITY}::test_accumulation",),
+    ),
+    Mutant(
+        "stage2-shard-kept",
+        "The gradient shard keeps its memory after the update.",
+        "zerobench/zero/stage2.py",
+        "            unit.drop_full()\n            unit.free_gradient_shard()",
+        "            unit.drop_full()",
+        (f"{ENGINE_OPTIONS}::test_gradient_shards_have_memory_from_reduction_to_update",),
+    ),
+    Mutant(
+        "unit-wrong-slice",
+        "Every rank takes the first slice of a unit for its own.",
+        "zerobench/zero/units",
+        "return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)",
+        "return full.narrow(0, 0 * self.layout.shard_numel, self.layout.shard_numel)",
+        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+    ),
+    Mutant(
+        "unit-never-resharded",
+        "A unit's storage is not given back after its use.",
+        "zerobench/zero/units",
+        "        self.full_parameters.untyped_storage().resize_(0)\n        self.is_whole",
+        "        self.is_whole",
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",),
+    ),
+    Mutant(
+        "unit-gathered-twice",
+        "A unit that is on its way already is gathered again where it is needed.",
+        "zerobench/zero/units",
+        "        if self.is_whole or self.gather is not None:\n            return",
+        "        if self.is_whole:\n            return",
+        (
+            f"{PARITY}::test_optimizers_update_as_under_ddp",
+            f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",
+        ),
+    ),
+    Mutant(
+        "unit-read-before-it-is-there",
+        "A unit is shown before its gather is done.",
+        "zerobench/zero/units",
+        "        self.gather.wait()\n        self.gather, self.is_whole = None, True",
+        "        self.gather, self.is_whole = None, True",
+        (
+            f"{RACES}::test_overlapped_runs_equal_serialized_ones",
+            f"{PARITY}::test_optimizers_update_as_under_ddp",
+        ),
+    ),
+    Mutant(
+        "stage3-no-prefetch",
+        "No unit is gathered ahead of its use.",
+        "zerobench/zero/stage3.py",
+        "                following.launch_unshard()",
+        "                pass",
+        (
+            f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",
+            RACES,
+        ),
+    ),
+    Mutant(
+        "stage3-kept-units-stale",
+        "Small parameters that stay whole keep their old values after an update.",
+        "zerobench/zero/units",
+        "            self.comm.exact.all_gather(self.full_parameters, self.name).wait()",
+        "            pass",
+        (f"{ENGINE_OPTIONS}::test_options_train_as_ddp_does",),
+    ),
+    Mutant(
+        "stage3-age-not-checked",
+        "A backward may go through a forward of before the step.",
+        "zerobench/zero/stage3.py",
+        "if not self._order.come_to(forward):",
+        "if self._order.come_to(forward) is None:",
+        (f"{FORWARDS}::test_a_forward_is_gone_through_once_and_before_a_step",),
+    ),
+)

@@ -1,0 +1,209 @@
+"""Faults of what runs cells and keeps rows: launches, sweeps, results, jobs of several machines, data."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+ATTEMPTS = "tests/unit/test_attempts.py"
+DAMAGED_RUNS = "tests/faults/test_damaged_runs.py"
+DATA_AND_MODELS = "tests/unit/test_data_and_models.py"
+FOLDERS = "tests/faults/test_folders.py"
+JOB = "tests/unit/test_job.py"
+LAUNCH = "tests/faults/test_launch.py"
+MEMORY_LIMIT = "tests/end_to_end/test_memory_limit.py"
+OWN_DATA = "tests/unit/test_own_data.py"
+SELECTION = "tests/unit/test_selection.py"
+STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
+SWEEPS = "tests/end_to_end/test_sweeps.py"
+TABLE_CACHE = "tests/unit/test_table_cache.py"
+
+MUTANTS = (
+    Mutant(
+        "launch-exit-code-lost",
+        "A rank that a signal has killed is said to have exited early.",
+        "zerobench/launch",
+        "if code is not None and code < 0:",
+        "if code is not None and code > 0:",
+        (LAUNCH,),
+    ),
+    Mutant(
+        "launch-orphans",
+        "Ranks outlive a parent that is killed.",
+        "zerobench/launch",
+        "        wait([parent.sentinel])\n        os._exit(1)",
+        "        wait([parent.sentinel])",
+        (LAUNCH,),
+    ),
+    Mutant(
+        "launch-waits-for-the-others",
+        "A rank that fails does not end its pass: the others wait for it until the timeout.",
+        "zerobench/launch",
+        "if any(rank.error for rank in ranks):",
+        "if all(rank.error for rank in ranks):",
+        (LAUNCH,),
+    ),
+    Mutant(
+        "launch-blames-the-victim",
+        "The reason is that of a rank that lost its peer, not of the peer that died.",
+        "zerobench/launch",
+        "key=lambda f: (f.status == STOPPED, _lost_a_peer(f),",
+        "key=lambda f: (f.status == STOPPED, not _lost_a_peer(f),",
+        (LAUNCH,),
+    ),
+    Mutant(
+        "launch-no-stacks",
+        "A rank that hangs is not asked for its stacks.",
+        "zerobench/launch",
+        "os.kill(rank.process.pid, signal.SIGUSR1)",
+        "os.kill(rank.process.pid, 0)",
+        (LAUNCH,),
+    ),
+    Mutant(
+        "launch-out-of-memory-is-a-crash",
+        "A rank that ran out of memory has crashed, so that a search takes it for a fault.",
+        "zerobench/launch",
+        'return ("oom" if out_of_memory else "crash"), "; ".join(words)',
+        'return "crash", "; ".join(words)',
+        (
+            LAUNCH,
+            MEMORY_LIMIT,
+        ),
+    ),
+    Mutant(
+        "sweep-failed-is-reused",
+        "A cell that failed is taken as finished by the next sweep.",
+        "zerobench/sweep",
+        'if one[1]["status"] in statuses and one[1]["repeat"] == repeat]',
+        'if one[1]["status"] and one[1]["repeat"] == repeat]',
+        (SWEEPS,),
+    ),
+    Mutant(
+        "sweep-finished-is-run-again",
+        "A finished launch is measured again by the next sweep.",
+        "zerobench/sweep",
+        "found = find_reusable(cell, repeat, statuses)",
+        "found = None",
+        (
+            FOLDERS,
+            SWEEPS,
+        ),
+    ),
+    Mutant(
+        "sweep-failed-is-repeated",
+        "A cell that has failed is launched again in every round.",
+        "zerobench/sweep",
+        "            if id(launch.cell) in spoilt:\n",
+        "            if id(launch) in spoilt:\n",
+        (SWEEPS,),
+    ),
+    Mutant(
+        "sweep-repeats-in-blocks",
+        "All repeats of a cell come one after the other, so that drift falls on single cells.",
+        "zerobench/sweep",
+        "    for repeat in range(max(repeats, default=0)):\n"
+        "        for name, cell, wanted in zip(names, cells, repeats, strict=True):\n",
+        "    for name, cell, wanted in zip(names, cells, repeats, strict=True):\n"
+        "        for repeat in range(max(repeats, default=0)):\n",
+        (SWEEPS,),
+    ),
+    Mutant(
+        "sweep-lock-not-held",
+        "Two sweeps into one folder measure the same launch at once.",
+        "zerobench/results",
+        "while not _try_lock(file, place):",
+        "while _try_lock(file, place) is None:",
+        (FOLDERS,),
+    ),
+    Mutant(
+        "results-nan-in-json",
+        "A loss that is no number is written as NaN, which JSON does not know.",
+        "zerobench/results",
+        '(aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))',
+        '(aside / "run.json").write_text(json.dumps(asdict(row), indent=1))',
+        (
+            "tests/unit",
+            DAMAGED_RUNS,
+        ),
+    ),
+    Mutant(
+        "results-partial-is-read",
+        "A run that is still being written is read as one.",
+        "zerobench/results",
+        '    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())',
+        '    return sorted(p for p in where.iterdir() if (p / "run.json").is_file())',
+        (
+            STATUS_SHOW_PRUNE,
+            DAMAGED_RUNS,
+        ),
+    ),
+    Mutant(
+        "results-clock-decides",
+        "A run that began after the clock was set back is taken for the older one.",
+        "zerobench/results",
+        'latest[prefix] = max(started, latest.get(prefix, ""))',
+        "latest[prefix] = started",
+        (ATTEMPTS,),
+    ),
+    Mutant(
+        "results-number-given-twice",
+        "A number that was removed is given to a later attempt.",
+        "zerobench/results",
+        "attempt = 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)",
+        "attempt = 1 + sum(name == prefix for name, _ in (split(p.name) for p in others))",
+        (ATTEMPTS,),
+    ),
+    Mutant(
+        "results-failed-attempts-count",
+        "Tables and figures take failed attempts for runs.",
+        "zerobench/results",
+        'ended = runs[~runs["status"].isin(ATTEMPTS)]',
+        "ended = runs",
+        (SELECTION,),
+    ),
+    Mutant(
+        "results-newer-version-read",
+        "A run of a newer schema is read as if its columns were known.",
+        "zerobench/results",
+        "* (version > SCHEMA_VERSION)",
+        "* (version < 0)",
+        (
+            DAMAGED_RUNS,
+            STATUS_SHOW_PRUNE,
+        ),
+    ),
+    Mutant(
+        "results-stale-cache",
+        "A run that changed since its table was remembered is shown as it was.",
+        "zerobench/results",
+        "if name in there and was == signature(there[name])}",
+        "if name in there}",
+        (TABLE_CACHE,),
+    ),
+    Mutant(
+        "job-other-keys-accepted",
+        "What comes from another machine may have keys that no field has.",
+        "zerobench/cluster",
+        "if not isinstance(value, dict) or set(value) != set(types):",
+        "if not isinstance(value, dict) or not set(value) >= set(types):",
+        (JOB,),
+    ),
+    Mutant(
+        "job-silence-is-life",
+        "A process whose pulse stands still is taken to live.",
+        "zerobench/cluster",
+        "if rank not in self._heard or self._heard[rank][0] != beats:",
+        "if rank not in self._heard or self._heard[rank][0] == beats:",
+        (JOB,),
+    ),
+    Mutant(
+        "data-ranks-see-the-same",
+        "Every rank trains on rank 0's batches.",
+        "zerobench/data.py",
+        'config["sequence"], config["micro_batch"], config["accumulation"], rank,',
+        'config["sequence"], config["micro_batch"], config["accumulation"], 0,',
+        (
+            DATA_AND_MODELS,
+            OWN_DATA,
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+"""Faults of the update: which parameters it is of, clipping, masters, the delayed one, gradients on the host."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+LINKS = "tests/distributed/test_links.py"
+OFFLOAD = "tests/distributed/test_offload.py"
+PARITY = "tests/distributed/test_parity.py"
+SCENARIOS = "tests/distributed/test_scenarios.py"
+TIERS = "tests/distributed/test_tiers.py"
+TRAINING_CHECK = "tests/distributed/test_training_check.py"
+
+MUTANTS = (
+    Mutant(
+        "update-unused-decay",
+        "Parameters without a gradient on any rank are updated as if theirs were 0.",
+        "zerobench/zero/optim",
+        "            segment.used = segment.segment.parameter in self.used",
+        "            segment.used = True",
+        (f"{PARITY}::test_models_train_as_under_ddp",),
+    ),
+    Mutant(
+        "update-used-here-alone",
+        "A rank updates only parameters whose gradients came on itself.",
+        "zerobench/zero/optim",
+        "            self.used = {i for i, flag in enumerate(flags) if flag}",
+        "            pass",
+        (
+            SCENARIOS,
+            f"{PARITY}::test_models_train_as_under_ddp",
+        ),
+    ),
+    Mutant(
+        "clip-by-local-norm",
+        "Each rank clips by the norm of its own shards.",
+        "zerobench/zero/optim",
+        "        (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)",
+        "",
+        (f"{TRAINING_CHECK}::test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping[2]",),
+    ),
+    Mutant(
+        "clip-half-the-tiles",
+        "The norm leaves out the gradients of the last tile.",
+        "zerobench/zero/optim",
+        "for tile in filter(None, self.tiles):\n            with tile[0].run.reading()",
+        "for tile in filter(None, self.tiles[:-1]):\n            with tile[0].run.reading()",
+        (f"{TRAINING_CHECK}::test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping[2]",),
+    ),
+    Mutant(
+        "masters-not-rounded",
+        "Parameters do not follow their masters after a delayed update.",
+        "zerobench/zero/optim",
+        "            unit.round_masters()",
+        "            pass",
+        (f"{OFFLOAD}::test_a_late_update_is_that_of_a_loop_by_hand",),
+    ),
+    Mutant(
+        "delayed-update-not-applied",
+        "A pending update is dropped where it should be made.",
+        "zerobench/zero/optim",
+        "                update_silently(self.optimizer, self.tiles, self.coefficient)",
+        "                pass",
+        (f"{OFFLOAD}::test_a_late_update_is_that_of_a_loop_by_hand",),
+    ),
+    Mutant(
+        "delayed-options-of-now",
+        "A delayed update takes the learning rate of the step that waits for it.",
+        "zerobench/zero/optim",
+        "then = stand_in(self.optimizer, groups)",
+        "then = stand_in(self.optimizer, self.optimizer.param_groups)",
+        (f"{OFFLOAD}::test_a_late_update_is_that_of_a_loop_by_hand",),
+    ),
+    Mutant(
+        "offload-gradient-overwrites",
+        "What leaves of a second micro-batch's gradients takes the place of the first's.",
+        "zerobench/zero/units",
+        "self.departure = self.away.take(mean.narrow(0, 0, self.leaving), self.reduced)",
+        "self.departure = self.away.take(mean.narrow(0, 0, self.leaving), False)",
+        (
+            LINKS,
+            f"{TIERS}::test_every_way_to_keep_a_state",
+        ),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Norms, clipping, loss scales and masters of the engine beside torch's own, in one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn, optim
+
+from zerobench.zero import initialize
+from zerobench.zero.precision import LossScaling, clip_coefficient, norm_of, sum_of_powers
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+def test_the_norm_of_several_tensors_is_torchs(norm_type: float) -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 70_000, 1)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    ours = norm_of(sum_of_powers(gradients, norm_type, CPU), norm_type)
+    theirs = nn.utils.get_total_norm([g.double() for g in gradients], norm_type)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [0.25, 1.0, 4.0])
+def test_gradients_are_clipped_as_by_torch(size: float) -> None:
+    """Those whose norm is below the limit stay as they are."""
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.full((1,), size)
+    nn.utils.clip_grad_norm_([parameter], 1.0)
+    assert torch.equal(parameter.grad, size * clip_coefficient(torch.tensor(size), 1.0).reshape(1))
+
+
+def trained(scaling: LossScaling | None, dtype: torch.dtype, lr: float, steps: int, stage: str) -> torch.Tensor:
+    """The weight of a linear module, 1 in the beginning, after steps of SGD on losses whose gradient is 1."""
+    module = nn.Linear(16, 1, bias=False).to(dtype)
+    nn.init.ones_(module.weight)
+    engine = initialize(module, optim.SGD(module.parameters(), lr=lr), stage, loss_scaling=scaling)
+    for _ in range(steps):
+        engine.backward(engine(torch.ones(1, 16, dtype=dtype)).float().sum())
+        engine.step()
+    return module.weight.detach().clone()
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_a_loss_scale_is_out_of_the_gradients_before_the_update(stage: str) -> None:
+    """Scales are powers of two, so that nothing is rounded by them."""
+    with_scale = trained(LossScaling(initial=256.0), torch.float16, 2.0**-4, 3, stage)
+    assert torch.equal(with_scale, trained(None, torch.float16, 2.0**-4, 3, stage))
+    assert torch.equal(with_scale, torch.full((1, 16), 1 - 3 * 2.0**-4, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_updates_that_half_precision_would_round_away_add_up_in_masters(stage: str) -> None:
+    """1 - 2^-10 is 1 in bfloat16, and 1 - 2^-5 is not."""
+    assert torch.equal(trained(None, torch.bfloat16, 2.0**-10, 1, stage), torch.ones(1, 16, dtype=torch.bfloat16))
+    after = trained(None, torch.bfloat16, 2.0**-10, 32, stage)
+    assert torch.equal(after, torch.full((1, 16), 1 - 2.0**-5, dtype=torch.bfloat16))
