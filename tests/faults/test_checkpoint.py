@@ -53,7 +53,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another json": (lambda f: (f / INDEX).write_text("[1]"), "not the index of a checkpoint, or a damaged one"),
     "index flipped": (change_learning_rate, "it is damaged: the SHA-256 of its contents"),
     "newer": (lambda f: edit_index(f, version=9), "version 9, and this zerobench reads versions 1 and 2"),
-    "another format": (lambda f: edit_index(f, format="tea"), r"not the index of a checkpoint, or a damaged one \(tea\)"),
+    "another format": (lambda f: edit_index(f, format="tea"), r"index of a checkpoint, or a damaged one \(tea\)"),
 }
 
 
@@ -110,7 +110,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a chunk too many": (forge(lambda c: tensor_of(c)["chunks"].append([0, 1, "x", 8])), "overlap or leave a gap"),
     "no chunks": (forge(lambda c: tensor_of(c).update(chunks=[])), "end at element 0 of 35"),
     "another numel": (forge(lambda c: tensor_of(c).update(numel=34)), "has 34 elements"),
-    "another file": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(2, "x")), "no file of it"),
+    "another file": (forge(lambda c: tensor_of(c)["chunks"][0].__setitem__(2, "x")), "which the index does not list"),
     "a tensor of nothing": (forge(lambda c: c["tensors"].update({"x": tensor_of(c)})), "x has 35 elements"),
     "no dtype": (forge(lambda c: tensor_of(c).update(dtype="tea")), "dtype 'tea'"),
     "no tensors": (forge(lambda c: c.update(tensors=[])), r"tensors is \[\]"),

@@ -8,10 +8,15 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+
+from zerobench import initialize
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,7 +69,7 @@ def test_spelling_is_that_of_torch() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("opening", ["The same, of all.", "What it is.", "Whether it is so.", "See above.", "Who asks."])
+@pytest.mark.parametrize("opening", ["The same.", "What it is.", "Whether it is so.", "See above.", "Who asks."])
 def test_a_planted_opening_is_seen(opening: str) -> None:
     """In a function's docstring, and in the one below a constant."""
     assert openings(f'def f():\n    """{opening}"""\n') == [(2, opening)]
@@ -76,6 +81,19 @@ def test_planted_persons_and_spellings_are_seen() -> None:
     assert [line for line, _ in persons('x = 1  # nobody waits\ny = "for whoever reads"\nwhole = 2\n')] == [1, 2]
     assert [line for line, _ in british("colour = 1\ncolor = 2\ndef is_synchronising(): ...\nnoise = 3\n")] == [1, 3]
     assert not british("advised, exercise, otherwise, promised, finalists, initials, called, filled, optimistic")
+
+
+def test_the_british_name_of_a_models_initializers_is_still_read() -> None:
+    """A model written for an older release, built on meta, gets the values that its own steps give it."""
+
+    class Model(nn.Linear):
+        def initialisers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], Any]]]:
+            yield self, lambda module: nn.init.constant_(module.weight, 3.0)
+
+    with torch.device("meta"):
+        model = Model(2, 2)
+    engine = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), "zero1")
+    assert (engine.full_state_dict()["weight"] == 3.0).all()
 
 
 def openings(source: str) -> list[tuple[int, str]]:

@@ -133,7 +133,7 @@ def _steps(model: nn.Module) -> Iterator[tuple[nn.Module, Initializer]]:
 
 
 def _own_initializers(model: nn.Module) -> Callable[[], Iterable[tuple[nn.Module, Initializer]]] | None:
-    # Models written for releases before the US spelling have `initialisers`; to miss it would change their values.
+    # Models for older releases have the British name; to miss it would silently change their initial values.
     return getattr(model, "initializers", None) or getattr(model, "initialisers", None)
 
 
