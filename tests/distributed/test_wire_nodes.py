@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.distributed.wire_nodes import CASES, NODE_SIZE, NODES, SETTING, cell_of
+from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, SETTING, cell_of
 from zerobench.config.topology import shape_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
@@ -26,21 +26,18 @@ def two_nodes_work() -> bool:
         return False
 
 
-def sent_in_a_step(case: str, folder: Path) -> float:
-    """Bytes that node 0 puts on the wire in one of 10 further steps."""
-
-    def sent(steps: int) -> int:
-        python, where = shlex.quote(sys.executable), shlex.quote(str(folder))
-        command = f"{python} -m tests.distributed.wire_nodes {case} %d {steps} {where}"
-        script = (
-            f"{SETTING}\nGLOO_SOCKET_IFNAME=node1 $there {command % 1} >/dev/null &\nsecond=$!\n"
-            f"GLOO_SOCKET_IFNAME=node0 {command % 0}\nwait $second\n"
-        )
-        done = subprocess.run(["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return int(done.stdout)
-
-    return (sent(14) - sent(4)) / 10
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Bytes that node 0 puts on the wire in one of 10 further steps, by case."""
+    where = shlex.quote(str(tmp_path_factory.mktemp("nodes")))
+    command = f"{shlex.quote(sys.executable)} -m tests.distributed.wire_nodes"
+    script = (
+        f"{SETTING}\nGLOO_SOCKET_IFNAME=node1 $there {command} 1 {where} >/dev/null &\nsecond=$!\n"
+        f"GLOO_SOCKET_IFNAME=node0 {command} 0 {where}\nwait $second\n"
+    )
+    done = subprocess.run(["unshare", "-n", "bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
 
 
 def predicted(case: str) -> tuple[Moved, int]:
@@ -53,12 +50,12 @@ def predicted(case: str) -> tuple[Moved, int]:
 
 
 @pytest.mark.skipif(not two_nodes_work(), reason="needs the right to make network namespaces and a veth pair")
-@pytest.mark.parametrize("case", ["plain", "all"])
-def test_what_crosses_from_node_to_node(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize("case", MEASURED)
+def test_what_crosses_from_node_to_node(sent: dict[str, float], case: str) -> None:
     """6 bytes a parameter, and 1.5 plus scales, (Z-1)/Z of it; segments bring headers, and receipts go back."""
     moved, psi = predicted(case)
     assert moved.between * NODE_SIZE / psi == pytest.approx({"plain": 3, "all": 0.78}[case], rel=0.02)
-    assert sent_in_a_step(case, tmp_path) == pytest.approx(moved.between * NODE_SIZE, rel=0.05)
+    assert sent[case] == pytest.approx(moved.between * NODE_SIZE, rel=0.05)
 
 
 def test_every_part_sends_less_between_nodes() -> None:

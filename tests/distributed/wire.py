@@ -1,11 +1,12 @@
-"""Run in a network namespace of its own: counts what really crosses the loopback interface in STEPS steps.
+"""Run in a network namespace of its own: prints the bytes of a step that really cross the loopback interface, by case.
 
-unshare -n python -m tests.distributed.wire CASE WORLD_SIZE STEPS FOLDER
+unshare -n python -m tests.distributed.wire FOLDER
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import socket
 import struct
 import sys
@@ -30,6 +31,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Cells by name, which begins with the strategy; the name of a strategy alone is its plain cell."""
 
+MEASURED = (
+    ("zero1", 2), ("zero2", 3), ("zero3", 4), ("zero2 bf16 twice", 2), ("zero3 bf16 late", 2), ("fsdp2", 2),
+)  # fmt: skip
+"""(case, number of ranks), all in one process: what it loads takes longer than they do."""
+
 
 def cell_of(case: str, n: int, **more: Any) -> Cell:
     return cell(case.split()[0], n, "wide", bucket_bytes=BUCKET_BYTES, **CASES.get(case, {}), **more)
@@ -46,14 +52,21 @@ def loopback_bytes() -> int:
     return int(line.split()[1])
 
 
-def main(case: str, n: int, steps: int, folder: str) -> None:
-    raise_loopback()
+def carried(case: str, n: int, steps: int, folder: str) -> int:
+    """Bytes of a run of so many steps, all ranks together."""
     config = cell_of(case, n, measure=Measure(steps=steps, warmup=2)).config
-    jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{steps}", folder) for rank in range(n)]
+    meeting = f"{folder}/rendezvous {case} {steps}"
+    jobs = [RankJob(config, "timed", rank, meeting, folder) for rank in range(n)]
+    before = loopback_bytes()
     outcome = launch(run_rank, jobs, Path(folder) / "logs", 120)
-    assert outcome.status == "ok", outcome.reason
-    print(loopback_bytes())
+    assert outcome.status == "ok", f"{case}: {outcome.reason}"
+    return loopback_bytes() - before
+
+
+def main(folder: str) -> None:
+    raise_loopback()
+    print(json.dumps({case: (carried(case, n, 14, folder) - carried(case, n, 4, folder)) / 10 for case, n in MEASURED}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1])

@@ -1,10 +1,11 @@
 """One node of two: its ranks in a network namespace that a veth pair alone joins to the other's. Prints what it sent.
 
-python -m tests.distributed.wire_nodes CASE NODE STEPS FOLDER      with GLOO_SOCKET_IFNAME naming the node's interface
+python -m tests.distributed.wire_nodes NODE FOLDER      with GLOO_SOCKET_IFNAME naming the node's interface
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "all": {"zeropp": schema_memory.AllOfZeropp()},
     "groups": {"shard_group": NODE_SIZE},
 }
+
+MEASURED = ("plain", "all")
+"""Cases that are run, all in one process a node."""
 
 SETTING = """
 set -e
@@ -58,14 +62,22 @@ def sent_bytes(interface: str) -> int:
     return int(line.split(":")[1].split()[8])
 
 
-def main(case: str, node: int, steps: int, folder: str) -> None:
+def sent(case: str, node: int, steps: int, folder: str) -> int:
+    """Bytes that this node puts on the wire in a run of so many steps."""
     config = cell_of(case, measure=Measure(steps=steps, warmup=2)).config
     mine = range(node * NODE_SIZE, (node + 1) * NODE_SIZE)
     jobs = [RankJob(config, "timed", rank, f"{folder}/rendezvous-{case}-{steps}", folder) for rank in mine]
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    before = sent_bytes(interface)
     outcome = launch(run_rank, jobs, Path(folder) / f"logs-{case}-{steps}", 120, first=mine[0])
-    assert outcome.status == "ok", outcome.reason
-    print(sent_bytes(os.environ["GLOO_SOCKET_IFNAME"]))
+    assert outcome.status == "ok", f"{case}: {outcome.reason}"
+    return sent_bytes(interface) - before
+
+
+def main(node: int, folder: str) -> None:
+    """Bytes of one of 10 further steps, by case."""
+    print(json.dumps({case: (sent(case, node, 14, folder) - sent(case, node, 4, folder)) / 10 for case in MEASURED}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), sys.argv[2])
