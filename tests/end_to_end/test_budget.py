@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.end_to_end.command import ROOT, SMALL
+from tests.end_to_end.command import ROOT, SMALL, zerobench
 from zerobench.commands.budget.command import budget as verb
 
 LEAK = (
@@ -39,6 +39,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Of the code as it is, which is that of the checkout, too."""
+    return zerobench("budget", *arguments, cwd=where)
+
+
+def planted_budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Of the checkout's code."""
     command = [sys.executable, "-m", "zerobench", "budget", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(where)}
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=180)
@@ -51,7 +57,7 @@ def check_with(where: Path, plant: tuple[str, str, str], *arguments: str) -> sub
     assert whole.count(before) == 1
     path.write_text(whole.replace(before, after))
     try:
-        return budget(where, "check", "results_dir=planted", *arguments)
+        return planted_budget(where, "check", "results_dir=planted", *arguments)
     finally:
         path.write_text(whole)
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import zerobench
-from tests.end_to_end.command import ROOT, SMALL
+from tests.end_to_end.command import ROOT, SMALL, in_a_process
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.config.compose import compose_cells
@@ -215,7 +215,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch, cap
 
 
 def test_help_teaches_and_cfg_shows(tmp_path: Path) -> None:
-    shown = run("--help", cwd=tmp_path).stdout
+    shown = in_a_process("--help", cwd=tmp_path).stdout
     for words in ("zerobench -m strategy=ddp,zero1,zero2,zero3", "gpt2_124m", "zerobench export", "Exit code"):
         assert words in shown
     assert "schema" not in shown

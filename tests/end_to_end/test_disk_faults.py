@@ -64,6 +64,7 @@ def test_a_block_that_is_damaged_underneath_is_a_row(tmp_path: Path) -> None:
         with suppress(FileNotFoundError):  # folders come and go with their ranks
             for file in (tmp_path / "results").rglob("states-*.bin"):
                 damage(file)
+        time.sleep(0.01)
     _, errors = sweep.communicate(timeout=10)
     assert sweep.returncode == 1, errors
     check(tmp_path, errors, "are not what was written there")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.end_to_end.command import SMALL, zerobench
+from tests.end_to_end.command import SMALL, in_a_process
 from zerobench import cli
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.sizes import parse_bytes
@@ -214,7 +214,7 @@ def test_a_reader_that_leaves_disturbs_nobody(tmp_path: Path) -> None:
 def test_what_is_damaged_is_told_without_pythons_words(tmp_path: Path) -> None:
     (tmp_path / "results/runs/x").mkdir(parents=True)
     (tmp_path / "results/runs/x/run.json").write_text('{"\x1b[2J')
-    done = zerobench("export", cwd=tmp_path)
+    done = in_a_process("export", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.startswith("zerobench: results/runs/x/run.json cannot be read and is left out:")
     assert "UserWarning" not in done.stderr

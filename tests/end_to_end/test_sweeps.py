@@ -31,10 +31,7 @@ from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.sweep import Sweep
 
 RUNS = Path("results/runs")
-TINY = [*SMALL, "launch.threads=1"]
-"""Threads that wait for one another on a busy machine would be most of a cell's time."""
-
-ONE = ["world_size=1", *TINY]
+ONE = ["world_size=1", *SMALL]
 """The cheapest cell."""
 
 
@@ -72,7 +69,7 @@ def measured(where: Path) -> pd.DataFrame:
 
 
 def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    cells = ["-m", "strategy=zero1,zero3", "world_size=1,2", *TINY]
+    cells = ["-m", "strategy=zero1,zero3", "world_size=1,2", *SMALL]
     (tmp_path / "calm").mkdir()
     where = tmp_path / RUNS
 
