@@ -14,7 +14,7 @@ from tests import zoo
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, LossScaling, initialize
 
-STEPS = 6
+STEPS = 4
 ZERO = ("zero1", "zero2", "zero3")
 
 

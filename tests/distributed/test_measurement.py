@@ -78,7 +78,7 @@ def test_bytes_and_volumes_are_those_of_the_formulas(tmp_path, strategy: str, mo
 @pytest.mark.parametrize(("strategy", "n"), [("ddp", 2), ("zero1", 3), ("zero2", 2), ("zero3", 3)])
 def test_accumulation_is_counted_and_changes_nothing_else(tmp_path, strategy: str, n: int) -> None:
     """Three micro-batches a step: volumes to the element, states as predicted, the loss of one large batch."""
-    whole, _ = measured(tmp_path, strategy, n, micro_batch=6)
+    whole, _ = measured(tmp_path, strategy, n, micro_batch=6, measure=ACCOUNTED)
     row, results = measured(tmp_path, strategy, n, micro_batch=2, accumulation=3)
     assert (row.batch, whole.batch) == (6 * n, 6 * n)
     assert row.passes_agree

@@ -20,6 +20,7 @@ from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
+ACCOUNTED = Measure(steps=2, warmup=2, passes="accounted")
 
 
 def measured(folder: Path, strategy: str, n: int, model: str = "words", **more: Any) -> tuple[Any, tables.Results]:
@@ -55,7 +56,7 @@ def test_a_rank_of_a_simulated_world_is_one_of_a_real_world(
 ) -> None:
     more = dict(more)
     which = more.pop("rank", 0)
-    real, there = measured(tmp_path, strategy, n, **more)
+    real, there = measured(tmp_path, strategy, n, measure=ACCOUNTED, **more)
     simulated, here = measured(tmp_path, strategy, n, backend="simulated", rank=which, **more)
     assert set(here.memory["rank"]) == {which}
     ours, theirs = (of_rank(which, one.memory).drop(columns="allocations") for one in (here, there))

@@ -233,7 +233,7 @@ COMPOSES_WITH = {"offload": "zero2", "buffers": "zero2", "zeropp": "zero3 node_s
 def test_every_yaml_composes_and_resolves(path: Path) -> None:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
 
     from zerobench.config.resolve import resolve
     from zerobench.config.schema import store_schemas
@@ -245,9 +245,12 @@ def test_every_yaml_composes_and_resolves(path: Path) -> None:
         words = COMPOSES_WITH.get(path.parent.name)
         beside = f"strategy={words}".split() if words else []
         chosen = [f"{path.parent.name}={path.stem}", "device=cpu", *beside]
-        swept = compose("config", overrides=chosen, return_hydra_config=True).hydra.sweeper.params or {}
-        first = [f"{key}={str(values).split(',')[0]}" for key, values in swept.items()]
-        config = compose("config", overrides=[*chosen, *first])
+        config = compose("config", overrides=chosen, return_hydra_config=True)
+        with open_dict(config):
+            swept = config.pop("hydra").sweeper.params or {}
+        if swept:
+            first = [f"{key}={str(values).split(',')[0]}" for key, values in swept.items()]
+            config = compose("config", overrides=[*chosen, *first])
     assert stray_keys(config) == []
     cell = resolve(OmegaConf.to_object(config), path.stem, [])
     assert [one for one in cell.problems if "is not installed" not in one] == []  # an extra may be missing
