@@ -16,9 +16,9 @@ from zerobench.config import precision as numbers
 from zerobench.predict import build
 from zerobench.probes import gradient_norm
 from zerobench.probes.step_values import scale_of
-from zerobench.zero.units.unit import Unit
+from zerobench.zero.gradients.bucket import GradientBucket
 
-written = Unit.write_gradient
+fill = GradientBucket.fill
 
 
 def zeroed_on_rank_1(job: worker.RankJob, tell: Any) -> worker.RankRecord:
@@ -43,10 +43,10 @@ def doubled_of_one(job: worker.RankJob, tell: Any) -> worker.RankRecord:
 
 
 def _planted(job: worker.RankJob, tell: Any, change: Any) -> worker.RankRecord:
-    def write(unit: Unit, piece: Any, gradient: torch.Tensor, scale: float) -> None:
-        written(unit, piece, change(gradient), scale)
+    def changed(bucket: GradientBucket, piece: Any, gradient: torch.Tensor, sends: bool) -> None:
+        fill(bucket, piece, change(gradient), sends)
 
-    with mock.patch.object(Unit, "write_gradient", write):
+    with mock.patch.object(GradientBucket, "fill", changed):
         return worker.run_rank(job, tell)
 
 

@@ -25,6 +25,7 @@ import torch
 
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.base import Handle
+from zerobench.zero.gradients.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3
@@ -116,7 +117,7 @@ def late(rank: int, forgotten: tuple[str, str] | None = None) -> Iterator[None]:
 def poisoned(engine: Any) -> Iterator[list[str]]:
     """Yields the list of what has been poisoned."""
     done: list[str] = []
-    resize, close = torch.UntypedStorage.resize_, engine.close_gradients
+    resize, end_round = torch.UntypedStorage.resize_, GradientBucket.end_round
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
         if size == 0 and storage.nbytes():
@@ -124,18 +125,17 @@ def poisoned(engine: Any) -> Iterator[list[str]]:
             return storage.fill_(ALL_ONES)
         return storage if size == storage.nbytes() else resize(storage, size)
 
-    def close_gradients(unit: Any, mean: torch.Tensor) -> None:
-        close(unit, mean)
+    def end(bucket: GradientBucket) -> None:
+        end_round(bucket)
         done.append("gradients")
-        if unit.full_gradients is not None and mean.data_ptr() == unit.gradient_shard.data_ptr():
-            # the buffer stays; of it the others' slices are free
-            for rank, part in enumerate(unit.full_gradients.chunk(unit.size)):
-                if rank != unit.rank:
+        if bucket.full is not None:  # the buffer stays; of it the others' slices are free
+            for rank, part in enumerate(bucket.full.chunk(engine.comm.size)):
+                if rank != engine.comm.rank:
                     part.fill_(float("nan"))
 
     with (
         mock.patch.object(torch.UntypedStorage, "resize_", resize_),
-        mock.patch.object(engine, "close_gradients", close_gradients),
+        mock.patch.object(GradientBucket, "end_round", end),
     ):
         yield done
 

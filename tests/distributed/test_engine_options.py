@@ -152,7 +152,7 @@ def shard_bytes(rank: int, n: int, strategy: str) -> list[int]:
     seen = []
 
     def look() -> None:
-        seen.append(sum(unit.gradient_shard.untyped_storage().nbytes() for unit in engine.units))
+        seen.append(sum(unit.gradients.shard.untyped_storage().nbytes() for unit in engine.units))
 
     look()
     for consume in (engine.step, engine.zero_grad):

@@ -25,8 +25,10 @@ from zerobench.predict import activations
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
+from zerobench.zero.gradients.bucket import GradientBucket
 from zerobench.zero.layout import Layout
 from zerobench.zero.stage1 import Stage1
+from zerobench.zero.stage2 import ShardedBucket
 from zerobench.zero.strategy import Strategy
 from zerobench.zero.units.module_unit import ModuleUnit
 from zerobench.zero.units.unit import Unit
@@ -149,7 +151,7 @@ def made_in_thread() -> torch.Tensor:
 
 
 def gradients_stay() -> AbstractContextManager[Any]:
-    return patch.object(Unit, "free_gradient_shard", lambda self: None)
+    return patch.object(ShardedBucket, "release", GradientBucket.release)
 
 
 @contextmanager
@@ -227,8 +229,8 @@ def never_reduced() -> Iterator[None]:
     def but_one(self: Strategy, unit: Unit) -> None:
         if unit is not self.units[0]:
             return reduce(self, unit)
-        unit.filled.clear()
-        unit.reduced = True
+        unit.gradients.filled.clear()
+        unit.gradients.is_reduced = True
         return None
 
     with patch.object(Strategy, "reduce", but_one):

@@ -82,7 +82,7 @@ def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
     brought: list[dict[Any, torch.Tensor]] = []
     for one in batches:
         engine.backward(loss_of(engine, one.batch(steps, 0), config) / ranks)
-        brought.append({unit: unit.full_gradients.detach().clone() for unit in engine.units})
+        brought.append({unit: unit.gradients.full.detach().clone() for unit in engine.units})
         engine.zero_grad()
     rows: list[CodeRow] = []
     with torch.no_grad():

@@ -82,7 +82,7 @@ def sizes_of(engine: Any) -> dict[str, int]:
             *(t for u in units for t in (u.full_parameters, u.parameter_shard)),
             *engine.module.parameters(),
         ],
-        "gradients": [t for u in engine.units for t in (u.gradient_shard, u.full_gradients)],
+        "gradients": [t for u in engine.units for t in (u.gradients.shard, u.gradients.full)],
         "masters": [run.master for run in runs],
         "optimizer states": states,
     }

@@ -21,19 +21,38 @@ from typing import Any
 import torch
 
 from . import labels
-from .stage1 import Stage1
-from .units.unit import Unit
+from .comm.base import Comm
+from .comm.reductions import Reduction
+from .protocols import UnitView
+from .stage1 import Stage1, WholeBucket
 
 DEFAULTS: dict[str, Any] = {
     "bucket_bytes": 25 * 2**20, "gradient_dtype": torch.float32, "overlap_gather": True, "tile_bytes": None
 }  # fmt: skip
 
 
+class MainGradients(WholeBucket):
+    """A unit's part, `main`, of a buffer that stays for good."""
+
+    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, main: torch.Tensor) -> None:
+        self._main = main
+        super().__init__(unit, comm, reduction)
+
+    def make_full(self) -> torch.Tensor:
+        return self._main
+
+    def restore_full(self) -> None:
+        """It has stayed."""
+
+    def free_full(self) -> None:
+        """It stays."""
+
+
 class Megatron(Stage1):
     """Optimizer states partitioned, gradients in one fp32 buffer, gathers behind the next forward."""
 
     def allocate_gradients(self) -> None:
-        """One contiguous buffer a dtype, of which the units' gradients are views."""
+        """One contiguous buffer per dtype, of which the units' gradients are views."""
         for dtype in {unit.dtypes.gradients: None for unit in self.units}:
             units = [unit for unit in self.units if unit.dtypes.gradients == dtype]
             numel = sum(unit.layout.padded_numel for unit in units)
@@ -41,12 +60,6 @@ class Megatron(Stage1):
             labels.label(flat, labels.GRADIENTS, "main gradients")
             start = 0
             for unit in units:
-                unit.full_gradients = flat.narrow(0, start, unit.layout.padded_numel)
-                unit.gradient_shard = unit.own_slice(unit.full_gradients)
+                main = flat.narrow(0, start, unit.layout.padded_numel)
+                unit.gradients = MainGradients(unit, self.comm, self.options.reduction, main)
                 start += unit.layout.padded_numel
-
-    def release_gradients(self, unit: Unit) -> None:
-        """The buffer stays."""
-
-    def restore_gradients(self, unit: Unit) -> None:
-        """It has stayed."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .comm.base import Comm, Handle
-from .comm.desync import Stamp
+from .comm.reductions import REDUCTIONS, Reduction
 from .comm.zeropp import Zeropp
 from .offload.cpu import Offload
 from .offload.placement import Places
 from .optim.delayed_update import DelayedUpdate
 from .optim.update import Update
 from .precision import Dtypes, LossScaling
-
-Reduction = Callable[[Comm, torch.Tensor, str, Stamp | None, torch.Tensor | None], Handle]
 
 AUTO = "auto"
 """The value of an option that follows the model."""
@@ -30,12 +27,6 @@ which two are under way, and large enough for the wire."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies that have buckets; units of modules have none of them."""
-
-REDUCTIONS: dict[str, Reduction] = {
-    "reduce_scatter": lambda comm, full, unit, stamp, into: comm.reduce_scatter(full, unit, stamp, into),
-    "all_reduce": lambda comm, full, unit, stamp, _: comm.all_reduce(full, unit, stamp),
-}
-"""How a bucket's gradients are summed: 1 of its size on the wire, or 2."""
 
 MODES: dict[str, dict[str, Any]] = {
     "own": {},
@@ -143,11 +134,6 @@ class Options:
     def reduction(self) -> Reduction:
         """How a unit's gradients are summed over the ranks."""
         return REDUCTIONS[self.reduce_with]
-
-    @property
-    def sums_own_slice(self) -> bool:
-        """Whether a reduction makes the own slice of the sum alone, and so wherever that is wanted."""
-        return self.reduce_with == "reduce_scatter"
 
     def check(self) -> None:
         """Raises ValueError, one sentence, for a value that cannot be."""

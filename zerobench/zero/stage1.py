@@ -18,11 +18,67 @@ from torch import nn, optim
 
 from . import labels
 from .comm.base import Comm
+from .comm.reductions import Reduction
+from .gradients.bucket import GradientBucket
 from .layout import Layout, buckets
 from .options import Options
+from .protocols import UnitView
 from .strategy import Strategy
 from .units.param_gathers import LateGathers
 from .units.unit import ALIGN_BYTES, Unit
+
+
+class WholeBucket(GradientBucket):
+    """Gradients that are whole from the first one to the update: the reduction lands in the own slice.
+
+    `full` is one tensor for life, whose memory comes and goes, and `shard` is a view of it.
+    """
+
+    _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
+
+    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction) -> None:
+        super().__init__(unit, comm, reduction)
+        self.full = self.make_full()
+        self.shard = unit.own_slice(self.full)
+        # on streams of their own reductions need not wait for one another, nor what computes for them: nothing is freed
+        self.stays = comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
+        self.free_full()
+
+    def open(self, sends: bool) -> None:
+        self.restore_full()
+        if self.is_reduced:  # a further micro-batch will be reduced into the slice where the sum so far lies
+            self._carried = labels.label(self.shard.clone(), labels.GRADIENTS, self.unit.name)
+
+    def wait(self) -> None:
+        mean = self.reduced_slice()
+        if self.wire is not self.full:
+            self.shard.copy_(mean)
+        if self._carried is not None:
+            self.shard.add_(self._carried)
+            self._carried = None
+        # ZeRO-1: the other ranks' slices stay beside the shard until the update; a copy that was cast goes
+        if self.wire is not None and self.wire is not self.full:
+            self.unit.heap.give_back(self.wire)
+        self.end_round()
+
+    def release(self) -> None:
+        super().release()
+        self._carried = None
+        self.free_full()
+
+    def make_full(self) -> torch.Tensor:
+        """(padded_numel,), for life."""
+        return torch.empty(self.unit.layout.padded_numel, dtype=self.unit.dtypes.gradients, device=self.unit.device)
+
+    def restore_full(self) -> None:
+        """The full gradients have memory; not filled."""
+        assert self.full is not None
+        self.unit.heap.restore(self.full)
+
+    def free_full(self) -> None:
+        """Their memory goes back: the forward, and the backward's start, where activations are most, need none."""
+        assert self.full is not None
+        self.unit.heap.release(self.full)
 
 
 class Stage1(Strategy):
@@ -32,7 +88,6 @@ class Stage1(Strategy):
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self._next = 0  # how many buckets have been sent in the present backward
-        self._carried: dict[Unit, torch.Tensor] = {}  # sums of earlier micro-batches, while a further one is reduced
         super().__init__(module, optimizer, comm, options)
         self.gathers = LateGathers(self)
 
@@ -85,66 +140,37 @@ class Stage1(Strategy):
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         parameter.copy_(values)
 
-    # -- gradients are whole from the first one to the update: the reduction lands in the own slice ------
+    # -- gradients -----------------------------------------------------------------------------------------
 
     def allocate_gradients(self) -> None:
         """Once the parameters have moved, so that adoption needs no more than a step does."""
         for unit in self.units:
-            self.place_gradients(unit)
-            labels.label(unit.gradient_shard, labels.GRADIENTS, unit.name)
+            unit.gradients = self.new_bucket(unit)
+            labels.label(unit.gradients.shard, labels.GRADIENTS, unit.name)
 
-    def place_gradients(self, unit: Unit) -> None:
-        """Makes the unit's gradient tensors, for life; their memory comes and goes."""
-        unit.full_gradients = torch.empty_like(unit.full_parameters, dtype=unit.dtypes.gradients)
-        unit.gradient_shard = unit.own_slice(unit.full_gradients)
-        self.release_gradients(unit)
-
-    def release_gradients(self, unit: Unit) -> None:
-        """The memory of the unit's gradients goes back: they are consumed or dropped."""
-        assert unit.full_gradients is not None
-        unit.heap.release(unit.full_gradients)
-
-    def restore_gradients(self, unit: Unit) -> None:
-        """The unit's gradients have memory; not filled."""
-        assert unit.full_gradients is not None
-        unit.heap.restore(unit.full_gradients)
-
-    def open_gradients(self, unit: Unit) -> None:
-        self.restore_gradients(unit)
-        if unit.reduced:  # a further micro-batch: the sum so far steps aside
-            self._carried[unit] = labels.label(unit.gradient_shard.clone(), labels.GRADIENTS, unit.name)
-
-    def most_in_flight(self, unit: Unit) -> int:
-        """Buckets stay: in lanes of their own reductions need not wait for one another, nor what computes for them."""
-        stays = self.comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
-        return len(self.units) if stays else super().most_in_flight(unit)
-
-    def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
-        if unit.dtypes.wire != unit.dtypes.gradients:
-            unit.gradient_shard.copy_(mean)
-        if unit in self._carried:
-            unit.gradient_shard.add_(self._carried.pop(unit))
+    def new_bucket(self, unit: Unit) -> GradientBucket:
+        """The life that a unit's gradients have under this stage."""
+        return WholeBucket(unit, self.comm, self.options.reduction)
 
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
     def gradients_written(self, unit: Unit) -> None:
-        while self._next < len(self.units) and self.units[self._next].is_full:
+        # a bucket that is full waits for those before it: ranks whose gradients come in another order would pair
+        # different buckets
+        while self._next < len(self.units) and self.units[self._next].gradients.is_full:
             self.reduce(self.units[self._next])
             self._next += 1
 
     def finish_reductions(self) -> None:
         sent, self._next = self._next, 0
         for unit in self.units[:sent]:
-            if unit.filled and unit.reduction is None:  # gradients that came after the bucket was sent
+            if unit.gradients.filled and not unit.gradients.is_in_flight:  # some came after the bucket was sent
                 self.reduce(unit)
         for unit in self.units[sent:]:
             self.reduce(unit)
 
     def forget(self) -> None:
         self._next = 0
-        self._carried.clear()
-        for unit in self.units:
-            self.release_gradients(unit)
 
     # -- the updated parameters go to everyone ----------------------------------------------------------
 

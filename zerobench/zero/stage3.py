@@ -15,7 +15,7 @@ The root unit is in use at both ends of forward and backward, and stays from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
+from .gradients.bucket import GradientBucket
+from .layout import Piece
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -40,7 +42,7 @@ from .modules.wrapping import (
 )
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
-from .stage2 import Stage2
+from .stage2 import ShardedBucket, Stage2
 from .units.adoption import adopt_group
 from .units.module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
 from .units.root import Root
@@ -48,6 +50,16 @@ from .units.unit import Unit
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""
+
+
+class GatheredBucket(ShardedBucket):
+    """A bucket whose gradients come only while its unit's parameters are there; `check` raises where they are not."""
+
+    check: Callable[[], None]
+
+    def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
+        self.check()
+        super().fill(piece, gradient, sends)
 
 
 class Stage3(Stage2):
@@ -103,6 +115,18 @@ class Stage3(Stage2):
 
         module.register_forward_pre_hook(Hook(before), prepend=True)
         module.register_forward_hook(Hook(after))
+
+    def new_bucket(self, unit: Unit) -> GradientBucket:
+        sink, offloaded = self.places.sink(unit), unit.leaving
+        bucket = GatheredBucket(unit, self.comm, self.options.reduction, sink, offloaded)
+        bucket.check = partial(self.check_gradient, unit)
+        return bucket
+
+    def check_gradient(self, unit: Unit) -> None:
+        """Raises RuntimeError where a gradient of `unit` has come for which its parameters had to be there."""
+        assert isinstance(unit, ModuleUnit)
+        if not (unit.is_whole or self._root.comes_for_itself(unit)):
+            raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
 
     def stamp(self, unit: Unit) -> Stamp:
         return Stamp(self._numbers[unit.name], self.steps, lambda number: self._all_units[number].name)
@@ -233,14 +257,9 @@ class Stage3(Stage2):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
 
-    def check_gradient(self, unit: Unit) -> None:
-        assert isinstance(unit, ModuleUnit)
-        if not (unit.is_whole or self._root.comes_for_itself(unit)):
-            raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
-
     def make_room(self) -> None:
         """What is being sent has arrived, and its memory is free."""
-        self.gradients.land_all()
+        self.gradients.wait_all()
 
     def gradients_written(self, unit: Unit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
@@ -253,7 +272,9 @@ class Stage3(Stage2):
             if unit.trainable and unit not in self._done:
                 self.reduce(unit)
         for late in self.units:
-            if late.filled and late.reduction is None:  # gradients that came late, or from under no_sync
+            if (
+                late.gradients.filled and not late.gradients.is_in_flight
+            ):  # gradients that came late, or from under no_sync
                 self.reduce(late)
 
     def after_backward(self) -> None:

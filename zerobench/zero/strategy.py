@@ -6,8 +6,8 @@
     before forward        the unit's full parameters must be there                       (stage 3: unshard)
     after forward         nobody reads them for a while                                  (stage 3: reshard)
     before backward       they must be there again                                       (stage 3: unshard)
-    gradient arrived      autograd has finished one parameter's gradient: it moves into the unit
-    gradients ready       the unit has them all: reduce over the ranks, each keeps its shard
+    gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
+    gradients ready       the bucket has them all: reduce over the ranks, each keeps its shard (gradients/bucket.py)
     after update          the shards hold new parameters                        (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`. Gradients are
@@ -29,7 +29,7 @@ from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
 from .comm.desync import Stamp
 from .gradients.access import GradientFace
-from .gradients.flow import REDUCTIONS_IN_FLIGHT, GradientFlow
+from .gradients.flow import GradientFlow
 from .modules import meta_init
 from .optim.segments import OptimizerSegment
 from .options import Options
@@ -92,30 +92,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
         raise NotImplementedError
 
-    def open_gradients(self, unit: Unit) -> None:
-        """Makes `unit.full_gradients` writable; called before the first write since the last reduction."""
-        raise NotImplementedError
-
-    def most_in_flight(self, unit: Unit) -> int:
-        """How many reductions may be in flight once that of `unit` is."""
-        return REDUCTIONS_IN_FLIGHT
-
-    def send_gradients(self, unit: Unit) -> None:
-        """`unit.wire_gradients` holds what will be sent; `unit.full_gradients` is needed no more."""
-
-    def place_for_mean(self, unit: Unit) -> torch.Tensor | None:
-        """Where the reduction may write the mean, (shard_numel,), at once; None: into the own slice of what is sent."""
-        return None
-
-    def close_gradients(self, unit: Unit, mean: torch.Tensor) -> None:
-        """`mean`, (shard_numel,), is the reduced own slice: puts it where the optimizer looks, if it is not there."""
-        raise NotImplementedError
-
-    def check_gradient(self, unit: Unit) -> None:
-        """Raises RuntimeError where a gradient of `unit` has come for which its parameters had to be there."""
-
     def gradients_written(self, unit: Unit) -> None:
-        """A gradient was written into `unit`; a stage may start its reduction."""
+        """A parameter's gradients have all come, and are in `unit`; a stage may start its reduction."""
 
     def finish_reductions(self) -> None:
         """The backward is over: starts every reduction that is still due, in an order equal on all ranks."""
@@ -172,7 +150,19 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         `retain_graph`: stages 1 and 2 can go through the graph again before the next step, as torch does.
         """
-        self.gradients.backward(self.update.scaling.scaler.scaled(loss), retain_graph)
+        loss = self.update.scaling.scaler.scaled(loss)
+        # 1 what the caller has dropped since the last backward is dropped, so that gradients are not added to it
+        self.gradients.stand_ins.heed()
+        self.gradients.stand_ins.take_away()
+        self.update.begin()
+        # 2 autograd: gradients come into buckets, and buckets that are full are sent meanwhile
+        with self.gradients.arriving():
+            loss.backward(retain_graph=retain_graph)
+        # 3 the rest is sent, and each rank has its shard of the mean
+        if self.gradients.synchronizing:
+            self.finish_reductions()
+            self.gradients.wait_all()
+        self.gradients.end_backward()
         self.after_backward()
 
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
@@ -231,11 +221,10 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
-        self.gradients.land_all()
+        self.gradients.wait_all()
         self.gradients.stand_ins.take_away()
-        for unit in self.units:
-            unit.forget_gradients()
         self.update.forget()
+        self.gradients.release()
         self.forget()
 
     @contextmanager
@@ -264,7 +253,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     def reduce(self, unit: Unit) -> None:
         """The unit has its gradients: launches their reduction."""
-        self.gradients.launch(unit)
+        self.gradients.launch(unit.gradients, self.stamp(unit))
 
     def _extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}

@@ -161,17 +161,17 @@ def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | floa
 
 def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
     """This rank has no gradients of these parameters any more."""
-    engine.gradients.land_all()
+    engine.gradients.wait_all()
     for number in numbers:
-        for unit, piece in engine.gradients.places[number]:
-            unit.filled.discard(piece)
+        for unit, piece in engine.gradients.pieces[number]:
+            unit.gradients.filled.discard(piece)
     for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
-        dropped = [one for one in mine if one.segment.parameter in numbers and one.unit.reduced]
+        dropped = [one for one in mine if one.segment.parameter in numbers and one.bucket.is_reduced]
         for one in dropped:
             one.used = True
         with run.editing() if dropped else nullcontext():
             for one in dropped:
-                one.unit.gradient(one.segment.offset, one.segment.numel).zero_()
+                one.bucket.segment(one.segment.offset, one.segment.numel).zero_()
         for one in dropped:
             one.used = False
     engine.update.drop(numbers)
@@ -181,7 +181,7 @@ def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     if number not in engine.update.used:
         return None
     parameter = engine.trainable[number]
-    dtype = engine.gradients.places[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
+    dtype = engine.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
     flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
     for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
         wanted = [one for one in mine if one.segment.parameter == number]

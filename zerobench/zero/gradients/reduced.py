@@ -18,9 +18,8 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
 
     Of the ranks that share a shard each yields another part; replicas yield the same (`replicas`).
     """
-    for unit in engine.units:
-        if unit.away is not None:
-            unit.away.settle()
+    for bucket in engine.gradients.buckets:
+        bucket.settle()
     for tile in filter(None, engine.update.tiles):
         there = [segment for segment in tile if _has_come(engine, segment)]
         before = [segment.used for segment in there]
@@ -46,6 +45,6 @@ def replicas(engine: Strategy) -> int:
 
 def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
     """Reduced; or, on one rank alone, where nothing is sent, written."""
-    if segment.unit.is_alone:
+    if segment.bucket.is_alone:
         return segment.segment.parameter in engine.update.used
-    return segment.unit.reduced
+    return segment.bucket.is_reduced

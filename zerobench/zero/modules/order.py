@@ -125,7 +125,7 @@ class GathersAhead:
 
     def written(self, unit: Unit) -> None:
         """A gradient of `unit` has come."""
-        if self._waiting and unit in self._entered and unit.is_half_full:
+        if self._waiting and unit in self._entered and unit.gradients.is_half_full:
             self._make_room()
             self.launch()
 

@@ -13,7 +13,8 @@ On a machine without a GPU both are one memory; labels tell the tiers apart, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import labels
-from .placement import Away, Places, Run
+from .placement import GradientSink, Places, Run
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
@@ -89,6 +90,7 @@ class Bus:
         if self._cuda is not None:
             self._down, self._up = self._cuda.Stream(), self._cuda.Stream()
         self._fetched: Any = None
+        self._leaving: deque[tuple[Any, Callable[[], None]]] = deque()
 
     def down(self, place: torch.Tensor, source: torch.Tensor) -> Any:
         """place := source, of one dtype; returns the event of its end, None where it has ended."""
@@ -107,6 +109,20 @@ class Bus:
         with self._cuda.stream(stream):
             place.copy_(source, non_blocking=True)
         return stream.record_event()
+
+    def release(self, end: Any, give_back: Callable[[], None]) -> None:
+        """Memory that is read until the event `end` is given back by the time of the next such call: what computes need
+        not wait for this copy, and has one before it to wait for at most.
+        """
+        self.release_all()
+        self._leaving.append((end, give_back))
+
+    def release_all(self) -> None:
+        """All of it is given back, in the order of what computes, which is then behind the copies."""
+        while self._leaving:
+            end, give_back = self._leaving.popleft()
+            end.wait()
+            give_back()
 
     def fetch(self, place: torch.Tensor, source: torch.Tensor) -> None:
         """place := source, of the host's, in the current stream, before whatever comes next there."""
@@ -131,7 +147,7 @@ class Bus:
         self.wait_for_fetches()
 
 
-class HostGradients(Away):
+class HostGradients(GradientSink):
     """(leaving,) gradients in host memory. `spare`: what a delayed update works on while these are filled."""
 
     tier = labels.HOST
@@ -141,23 +157,30 @@ class HostGradients(Away):
         self._kept = self._new(numel, unit.dtypes.gradients)
         self._spare: torch.Tensor | None = None
         self._end: Any = None
+        self._read: Any = None  # the event at the end of the copy of what was taken last
 
     def _new(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return host_tensor(numel, dtype, self._unit.device, labels.GRADIENTS, self._unit.name)
 
-    def take(self, mean: torch.Tensor, adds: bool) -> Any:
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
         if not adds and mean.dtype == self._kept.dtype:
-            self._end = self._bus.down(self._kept, mean)
-            return self._end
+            self._end = self._read = self._bus.down(self._kept, mean)
+            return
         arrived = self._new(mean.numel(), mean.dtype)  # summed, or cast, on the host
-        end = self._bus.down(arrived, mean)
-        wait_for(end)
+        self._read = self._bus.down(arrived, mean)
+        wait_for(self._read)
         self.settle()
         if adds:
             self._kept.add_(arrived)
         else:
             self._kept.copy_(arrived)
-        return end
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        end, self._read = self._read, None
+        if end is None:
+            give_back()
+        else:
+            self._bus.release(end, give_back)
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
         return self._kept.narrow(0, offset, numel)
@@ -269,8 +292,11 @@ class HostPlaces(Places):
         runs: list[Run] = [HostRun(unit, 0, stop, self._device, self._upload)]
         return runs + [Run(unit, stop, most)] * (stop < most)
 
-    def away(self, unit: Unit) -> HostGradients | None:
+    def sink(self, unit: Unit) -> HostGradients | None:
         return HostGradients(unit, unit.leaving, self._bus) if self._policy.gradients else None
+
+    def release_copied(self) -> None:
+        self._bus.release_all()
 
     def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:

@@ -15,11 +15,11 @@ each parameter's part of a cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import optim
@@ -28,7 +28,7 @@ from .. import labels
 from .cpu import Bus, NoUpload, Offload, Upload, wait_for
 from .nvme_shard import FileRun, Together
 from .paged_tensor import AHEAD, GIVING_BACK, LEAST_BUFFERS, Kept, Shelf
-from .placement import Away, Places, Run
+from .placement import GradientSink, Places, Run
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
@@ -67,7 +67,7 @@ class NvmeOffload(Offload):
         return FilePlaces(self, device)
 
 
-class FileGradients(Away):
+class FileGradients(GradientSink):
     """(leaving,) gradients in the file; read into the pool for an update, or for a norm."""
 
     tier = labels.HOST
@@ -75,8 +75,11 @@ class FileGradients(Away):
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
 
-    def take(self, mean: torch.Tensor, adds: bool) -> Any:
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
         self.kept.write_all(mean, adds)
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        give_back()  # it was copied into the pool
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
         return self.kept.view(offset, numel)
@@ -120,7 +123,7 @@ class FilePlaces(Places):
             self._runs.append(run)
         return [*mine, *([Run(unit, stop, most)] * (stop < most))]
 
-    def away(self, unit: Unit) -> FileGradients | None:
+    def sink(self, unit: Unit) -> FileGradients | None:
         if not self._policy.gradients:
             return None
         return FileGradients(self.shelf.keep(unit.leaving, unit.dtypes.gradients, labels.GRADIENTS, unit.name))
@@ -205,7 +208,7 @@ class FilePlaces(Places):
         return any(segment.used for segment in self._segments[run])
 
     def _kept_of(self, run: FileRun) -> Together:
-        away = run.unit.away
+        away = run.unit.gradients.sink
         gradients = [away.kept] if isinstance(away, FileGradients) else []
         return Together([*run.kept.values(), *gradients])
 
@@ -230,7 +233,7 @@ class FilePlaces(Places):
     @contextmanager
     def reading_gradients(self, run: FileRun, write_back: bool = False) -> Iterator[None]:
         """Inside, the run's gradients are in the pool; with `write_back` what is made of them there is kept."""
-        away = run.unit.away
+        away = run.unit.gradients.sink
         if not isinstance(away, FileGradients) or not self.is_used(run):
             yield
             return
@@ -242,6 +245,6 @@ class FilePlaces(Places):
 
     def forget_gradients(self, run: FileRun) -> None:
         """Nobody reads the run's gradients any more."""
-        away = run.unit.away
+        away = run.unit.gradients.sink
         if isinstance(away, FileGradients):
             away.kept.drop(run.cut)

@@ -15,9 +15,9 @@ Here everything is on the device: one run, and nothing leaves. offload/cpu.py an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import optim
@@ -112,15 +112,16 @@ class Run:
         return self.tier
 
 
-class Away(Protocol):
-    """Where the gradients of `leaving` elements go."""
+class GradientSink(Protocol):
+    """Where the gradients of a shard's first elements go when they are reduced: those that leave the device."""
 
     tier: str
 
-    def take(self, mean: torch.Tensor, adds: bool) -> Any:
-        """`mean`, (leaving,), on the device: keeps it, or adds it. Returns what is to be waited for before its memory
-        is given back, or None.
-        """
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
+        """`mean`, (offloaded_numel,), on the device: keeps it, or adds it to what is here."""
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        """Calls `give_back`, for the memory of what was taken last, once that has been read: now, or behind a copy."""
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
         """The gradients of that range, where they are."""
@@ -145,9 +146,12 @@ class Places:
         """The runs of a unit's shard."""
         return [Run(unit, 0, unit.layout.shard_numel)]
 
-    def away(self, unit: Unit) -> Away | None:
+    def sink(self, unit: Unit) -> GradientSink | None:
         """Where gradients go, if they leave."""
         return None
+
+    def release_copied(self) -> None:
+        """The memory of all that sinks have taken is given back: their copies are waited for."""
 
     def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""

@@ -130,12 +130,12 @@ class DelayedUpdate(Update):
 
     def _put_aside(self) -> None:
         for unit in self.units:
-            assert isinstance(unit.away, HostGradients)
-            unit.away.settle()
+            assert isinstance(unit.gradients.sink, HostGradients)
+            unit.gradients.sink.settle()
         tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self.tiles]
         for unit in self.units:
-            assert isinstance(unit.away, HostGradients)
-            unit.away.put_aside()
+            assert isinstance(unit.gradients.sink, HostGradients)
+            unit.gradients.sink.put_aside()
         coefficient = self.scaling.coefficient
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)

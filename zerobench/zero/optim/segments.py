@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from .. import labels
 from ..layout import Segment
 from ..offload.placement import Run
 from ..precision import Share
@@ -37,19 +36,18 @@ class OptimizerSegment(Share):
 
     def __init__(self, run: Run, segment: Segment) -> None:
         super().__init__(run.segment(segment.offset, segment.numel))
-        self.run, self.unit = run, run.unit
+        self.run, self.unit, self.bucket = run, run.unit, run.unit.gradients
         self.segment = segment
         self.tier = run.tier
         self.used = False
 
     def gradient(self) -> torch.Tensor | None:
-        return self.unit.gradient(self.segment.offset, self.segment.numel) if self.used else None
+        return self.bucket.segment(self.segment.offset, self.segment.numel) if self.used else None
 
     @property
     def gradient_tier(self) -> str:
         """Where its gradient lies."""
-        away = self.unit.away
-        return away.tier if away is not None and self.segment.offset < self.unit.leaving else labels.DEVICE
+        return self.bucket.tier_of(self.segment.offset)
 
     @property
     def crosses(self) -> bool:

@@ -90,8 +90,7 @@ class Update:
             return
         self._agreed = True
         for unit in self.units:
-            if unit.away is not None:
-                unit.away.settle()
+            unit.gradients.settle()
         if self.comm.size > 1:
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1

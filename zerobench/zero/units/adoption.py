@@ -35,6 +35,6 @@ def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays
         name, layout, engine.comm, dtypes, engine.places, mine, stays, engine.share, engine.stamp, engine.hiding
     )
     if unit.trainable:
-        engine.place_gradients(unit)
-        labels.label(unit.gradient_shard, labels.GRADIENTS, name)
+        unit.gradients = engine.new_bucket(unit)
+        labels.label(unit.gradients.shard, labels.GRADIENTS, name)
     return unit

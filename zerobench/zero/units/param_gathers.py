@@ -42,7 +42,7 @@ class LateGathers:
         self._engine = engine
         self._handles: dict[Unit, Handle] = {}
         self._units = {
-            p: [unit for unit, _ in places] for p, places in zip(engine.trainable, engine.gradients.places, strict=True)
+            p: [unit for unit, _ in places] for p, places in zip(engine.trainable, engine.gradients.pieces, strict=True)
         }
         self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN

@@ -1,0 +1,38 @@
+"""What the engine's lower modules ask of the upper ones, so that imports run downwards only."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from .arena import Heap
+from .layout import Layout
+from .precision import Dtypes
+
+
+class UnitView(Protocol):
+    """A unit (units/unit.py) as its gradients and its tiers see it."""
+
+    @property
+    def name(self) -> str:
+        """For errors, labels and traces."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where its parameters lie, and which part is this rank's."""
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Of its parameters, gradients, wire and masters."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device, wherever shards are."""
+
+    @property
+    def heap(self) -> Heap:
+        """Where memory that comes and goes is from."""
+
+    def own_slice(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
