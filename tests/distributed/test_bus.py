@@ -23,7 +23,6 @@ from zerobench.zero.comm import simulated
 from zerobench.zero.comm.backends import FAKE
 from zerobench.zero.offload import cpu, nvme
 from zerobench.zero.optim import delayed_update
-from zerobench.zero.units import unit
 
 PARTS = {
     "all": Offload(),
@@ -92,11 +91,7 @@ def test_no_race(cuda: ModeledCuda, strategy: str, parts: str, dtype: torch.dtyp
 def let_go_at_once() -> Iterator[None]:
     """What gradients leave from is given back while it is copied."""
 
-    def let_go(departing: unit.Departing) -> None:
-        if departing.wire is not None:
-            departing.heap.give_back(departing.wire)
-
-    with mock.patch.object(unit.Departing, "let_go", let_go):
+    with mock.patch.object(cpu.HostGradients, "release", lambda self, give_back: give_back()):
         yield
 
 
