@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -36,3 +37,22 @@ class UnitView(Protocol):
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
+
+
+class GradientSink(Protocol):
+    """Where the gradients of a shard's first `numel` elements go when they are reduced: those that leave the device."""
+
+    tier: str
+    numel: int
+
+    def take(self, mean: torch.Tensor, adds: bool) -> None:
+        """`mean`, (numel,), on the device: keeps it, or adds it to what is here."""
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        """Calls `give_back`, for the memory of what was taken last, once that has been read: now, or behind a copy."""
+
+    def view(self, offset: int, numel: int) -> torch.Tensor:
+        """The gradients of that range, where they are."""
+
+    def settle(self) -> None:
+        """What was taken is there to be read."""

@@ -40,8 +40,7 @@ class WholeBucket(GradientBucket):
         super().__init__(unit, comm, reduction)
         self.full = self.make_full()
         self.shard = unit.own_slice(self.full)
-        # on streams of their own reductions need not wait for one another, nor what computes for them: nothing is freed
-        self.stays = comm.on_streams and unit.dtypes.wire == unit.dtypes.gradients
+        self.stays = self.travels_apart  # then reductions need not wait for one another: nothing is freed after one
         self.free_full()
 
     def open(self, sends: bool) -> None:
@@ -76,7 +75,7 @@ class WholeBucket(GradientBucket):
         self.unit.heap.restore(self.full)
 
     def free_full(self) -> None:
-        """Their memory goes back: the forward, and the backward's start, where activations are most, need none."""
+        """Their memory goes back: the forward, and the backward's start, where memory is scarcest, need none."""
         assert self.full is not None
         self.unit.heap.release(self.full)
 

@@ -13,16 +13,13 @@ In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
 from .gradients.bucket import GradientBucket
-from .offload.placement import GradientSink
-from .protocols import UnitView
+from .protocols import GradientSink, UnitView
 from .stage1 import Stage1
 from .units.unit import Unit
 
@@ -30,12 +27,9 @@ from .units.unit import Unit
 class ShardedBucket(GradientBucket):
     """Full gradients while they are in flight, and a shard of their mean from the reduction to the update."""
 
-    def __init__(
-        self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None, offloaded: int
-    ) -> None:
-        super().__init__(unit, comm, reduction, sink, offloaded)
-        numel = unit.layout.shard_numel - self.offloaded_numel
-        self.shard = torch.zeros(numel, dtype=unit.dtypes.gradients, device=unit.device)
+    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None) -> None:
+        super().__init__(unit, comm, reduction, sink)
+        self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
         if self.is_alone:
             self.full = self.shard
         else:
@@ -68,38 +62,16 @@ class ShardedBucket(GradientBucket):
     def wait(self) -> None:
         mean = self.reduced_slice()
         if mean is not self.shard:
-            self._keep(mean)
+            self.keep(mean)
         # ZeRO-2 is this line: of a bucket that is reduced the shard stays, and all other memory goes back
-        self._release_full()
+        self.release_full()
         self.end_round()
 
     def release(self) -> None:
         super().release()
         if not self.is_alone:
-            self._release_full()
+            self.release_full()
             self.unit.heap.release(self.shard)
-
-    def _keep(self, mean: torch.Tensor) -> None:
-        """Puts the mean, (shard_numel,), where the optimizer will look, or adds it to what is there."""
-        if self.sink is not None:
-            self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=self.is_reduced)
-            mean = mean.narrow(0, self.offloaded_numel, self.shard.numel())
-        if self.is_reduced:
-            self.shard.add_(mean)
-        else:
-            self.unit.heap.restore(self.shard)
-            self.shard.copy_(mean)
-
-    def _release_full(self) -> None:
-        """The memory goes now, whatever thread of gloo's still holds the tensor."""
-        full, self.full = self.full, None
-        if full is None:
-            return
-        give_back = partial(self.unit.heap.give_back, full)
-        if self.sink is None:
-            give_back()
-        else:  # once a copy to another tier has read from it
-            self.sink.release(give_back)
 
 
 class Stage2(Stage1):
@@ -108,5 +80,4 @@ class Stage2(Stage1):
     stage = 2
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        sink, offloaded = self.places.sink(unit), unit.leaving
-        return ShardedBucket(unit, self.comm, self.options.reduction, sink, offloaded)
+        return ShardedBucket(unit, self.comm, self.options.reduction, self.places.sink(unit))

@@ -15,7 +15,7 @@ The root unit is in use at both ends of forward and backward, and stays from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
 from .gradients.bucket import GradientBucket
-from .layout import Piece
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -42,7 +41,7 @@ from .modules.wrapping import (
 )
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
-from .stage2 import ShardedBucket, Stage2
+from .stage2 import Stage2
 from .units.adoption import adopt_group
 from .units.module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
 from .units.root import Root
@@ -50,16 +49,6 @@ from .units.unit import Unit
 
 KEPT = "(kept)"
 """The unit of the small parameters that stay whole."""
-
-
-class GatheredBucket(ShardedBucket):
-    """A bucket whose gradients come only while its unit's parameters are there; `check` raises where they are not."""
-
-    check: Callable[[], None]
-
-    def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
-        self.check()
-        super().fill(piece, gradient, sends)
 
 
 class Stage3(Stage2):
@@ -117,8 +106,7 @@ class Stage3(Stage2):
         module.register_forward_hook(Hook(after))
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        sink, offloaded = self.places.sink(unit), unit.leaving
-        bucket = GatheredBucket(unit, self.comm, self.options.reduction, sink, offloaded)
+        bucket = super().new_bucket(unit)
         bucket.check = partial(self.check_gradient, unit)
         return bucket
 

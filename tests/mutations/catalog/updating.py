@@ -74,9 +74,9 @@ MUTANTS = (
     Mutant(
         "offload-gradient-overwrites",
         "What leaves of a second micro-batch's gradients takes the place of the first's.",
-        "zerobench/zero/units",
-        "self.departure = self.away.take(mean.narrow(0, 0, self.leaving), self.reduced)",
-        "self.departure = self.away.take(mean.narrow(0, 0, self.leaving), False)",
+        "zerobench/zero/gradients",
+        "self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=self.is_reduced)",
+        "self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=False)",
         (
             LINKS,
             f"{TIERS}::test_every_way_to_keep_a_state",

@@ -20,6 +20,9 @@ At N = 1, without a sink, `full` and `shard` are one tensor in which gradients s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from .. import labels
@@ -27,8 +30,7 @@ from ..comm.base import Comm, Handle
 from ..comm.desync import Stamp
 from ..comm.reductions import Reduction
 from ..layout import Piece
-from ..offload.placement import GradientSink
-from ..protocols import UnitView
+from ..protocols import GradientSink, UnitView
 
 
 class GradientBucket:
@@ -44,15 +46,15 @@ class GradientBucket:
     shard: torch.Tensor
     full: torch.Tensor | None = None
     wire: torch.Tensor | None = None
+    check: Callable[[], None] | None = None
+    """Raises RuntimeError where a gradient comes for which the unit's parameters had to be there, and are not."""
     stays = False
     """Whether its memory is there in any case, so that its reduction need wait for no other."""
 
-    def __init__(
-        self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None = None, offloaded: int = 0
-    ) -> None:
+    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None = None) -> None:
         self.unit = unit
         self.sink = sink
-        self.offloaded_numel = 0 if sink is None else offloaded
+        self.offloaded_numel = 0 if sink is None else sink.numel
         self._comm, self._reduction = comm, reduction
         self._handle: Handle | None = None
         self._target: torch.Tensor | None = None  # where the reduction writes the mean, if not into the own slice
@@ -102,6 +104,8 @@ class GradientBucket:
 
     def fill(self, piece: Piece, gradient: torch.Tensor, sends: bool) -> None:
         """Puts gradient / N, (piece.numel,), into its piece; adds where one waits (tied, micro-batches)."""
+        if self.check is not None:
+            self.check()
         if not self.filled:
             self.open(sends)
         assert self.full is not None
@@ -170,7 +174,40 @@ class GradientBucket:
         self.filled.clear()
         self.is_reduced = True
 
+    @property
+    def travels_apart(self) -> bool:
+        """A reduction runs beside what computes, and needs no memory but that of `full`."""
+        return self._comm.on_streams and self.unit.dtypes.wire == self.unit.dtypes.gradients
+
+    def keep(self, mean: torch.Tensor) -> None:
+        """Puts the mean, (shard_numel,), where the optimizer will look, or adds it to that of a round before: its first
+        elements in the sink, if there is one, the others in `shard`.
+        """
+        if self.sink is not None:
+            self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=self.is_reduced)
+            mean = mean.narrow(0, self.offloaded_numel, self.kept_numel)
+        if self.is_reduced:
+            self.shard.add_(mean)
+        else:
+            self.unit.heap.restore(self.shard)
+            self.shard.copy_(mean)
+
+    def release_full(self) -> None:
+        """The memory of the full gradients goes now, whatever thread of gloo's still holds them."""
+        full, self.full = self.full, None
+        if full is None:
+            return
+        if self.sink is None:
+            self.unit.heap.give_back(full)
+        else:  # once a copy to another tier has read from it
+            self.sink.release(partial(self.unit.heap.give_back, full))
+
     # -- for the optimizer ----------------------------------------------------------------------------------
+
+    @property
+    def kept_numel(self) -> int:
+        """Elements of `shard`: the rank's, less those that go to the sink."""
+        return self.unit.layout.shard_numel - self.offloaded_numel
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
         """The mean of elements [offset, offset + numel) of the rank's shard, where it lies."""

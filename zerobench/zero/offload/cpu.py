@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import labels
-from .placement import GradientSink, Places, Run
+from ..protocols import GradientSink
+from .placement import Places, Run
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
@@ -154,6 +155,7 @@ class HostGradients(GradientSink):
 
     def __init__(self, unit: Unit, numel: int, bus: Bus) -> None:
         self._unit, self._bus = unit, bus
+        self.numel = numel
         self._kept = self._new(numel, unit.dtypes.gradients)
         self._spare: torch.Tensor | None = None
         self._end: Any = None

@@ -25,10 +25,11 @@ import torch
 from torch import optim
 
 from .. import labels
+from ..protocols import GradientSink
 from .cpu import Bus, NoUpload, Offload, Upload, wait_for
 from .nvme_shard import FileRun, Together
 from .paged_tensor import AHEAD, GIVING_BACK, LEAST_BUFFERS, Kept, Shelf
-from .placement import GradientSink, Places, Run
+from .placement import Places, Run
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
@@ -74,6 +75,7 @@ class FileGradients(GradientSink):
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept
+        self.numel = kept.numel
 
     def take(self, mean: torch.Tensor, adds: bool) -> None:
         self.kept.write_all(mean, adds)

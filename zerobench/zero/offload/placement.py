@@ -15,14 +15,15 @@ Here everything is on the device: one run, and nothing leaves. offload/cpu.py an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import optim
 
 from .. import labels
+from ..protocols import GradientSink
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
@@ -110,24 +111,6 @@ class Run:
     def group(self) -> object:
         """Runs of one group may be updated in one tile; one that is a group by itself always is."""
         return self.tier
-
-
-class GradientSink(Protocol):
-    """Where the gradients of a shard's first elements go when they are reduced: those that leave the device."""
-
-    tier: str
-
-    def take(self, mean: torch.Tensor, adds: bool) -> None:
-        """`mean`, (offloaded_numel,), on the device: keeps it, or adds it to what is here."""
-
-    def release(self, give_back: Callable[[], None]) -> None:
-        """Calls `give_back`, for the memory of what was taken last, once that has been read: now, or behind a copy."""
-
-    def view(self, offset: int, numel: int) -> torch.Tensor:
-        """The gradients of that range, where they are."""
-
-    def settle(self) -> None:
-        """What was taken is there to be read."""
 
 
 class Places:
