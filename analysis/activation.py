@@ -4,7 +4,7 @@
 
 Left: the peak on the device of the fullest rank, and on top of it the peak in host memory. Right: a step's time by
 phase, medians over the steps, and in numbers the median of the whole step. A panel for each set of cells that train the
-same thing; a cell that failed, or that nobody ran, is named.
+same thing; a cell that failed, or was not run, is named.
 """
 
 from __future__ import annotations

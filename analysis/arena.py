@@ -1,4 +1,4 @@
-"""What an arena spares and costs: with and without, beside segments that grow.
+"""Savings and cost of an arena: with and without, beside segments that grow.
 
     python analysis/arena.py [RUNS ...] --out DIR
 

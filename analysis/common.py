@@ -1,4 +1,4 @@
-"""What the scripts of all figures share: their command line, and runs as panels of cells that belong side by side.
+"""Parts that all figure scripts share: their command line, and runs as panels of cells that belong side by side.
 
 A *cell* is a row of `zerobench.results.summary.summarize`, with the `label` that tells it from its neighbors. A
 combination that other cells lead one to expect, and that was not run, is a cell too: its status is "missing". Of a
@@ -132,7 +132,7 @@ def grids(results: Results) -> list[pd.DataFrame]:
 
 
 def with_times(settings: list[pd.DataFrame]) -> list[pd.DataFrame]:
-    """The same with the status "no times" for what ran without: simulated worlds, ranks that share a GPU."""
+    """Panels with the status "no times" for what ran without: simulated worlds, ranks that share a GPU."""
     return [
         cells.assign(status=cells["status"].mask((cells["status"] == "ok") & cells["step_s"].isna(), "no times"))
         for cells in settings
@@ -176,7 +176,7 @@ def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
 
 
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
-    """What a panel's cells have in common: the model, the keys `of`, and in what else the panels differ."""
+    """Title of a panel: what its cells have in common: the model, the keys `of`, and in what else the panels differ."""
     first, psi = cells.iloc[0], cells["psi"].dropna()
     shown = {"world_size": "N = {}", "batch": "batch {} ×", "micro_batch": "micro-batch {} ×"}
     parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]

@@ -75,7 +75,7 @@ GOALS = (
     Goal("zero3", "fsdp2", 0.80, large=0.70),
     Goal("zero3", "deepspeed_zero3", 0.85),
 )
-"""What is set against what. A goal holds against the peer at its defaults and tuned."""
+"""Pairs that are compared. A goal holds against the peer at its defaults and tuned."""
 
 
 @dataclass(frozen=True)

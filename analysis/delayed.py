@@ -25,7 +25,7 @@ from zerobench.results.tables import Results
 
 WINDOW = 21
 LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
-"""Whether updates are delayed -> what it is called, and its color."""
+"""True for delayed updates -> name and color."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:

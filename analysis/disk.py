@@ -1,4 +1,4 @@
-"""What a disk moves, and how much of it the engine's files reach, as `zerobench calibrate --disk` measured it.
+"""Throughput of a disk, and how much of it the engine's files reach, as `zerobench calibrate --disk` measured it.
 
     python analysis/disk.py FOLDER --out DIR
 

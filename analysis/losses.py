@@ -5,7 +5,7 @@
 Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks; the first curve is the
 widest and each that follows lies on top of it, so that equal curves show as one band of several colors. Right: the
 curves less DDP's (or the first one's, where DDP did not run): equal to the bit is 0. A loss that is not finite is a
-gap, with a cross at the axis; a cell that failed, or that nobody ran, is named.
+gap, with a cross at the axis; a cell that failed, or was not run, is named.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind; and everything
 at the instant of the overall peak, with what the allocator has beyond the ledger on top, hatched. Each on the
 rank that needs most, of the newest launches. One panel for each set of cells that train the same thing; a cell that
-failed, or that nobody ran, is drawn as such.
+failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zerobench.results.tables import Results
 from zerobench.sizes import parse_bytes, show_bytes
 
 OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
-"""What no category of the ledger's is: the allocator's peak less the ledger's."""
+"""Part that is no category of the ledger's: the allocator's peak less the ledger's."""
 
 LEAST_OUTSIDE = 0.001
 """Of the peak: less is not drawn."""
@@ -85,7 +85,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
 
 
 def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
-    """What the allocator has at its peak beyond the ledger at its own: kernels, libraries, rounding."""
+    """Bytes of the allocator at its peak beyond the ledger at its own: kernels, libraries, rounding."""
     outside = cell.outside_ledger_bytes
     if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes:
         return 0.0

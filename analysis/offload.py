@@ -62,7 +62,7 @@ def parts_of(results: Results, cell: Any) -> dict[str, float]:
 
 
 def name_of(config: str) -> str:
-    """What a run's config, JSON, says of where things are: "offload=cpu fraction=0.5"."""
+    """Name of a run by where its states are, from its config, JSON: "offload=cpu fraction=0.5"."""
     section = json.loads(config).get("offload", {"name": "none"})
     parts = [f"offload={section['name']}"]
     parts += [f"fraction={section['fraction']:g}"] if section.get("fraction", 1) < 1 else []

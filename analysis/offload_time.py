@@ -1,4 +1,4 @@
-"""What it costs in time to have less of the model states on the device.
+"""Cost in time of having less of the model states on the device.
 
     python analysis/offload_time.py [RUNS ...] --out DIR
 

@@ -57,7 +57,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
-    """Whether no other cell is at least as good in both memory and throughput and better in one."""
+    """True where no other cell is at least as good in both memory and throughput and better in one."""
     peak, rate = cells["peak_bytes"].astype("float64"), cells["tokens_per_s"]
 
     def dominated(place: Any) -> bool:

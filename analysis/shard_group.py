@@ -4,7 +4,7 @@
 
 Left: most bytes of the model states on a rank; the black mark is the prediction. Right: volume of a step in ψ by
 collective: reduce-scatters and all-gathers go within a group, all-reduces between the replicas. A cell that failed, or
-that nobody ran, is drawn as such.
+was not run, is drawn as such.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The dot is the step of the slowest rank: the median over the steps of one launch with the interval of that median; or,
 of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
 says which. Bars are the phases' own medians, so they need not end at the dot. Where there are too few steps for an
-interval there is none. A cell that failed, or that nobody ran, is drawn as such.
+interval there is none. A cell that failed, or was not run, is drawn as such.
 
 A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler slows
 down: where nothing communicates, where computation hides communication, and where communication is exposed.
@@ -47,12 +47,12 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
 
 
 def is_traced(cells: Any) -> Any:
-    """Whether a cell, or each of some, has a traced pass to draw."""
+    """True where a cell, or each of some, has a traced pass to draw."""
     return pd.notna(cells.traced_step_s) & (cells.status == "ok")
 
 
 def caption(settings: Sequence[pd.DataFrame]) -> str:
-    """What the intervals are of."""
+    """Unit of the intervals."""
     cells = pd.concat(settings)
     cells = cells[cells["status"] == "ok"]
     several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]

@@ -17,7 +17,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GRAY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
 
 Fills = Mapping[str, tuple[str, str]]
-"""What a bar's part is called -> its color and hatch."""
+"""Name of a bar's part -> its color and hatch."""
 
 CATEGORIES: Fills = {
     "parameters": (BLUE, ""),

@@ -4,7 +4,7 @@
 
 The last measured step of the accounted pass, on the rank that needs most. That pass carries the instrument and is
 slower than the timed one: the milliseconds order the instants, they are no step time. One panel a cell, with one scale
-for cells that train the same thing; a cell that failed, or that nobody ran, is an empty panel that says so.
+for cells that train the same thing; a cell that failed, or was not run, is an empty panel that says so.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> None:
-    """What is alive stays so until the next instant."""
+    """Draws steps: what is alive stays so until the next instant."""
     ms = rows["seconds"].to_numpy() * MS
     low = 0 * ms
     for name, (color, hatch) in CATEGORIES.items():

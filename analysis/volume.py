@@ -3,7 +3,7 @@
     python analysis/volume.py [RUNS ...] --out DIR
 
 By the paper's convention: an all-reduce of ψ elements counts 2, a reduce-scatter or an all-gather 1. The black mark is
-the prediction. One panel for each set of cells that train the same thing; a cell that failed, or that nobody ran, is
+the prediction. One panel for each set of cells that train the same thing; a cell that failed, or was not run, is
 drawn as such.
 """
 

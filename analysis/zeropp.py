@@ -4,7 +4,7 @@
 
 Left: bytes a parameter that a node sends to other nodes, by what they are for, of the accounted pass; the black mark
 is the formula's. Right: each cell's loss less that of the first, by step, as a mean over the ranks and a running mean
-over 10 steps. A cell that failed, or that nobody ran, is drawn as such.
+over 10 steps. A cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def stages(root: Path) -> str:
 
 
 def memory_cap(root: Path) -> str:
-    """What each strategy does best under each limit."""
+    """The fastest way to train of each strategy under each limit."""
     searches = load(root / "memory_cap").searches.sort_values(["limit_bytes", "strategy"])
     lines = [
         "| limit a rank | strategy | micro-batch × accumulation | peak | tokens/s (95 % interval) |",
@@ -125,7 +125,7 @@ def offload(root: Path) -> str:
 
 
 def infinity(root: Path) -> str:
-    """What is where as the model grows, and what a step moves."""
+    """Bytes by tier as the model grows, and bytes that a step moves."""
     lines = [
         "| ψ | states on the device | host memory, peak | in files | read, both ranks | written, both "
         "| down, both | up, both |",
@@ -139,7 +139,7 @@ def infinity(root: Path) -> str:
 
 
 def delayed(root: Path) -> str:
-    """What the delayed update costs in loss."""
+    """Loss that the delayed update costs."""
     results, means = load(root / "delayed"), {}
     for run in summarize(results.runs).itertuples():
         last = losses(results, run).iloc[-50:]

@@ -48,7 +48,7 @@ def stage_bytes(root: Path) -> str:
 
 
 def stage_traffic(root: Path) -> str:
-    """What a step of each stage sends: phase, collective, elements."""
+    """Traffic of a step of each stage: phase, collective, elements."""
     return _traffic(load(root / "stages"))
 
 
@@ -66,7 +66,7 @@ def peer_bytes(root: Path) -> str:
 
 
 def peer_volume(root: Path) -> str:
-    """What a step of the peers and ours sends: the volume by collective, a ring's bytes, those that were sent."""
+    """Traffic of a step of the peers and ours: the volume by collective, a ring's bytes, those that were sent."""
     lines = [
         "| strategy | all-reduce | reduce-scatter | all-gather | other | volume ψ | a ring sends | sent | step ms |",
         "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",

@@ -66,7 +66,7 @@ def shard_group(root: Path) -> str:
 
 
 def zeropp(root: Path) -> str:
-    """What crosses between nodes, states, losses, by the parts of ZeRO++."""
+    """Bytes between nodes, states and losses, by the parts of ZeRO++."""
     lines = ["| zeropp | between nodes | formula | states | loss |", "| --- | --: | --: | --: | --: |"]
     results = load(root / "zeropp")
     for cell, config in cells_of(root / "zeropp"):
@@ -125,7 +125,7 @@ def buffers(root: Path) -> str:
 
 
 def tiling(root: Path) -> str:
-    """What is whole at once, by tiles."""
+    """Parameters that are whole at once, by tiles."""
     lines = [
         "| tiles | parameters at most | on its way at most | states | volume |",
         "| --: | --: | --: | --: | --: |",
@@ -138,7 +138,7 @@ def tiling(root: Path) -> str:
 
 
 def arena(root: Path) -> str:
-    """What a step asks for and keeps beyond the phase, and the peak, without slots and with them."""
+    """Allocations of a step that outlive their phase, and the peak, without slots and with them."""
     lines = [
         "| | `arena` | gradients, lasting | activations, lasting | all, lasting | all | peak |",
         "| --- | --- | --: | --: | --: | --: | --: |",

@@ -20,7 +20,7 @@ WAYS = {
 
 
 def offload_time(root: Path) -> str:
-    """What each place of the optimizer costs beside none."""
+    """Step time by where the optimizer is, beside all on the device."""
     results = load(root / "offload_time")
     cells = summarize(results.runs)
     base = cells.sort_values("states_bytes").iloc[-1]
@@ -42,7 +42,7 @@ def offload_time(root: Path) -> str:
 
 
 def disk(root: Path) -> str:
-    """What is reached of a disk, half of the bytes read and half written."""
+    """Throughput reached of a disk, half of the bytes read and half written."""
     found = load_disk_calibration(root.parent.parent / "calibration" / "disk")
     lines = ["| block × at once | | GiB/s | of raw (95 %) | CPU s/GiB |", "| --- | --- | --: | --: | --: |"]
     for rate in found.rates:

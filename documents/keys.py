@@ -85,7 +85,7 @@ def _sentence(line: str) -> str:
 
 def _elsewhere(group: str) -> str:
     names = OTHERS.get(group, Names())
-    said = [f"{who} {what}" for who, what in zip(("DeepSpeed", "torch", "transformers"), names, strict=True)]
+    said = [f"{system} {what}" for system, what in zip(("DeepSpeed", "torch", "transformers"), names, strict=True)]
     return f" Elsewhere: {'; '.join(one for one in said if not one.endswith('–'))}." if group in OTHERS else ""
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed, torch (DDP, FSDP2) and transformers call a key of ours.
+"""Names that DeepSpeed, torch (DDP, FSDP2) and transformers have for a key of ours.
 
 DeepSpeed's are keys of its JSON config, those without a dot of `zero_optimization` or the top level; transformers' are
 of TrainingArguments, with `fsdp_config` for keys inside of that. A dash: no such thing, or no such name.

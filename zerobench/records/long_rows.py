@@ -31,7 +31,7 @@ class StepRow:
     """Global 2-norm of the unscaled mean gradients before clipping, from the tensors themselves; in the accounted pass
     of every step, in the timed pass of the warm-up, in the traced pass of none; None for DeepSpeed."""
     loss_scale: float = 1.0
-    """What the step's losses were multiplied by; 1 without loss scaling."""
+    """Factor that the step's losses were multiplied by; 1 without loss scaling."""
     skipped: bool = False
     """True where gradients overflowed, and no rank updated its parameters."""
     communication_s: float | None = None
@@ -39,9 +39,9 @@ class StepRow:
     exposed_s: float | None = None
     """Traced pass only: the part of communication_s in which nothing is computed."""
     grad_squares: float | None = None
-    """What this rank adds to grad_norm²: the sum of the squares of the gradients that it holds."""
+    """Part of this rank in grad_norm²: the sum of the squares of the gradients that it holds."""
     clip_norm: float | None = None
-    """What clipping returned: the norm before, of the order that the key `clip_norm` says; None: no clipping."""
+    """Norm before clipping, of the order that the key `clip_norm` says, as clipping returned it; None: no clipping."""
 
 
 @dataclass
@@ -152,8 +152,8 @@ class TrafficRow:
     collective: str
     """The logical collective that the engine says they make up, or empty."""
     kind: str
-    """What the volume is counted under: all_reduce, reduce_scatter, all_gather or other; for what moves between tiers
-    down, up, read or write, whose bytes are payload alone: they are no traffic between ranks."""
+    """Kind under which the volume is counted: all_reduce, reduce_scatter, all_gather or other; for bytes between tiers
+    down, up, read or write, which are payload alone: they are no traffic between ranks."""
     unit: str
     """The engine's unit that they belong to, or empty."""
     dtype: str

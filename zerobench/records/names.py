@@ -11,11 +11,11 @@ CATEGORIES = (*STATES, "activations", "inputs", "temporary")
 """The ledger's categories: the parts of a total."""
 
 ALLOCATOR = ("allocated", "reserved", "outside_ledger", "fragmentation", "pinned", "device_used")
-"""What the allocator says of a phase, beside the ledger's categories in the memory table and part of no total; of a
+"""Figures of the allocator of a phase, beside the ledger's categories in the memory table and part of no total; of a
 CPU's the first and outside_ledger alone."""
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
-"""What the volume is split into: logical collectives where the engine names them, physical ones elsewhere."""
+"""Parts of the volume: logical collectives where the engine names them, physical ones elsewhere."""
 
 TIERS = ("device", "host", "nvme")
 """Where bytes lie. A table's figures are the device's where none is named."""

@@ -29,7 +29,7 @@ class RunRow(RunTimes):
     """True where the losses of all passes are equal to the bit, on every rank and step; None where there is one pass.
     """
     unexplained: str | None = None
-    """What of the accounted pass no prediction explains, in sentences; empty where there is nothing."""
+    """Sentences on figures of the accounted pass that no prediction explains; empty where all are explained."""
     training: str | None = None
     """Against a DDP run of the same training: equal, close, differs, reference for DDP itself, unchecked; None where
     it was not asked for, and in a simulated world, which trains nothing."""
@@ -45,7 +45,7 @@ class RunRow(RunTimes):
 
 @dataclass
 class SearchRow:
-    """What a search under a memory limit found for one strategy: the fastest run that fits, or that none does."""
+    """Result of a search under a memory limit for one strategy: the fastest run that fits, or that none does."""
 
     search_id: str
     """Hash of the setting that was searched."""
