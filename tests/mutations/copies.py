@@ -70,13 +70,15 @@ class Copy:
         finally:
             self._write(path, original)
 
-    def run(self, tests: list[str], timeout_s: float) -> Outcome:
+    def run(self, tests: list[str], timeout_s: float, until_one_fails: bool = False) -> Outcome:
         """Runs tests by their node ids."""
         report = self.root / "report.xml"
         report.unlink(missing_ok=True)
         begin = time.monotonic()
         try:
-            said = self._pytest(timeout_s, f"--junitxml={report}", "--tb=line", *tests)
+            said = self._pytest(
+                timeout_s, f"--junitxml={report}", "--tb=line", *(["-x"] if until_one_fails else []), *tests
+            )
         except TimeoutError:
             return Outcome(broken=f"nothing after {timeout_s:.0f} s", seconds=time.monotonic() - begin)
         outcome = read_report(report) if report.exists() else Outcome()

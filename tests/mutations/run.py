@@ -98,7 +98,7 @@ def stale(mutants: Iterable[Mutant], project: Path) -> list[Verdict]:
 
 def judge(copy: Copy, mutant: Mutant, timeout_s: float) -> Verdict:
     """Plants a fault and runs the tests that must fail."""
-    outcome = _with(copy, mutant, list(mutant.caught_by), timeout_s)
+    outcome = _with(copy, mutant, list(mutant.caught_by), timeout_s, until_one_fails=len(mutant.caught_by) == 1)
     if isinstance(outcome, Verdict):
         return outcome
     silent = [test for test in mutant.caught_by if not any(is_of(case, test) for case in outcome.failed)]
@@ -115,11 +115,13 @@ def search(copy: Copy, mutant: Mutant, tests: list[str], timeout_s: float) -> Ve
     return Verdict(mutant.name, KILLED if outcome.failed else SURVIVED, "\n".join(outcome.failed), outcome.seconds)
 
 
-def _with(copy: Copy, mutant: Mutant, tests: list[str], timeout_s: float) -> Outcome | Verdict:
+def _with(
+    copy: Copy, mutant: Mutant, tests: list[str], timeout_s: float, until_one_fails: bool = False
+) -> Outcome | Verdict:
     """Runs `tests` with the fault; returns a verdict at once where they cannot judge it."""
     try:
         with copy.planted(mutant):
-            outcome = copy.run(tests, timeout_s)
+            outcome = copy.run(tests, timeout_s, until_one_fails)
     except Stale as stale:
         return Verdict(mutant.name, STALE, str(stale))
     return Verdict(mutant.name, STALE, outcome.broken, outcome.seconds) if outcome.broken else outcome

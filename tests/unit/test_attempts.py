@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +65,16 @@ def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Pat
     made = [attempt(one, hour) for hour in (5, 6)]
     (tmp_path / made[0]).rename(tmp_path / ".away")
     assert split(attempt(one, 7)) == (split(made[0])[0], 3)
+
+
+def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
+    """JSON has no NaN, and other readers than Python's refuse it."""
+    one = cell("zero1", 2, results_dir=str(tmp_path))
+    made = tmp_path / attempt(one, 5, loss_first=math.nan, loss_last=-math.inf, step_s=0.5)
+    text = (made / "run.json").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert [json.loads(text)[name] for name in ("loss_first", "loss_last", "step_s")] == [None, None, 0.5]
 
 
 def test_moments_never_run_backward() -> None:

@@ -8,7 +8,7 @@ import torch
 import zerobench
 from tests.cells import cell
 from zerobench import models, registry
-from zerobench.data import Batches, default_text, read_text, text_hash
+from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
 from zerobench.predict import build as construction
 
 CPU = torch.device("cpu")
@@ -44,6 +44,13 @@ def test_ranks_together_see_what_one_rank_would(text: bool, world_size: int) -> 
         parts = [batches(text, rank, world_size).batch(step) for rank in range(world_size)]
         for place in (0, 1):
             assert torch.equal(torch.cat([part[place] for part in parts]), whole[place])
+
+
+def test_a_cells_ranks_have_their_own_parts() -> None:
+    config = cell("zero2", 2).config
+    mine, others = (build_batches(config, rank, CPU).batch(3)[0] for rank in range(2))
+    assert mine.shape == others.shape
+    assert not torch.equal(mine, others)
 
 
 def test_steps_and_seeds_differ_and_targets_follow() -> None:

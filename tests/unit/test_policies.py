@@ -65,7 +65,7 @@ def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:
 
 def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
     plain = config_of("zero2", 2)
-    assert not {"activation", "buffers", "arena"} & plain.keys()
+    assert not {"activation", "buffers", "arena", "draw_on", "deterministic"} & plain.keys()
     assert "tiles" not in plain["model"]
     assert activations.activation_policy(plain) == POLICIES["none"]
     assert activations.engine_options(plain) == {}

@@ -5,20 +5,13 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 BUDGET = "tests/unit/test_budget.py"
+CELLS = "tests/unit/test_cells.py"
 CLI = "tests/end_to_end/test_cli.py"
-COMPARISON = "tests/unit/test_comparison.py"
 COMPOSITION = "tests/unit/test_composition.py"
-FOLDERS = "tests/faults/test_folders.py"
 GROUPING = "tests/unit/test_grouping.py"
 HOSTILE_INPUT = "tests/end_to_end/test_hostile_input.py"
-JOIN = "tests/unit/test_join.py"
-MEASUREMENT = "tests/distributed/test_measurement.py"
 POLICIES = "tests/unit/test_policies.py"
-SEARCH = "tests/unit/test_search.py"
 SELECTION = "tests/unit/test_selection.py"
-TIERS = "tests/unit/test_tiers.py"
-TILING = "tests/unit/test_tiling.py"
-TRAINING_CHECK = "tests/distributed/test_training_check.py"
 TRAINING_CONFIG = "tests/unit/test_training_config.py"
 
 MUTANTS = (
@@ -28,10 +21,7 @@ MUTANTS = (
         "zerobench/config",
         "            if name not in elsewhere:\n",
         "            if name in elsewhere:\n",
-        (
-            CLI,
-            HOSTILE_INPUT,
-        ),
+        (f"{CLI}::test_a_users_own_experiment_with_a_mistake_is_one_sentence",),
     ),
     Mutant(
         "config-default-changes-the-cell",
@@ -40,10 +30,7 @@ MUTANTS = (
         "zerobench/config",
         "        if node[last] == choices[0]:\n            del node[last]",
         "        if node[last] is None:\n            del node[last]",
-        (
-            POLICIES,
-            TRAINING_CONFIG,
-        ),
+        (f"{POLICIES}::test_the_usual_is_not_named_so_that_cells_are_what_they_were",),
     ),
     Mutant(
         "config-usual-tiles-change-the-cell",
@@ -51,10 +38,7 @@ MUTANTS = (
         "zerobench/config",
         "        if plain[section].get(last) == usual:\n",
         "        if plain[section].get(last) is None:\n",
-        (
-            POLICIES,
-            TILING,
-        ),
+        (f"{POLICIES}::test_the_usual_is_not_named_so_that_cells_are_what_they_were",),
     ),
     Mutant(
         "config-limit-not-checked",
@@ -62,10 +46,7 @@ MUTANTS = (
         "zerobench/config",
         "        if least <= node <= most:\n",
         "        if node <= most:\n",
-        (
-            TRAINING_CONFIG,
-            COMPOSITION,
-        ),
+        (f"{TRAINING_CONFIG}::test_what_makes_no_sense_gets_a_sentence",),
     ),
     Mutant(
         "config-volatile-is-identity",
@@ -73,11 +54,7 @@ MUTANTS = (
         "zerobench/config",
         'VOLATILE = ("results_dir", "rerun",',
         'VOLATILE = ("rerun",',
-        (
-            SEARCH,
-            JOIN,
-            FOLDERS,
-        ),
+        (f"{CELLS}::test_where_it_goes_how_often_and_what_is_the_default_do_not",),
     ),
     Mutant(
         "config-seed-is-volatile",
@@ -85,10 +62,7 @@ MUTANTS = (
         "zerobench/config",
         'VOLATILE = ("results_dir", "rerun",',
         'VOLATILE = ("seed", "results_dir", "rerun",',
-        (
-            "tests/unit",
-            TRAINING_CHECK,
-        ),
+        (f"{CELLS}::test_what_is_measured_makes_another_cell",),
     ),
     Mutant(
         "config-local-is-work",
@@ -96,7 +70,7 @@ MUTANTS = (
         "zerobench/config",
         'LOCAL = ("threads", "nodes",',
         'LOCAL = ("nodes",',
-        (COMPARISON,),
+        (f"{CELLS}::test_threads_are_the_machines_and_no_other_work",),
     ),
     Mutant(
         "config-batch-not-divided",
@@ -104,10 +78,7 @@ MUTANTS = (
         "zerobench/config",
         "    elif batch is not None and batch % parts:\n",
         "    elif batch is not None and batch < 0:\n",
-        (
-            TRAINING_CONFIG,
-            CLI,
-        ),
+        (f"{CELLS}::test_a_batch_is_divided_by_ranks_and_micro_batches",),
     ),
     Mutant(
         "config-micro-batch-forgets-accumulation",
@@ -115,11 +86,7 @@ MUTANTS = (
         "zerobench/config",
         "micro if micro is not None else batch // parts if",
         "micro if micro is not None else batch // ranks if",
-        (
-            TRAINING_CONFIG,
-            SEARCH,
-            MEASUREMENT,
-        ),
+        (f"{CELLS}::test_a_batch_is_divided_by_ranks_and_micro_batches",),
     ),
     Mutant(
         "config-mode-overrides-the-user",
@@ -127,7 +94,7 @@ MUTANTS = (
         "zerobench/config",
         "for key, value in strategy.items() if value is None}",
         "for key, value in strategy.items() if key in chosen}",
-        (TRAINING_CONFIG,),
+        (f"{TRAINING_CONFIG}::test_a_mode_fills_in_what_is_left_open_and_nothing_else",),
     ),
     Mutant(
         "config-groups-need-not-divide",
@@ -135,10 +102,7 @@ MUTANTS = (
         "zerobench/config",
         "        elif size < least or ranks % size:\n",
         "        elif size < least:\n",
-        (
-            GROUPING,
-            COMPOSITION,
-        ),
+        (f"{GROUPING}::test_what_makes_no_sense_is_one_sentence",),
     ),
     Mutant(
         "config-part-of-zeropp-off",
@@ -146,10 +110,7 @@ MUTANTS = (
         "zerobench/config",
         "if on is True and not section[part]]",
         "if on is True and section[part] is None]",
-        (
-            GROUPING,
-            COMPOSITION,
-        ),
+        (f"{GROUPING}::test_what_makes_no_sense_is_one_sentence",),
     ),
     Mutant(
         "config-delayed-fp16",
@@ -157,10 +118,7 @@ MUTANTS = (
         "zerobench/config",
         'if section.get("delayed") and plain["precision"]["name"] == "fp16":',
         'if section.get("delayed") and plain["precision"]["name"] == "fp8":',
-        (
-            COMPOSITION,
-            TIERS,
-        ),
+        (f"{COMPOSITION}::test_what_makes_no_sense_is_refused_in_a_sentence_each_and_nothing_else",),
     ),
     Mutant(
         "config-swept-choices-only",
@@ -168,7 +126,7 @@ MUTANTS = (
         "zerobench/config",
         "        if any(len(values) > 1 for values in by_choice.values()):\n",
         "        if len(by_choice) > 1:\n",
-        (SELECTION,),
+        (f"{SELECTION}::test_every_swept_key_is_a_column",),
     ),
     Mutant(
         "config-brackets-any-depth",
@@ -176,7 +134,7 @@ MUTANTS = (
         "zerobench/config",
         "    if deepest > DEEPEST:\n",
         "    if deepest < 0:\n",
-        (HOSTILE_INPUT,),
+        (f"{HOSTILE_INPUT}::test_a_command_line_is_refused_in_a_sentence[words5-3000 brackets within one another]",),
     ),
     Mutant(
         "config-range-without-end",
@@ -192,7 +150,7 @@ MUTANTS = (
         "zerobench/config",
         "    if count > MOST_NODES:\n",
         "    if count < 0:\n",
-        (HOSTILE_INPUT,),
+        (f"{HOSTILE_INPUT}::test_a_budget_file_is_refused_in_a_sentence[a loop]",),
     ),
     Mutant(
         "config-twice-the-same-key",

@@ -7,10 +7,8 @@ from ..mutant import Mutant
 CODEC = "tests/unit/test_codec.py"
 COMM = "tests/distributed/test_comm.py"
 GROUPS = "tests/distributed/test_groups.py"
-LANES = "tests/distributed/test_lanes.py"
 OUT_OF_STEP = "tests/distributed/test_out_of_step.py"
-USAGE = "tests/distributed/test_usage.py"
-VENDORS_COLLECTIVES = "tests/distributed/test_vendors_collectives.py"
+SEALS = "tests/unit/test_seals.py"
 ZEROPP = "tests/distributed/test_zeropp.py"
 
 MUTANTS = (
@@ -34,9 +32,9 @@ MUTANTS = (
         "comm-last-rank-not-summed",
         "A reduction leaves out what the highest rank has sent.",
         "zerobench/zero/comm",
-        "so_far = self._add_next(so_far, total, is_last)",
-        "so_far = (self._take(is_last), total)[1]",
-        (COMM,),
+        "torch.add(so_far, arrived.place, out=total)",
+        "torch.add(so_far, 0, out=total)",
+        (f"{COMM}::test_collectives_put_the_same_bits_on_every_run",),
     ),
     Mutant(
         "comm-sum-by-ring-order",
@@ -52,7 +50,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "if is_last and self._check is not None:",
         "if is_last and self._check is None:",
-        (COMM,),
+        (f"{COMM}::test_a_missing_stamp_is_named",),
     ),
     Mutant(
         "comm-stamp-of-unit-alone",
@@ -60,7 +58,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "for n in (self.unit, self.step) for place in range(_DIGITS)",
         "for n in (self.unit, self.unit) for place in range(_DIGITS)",
-        (COMM,),
+        (f"{COMM}::test_digits_and_the_dtypes_that_hold_their_sums",),
     ),
     Mutant(
         "comm-seal-not-compared",
@@ -68,10 +66,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "if len(flags) > 1 and flags[0] >> 1 != (flags[-1] >> 1) ^ MASK:",
         "if len(flags) > 1 and flags[0] >> 1 < 0:",
-        (
-            USAGE,
-            VENDORS_COLLECTIVES,
-        ),
+        (f"{SEALS}::test_ranks_that_did_not_are_told",),
     ),
     Mutant(
         "comm-lost-tag",
@@ -79,7 +74,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         'return zlib.crc32(f"{kind} {unit} {size_bytes}".encode()) & 0x7FFFFFFF',
         'return zlib.crc32(f"{kind} {size_bytes}".encode()) & 0x7FFFFFFF',
-        (OUT_OF_STEP,),
+        (f"{OUT_OF_STEP}::test_groups_of_ranks_and_collectives_of_others_are_watched_too",),
     ),
     Mutant(
         "nodes-wrong-block",
@@ -87,7 +82,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "return full.narrow(0, self.nodes.within.rank * numel, numel)",
         "return full.narrow(0, 0 * numel, numel)",
-        (GROUPS,),
+        (f"{GROUPS}::test_collectives_in_nodes_and_in_replicas[6]",),
     ),
     Mutant(
         "replicas-not-summed",
@@ -95,7 +90,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "lambda: self._replicas.all_reduce(own, unit, stamp if self._is_end else None),",
         "lambda: Handle([]),",
-        (GROUPS,),
+        (f"{GROUPS}::test_collectives_in_nodes_and_in_replicas[6]",),
     ),
     Mutant(
         "nodes-check-first-stamp-twice",
@@ -103,10 +98,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "for comm in (self._below, self.nodes.within, self.nodes.between):",
         "for comm in (self._below, self.nodes.within, self.nodes.within):",
-        (
-            GROUPS,
-            LANES,
-        ),
+        (f"{GROUPS}::test_a_rank_that_is_elsewhere_is_heard_of_in_groups",),
     ),
     Mutant(
         "codec-scale-off",
@@ -138,7 +130,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "self._shard = None\n\n    def _block",
         "pass\n\n    def _block",
-        (ZEROPP,),
+        (f"{ZEROPP}::test_models_train_near_enough_and_all_ranks_alike",),
     ),
     Mutant(
         "qgz-own-row-lost",
@@ -146,6 +138,6 @@ MUTANTS = (
         "zerobench/zero/comm",
         "total = self._rows[own].float()\n",
         "total = torch.zeros_like(self._rows[own], dtype=torch.float32)\n",
-        (ZEROPP,),
+        (f"{ZEROPP}::test_every_element_is_within_the_bound",),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+BRANCHES = "tests/distributed/test_branches.py"
 ENGINE_OPTIONS = "tests/distributed/test_engine_options.py"
 FORWARDS = "tests/distributed/test_forwards.py"
 MEASUREMENT = "tests/distributed/test_measurement.py"
@@ -18,7 +19,7 @@ MUTANTS = (
         "zerobench/zero",
         "place, scale = self.full.narrow(0, piece.offset, piece.numel), 1 / self._comm.ranks",
         "place, scale = self.full.narrow(0, piece.offset, piece.numel), 1.0",
-        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+        (f"{PARITY}::test_optimizers_update_as_under_ddp[sgd]",),
     ),
     Mutant(
         "gradient-second-use-overwrites",
@@ -26,7 +27,7 @@ MUTANTS = (
         "zerobench/zero",
         "        if piece in self.filled:\n            place.add_(gradient, alpha=scale)",
         "        if piece is None:\n            place.add_(gradient, alpha=scale)",
-        (f"{PARITY}::test_accumulation",),
+        (f"{PARITY}::test_accumulation[True]",),
     ),
     Mutant(
         "gradient-unused-keeps-old",
@@ -34,7 +35,7 @@ MUTANTS = (
         "zerobench/zero",
         "                self.full.narrow(0, piece.offset, piece.numel).zero_()\n        for offset",
         "                pass\n        for offset",
-        (f"{PARITY}::test_models_train_as_under_ddp",),
+        (BRANCHES,),
     ),
     Mutant(
         "gradient-late-one-lost",
@@ -42,10 +43,7 @@ MUTANTS = (
         "zerobench/zero/stage1.py",
         "            if unit.gradients.filled and not unit.gradients.is_in_flight:",
         "            if unit.gradients.filled and not unit.gradients.is_in_flight and not unit.gradients.is_reduced:",
-        (
-            f"{PARITY}::test_groups_schedulers_and_two_forwards",
-            f"{PARITY}::test_models_train_as_under_ddp",
-        ),
+        (f"{PARITY}::test_groups_schedulers_and_two_forwards[2]",),
     ),
     Mutant(
         "gradient-waits-for-none",
@@ -53,7 +51,7 @@ MUTANTS = (
         "zerobench/zero/strategy.py",
         "            self.finish_reductions()\n            self.gradients.wait_all()",
         "            self.finish_reductions()",
-        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+        (f"{PARITY}::test_optimizers_update_as_under_ddp[sgd]",),
     ),
     Mutant(
         "gradient-tied-order",
@@ -61,7 +59,7 @@ MUTANTS = (
         "zerobench/zero/gradients",
         "            self._fill(unit.gradients, piece, flat)\n        return None",
         "            pass\n        return None",
-        (TIED,),
+        (f"{TIED}::test_tied_parameters_train_as_under_plain_torch",),
     ),
     Mutant(
         "no-sync-ignored",
@@ -69,7 +67,7 @@ MUTANTS = (
         "zerobench/zero",
         "before, self.gradients.synchronizing = self.gradients.synchronizing, False",
         "before, self.gradients.synchronizing = self.gradients.synchronizing, True",
-        (f"{MEASUREMENT}::test_accumulation_is_counted_and_changes_nothing_else",),
+        (f"{MEASUREMENT}::test_accumulation_is_counted_and_changes_nothing_else[zero2-2]",),
     ),
     Mutant(
         "stage1-sum-so-far-lost",
@@ -77,15 +75,17 @@ MUTANTS = (
         "zerobench/zero/stage1.py",
         "            self.shard.add_(self._carried)",
         "            pass",
-        (f"{PARITY}::test_accumulation",),
+        (f"{PARITY}::test_accumulation[False]",),
     ),
     Mutant(
         "stage1-bucket-never-sent",
         "Buckets that no gradient filled are not reduced, although other ranks wait for them.",
         "zerobench/zero/stage1.py",
         "        for unit in self.units[sent:]:\n            self.reduce(unit)",
-        "        for unit in self.units[sent:]:\n            if unit.gradients.is_full:\n                self.reduce(unit)",
-        (f"{PARITY}::test_models_train_as_under_ddp",),
+        "        for unit in self.units[sent:]:\n"
+        "            if unit.gradients.is_full:\n"
+        "                self.reduce(unit)",
+        (f"{PARITY}::test_models_train_as_under_ddp[tied recomputed unused rich-2]",),
     ),
     Mutant(
         "stage1-parameters-not-gathered",
@@ -93,7 +93,7 @@ MUTANTS = (
         "zerobench/zero/stage1.py",
         "        for unit in self.units:\n            self.gathers.launch(unit)",
         "        for unit in self.units[:-1]:\n            self.gathers.launch(unit)",
-        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+        (f"{PARITY}::test_optimizers_update_as_under_ddp[sgd]",),
     ),
     Mutant(
         "stage1-gather-not-waited-for",
@@ -101,10 +101,7 @@ MUTANTS = (
         "zerobench/zero/stage1.py",
         "    def settle(self) -> None:\n        self.gathers.wait_all()",
         "    def settle(self) -> None:\n        pass",
-        (
-            RACES,
-            f"{ENGINE_OPTIONS}::test_options_train_as_ddp_does",
-        ),
+        (f"{RACES}::test_overlapped_runs_equal_serialized_ones",),
     ),
     Mutant(
         "stage2-bucket-kept",
@@ -112,7 +109,7 @@ MUTANTS = (
         "zerobench/zero/stage2.py",
         "        self.release_full()\n        self.end_round()",
         "        self.end_round()",
-        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",),
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero2-words-2]",),
     ),
     Mutant(
         "stage2-second-micro-batch-replaces",
@@ -120,7 +117,7 @@ MUTANTS = (
         "zerobench/zero/gradients",
         "            self.shard.add_(mean)",
         "            self.shard.copy_(mean)",
-        (f"{PARITY}::test_accumulation",),
+        (f"{PARITY}::test_accumulation[False]",),
     ),
     Mutant(
         "stage2-shard-kept",
@@ -128,7 +125,7 @@ MUTANTS = (
         "zerobench/zero/stage2.py",
         "            self.release_full()\n            self.unit.heap.release(self.shard)",
         "            self.release_full()",
-        (f"{ENGINE_OPTIONS}::test_gradient_shards_have_memory_from_reduction_to_update",),
+        (f"{ENGINE_OPTIONS}::test_gradient_shards_have_memory_from_reduction_to_update[zero2]",),
     ),
     Mutant(
         "unit-wrong-slice",
@@ -136,7 +133,7 @@ MUTANTS = (
         "zerobench/zero/units",
         "return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)",
         "return full.narrow(0, 0 * self.layout.shard_numel, self.layout.shard_numel)",
-        (f"{PARITY}::test_optimizers_update_as_under_ddp",),
+        (f"{PARITY}::test_optimizers_update_as_under_ddp[sgd]",),
     ),
     Mutant(
         "unit-never-resharded",
@@ -144,7 +141,7 @@ MUTANTS = (
         "zerobench/zero/units",
         "        self.full_parameters.untyped_storage().resize_(0)\n        self.is_whole",
         "        self.is_whole",
-        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",),
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero3-words-2]",),
     ),
     Mutant(
         "unit-gathered-twice",
@@ -152,10 +149,7 @@ MUTANTS = (
         "zerobench/zero/units",
         "        if self.is_whole or self.gather is not None:\n            return",
         "        if self.is_whole:\n            return",
-        (
-            f"{PARITY}::test_optimizers_update_as_under_ddp",
-            f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",
-        ),
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero3-words-2]",),
     ),
     Mutant(
         "unit-read-before-it-is-there",
@@ -163,10 +157,7 @@ MUTANTS = (
         "zerobench/zero/units",
         "        self.gather.wait()\n        self.gather, self.is_whole = None, True",
         "        self.gather, self.is_whole = None, True",
-        (
-            f"{RACES}::test_overlapped_runs_equal_serialized_ones",
-            f"{PARITY}::test_optimizers_update_as_under_ddp",
-        ),
+        (f"{RACES}::test_overlapped_runs_equal_serialized_ones",),
     ),
     Mutant(
         "stage3-no-prefetch",
@@ -174,10 +165,7 @@ MUTANTS = (
         "zerobench/zero/stage3.py",
         "                following.launch_unshard()",
         "                pass",
-        (
-            f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas",
-            RACES,
-        ),
+        (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero3-words-2]",),
     ),
     Mutant(
         "stage3-kept-units-stale",
@@ -185,7 +173,7 @@ MUTANTS = (
         "zerobench/zero/units",
         "            self.comm.exact.all_gather(self.full_parameters, self.name).wait()",
         "            pass",
-        (f"{ENGINE_OPTIONS}::test_options_train_as_ddp_does",),
+        (f"{ENGINE_OPTIONS}::test_options_train_as_ddp_does[3]",),
     ),
     Mutant(
         "stage3-age-not-checked",

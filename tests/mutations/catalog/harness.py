@@ -5,15 +5,13 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 ATTEMPTS = "tests/unit/test_attempts.py"
+CLI = "tests/end_to_end/test_cli.py"
 DAMAGED_RUNS = "tests/faults/test_damaged_runs.py"
 DATA_AND_MODELS = "tests/unit/test_data_and_models.py"
 FOLDERS = "tests/faults/test_folders.py"
 JOB = "tests/unit/test_job.py"
 LAUNCH = "tests/faults/test_launch.py"
-MEMORY_LIMIT = "tests/end_to_end/test_memory_limit.py"
-OWN_DATA = "tests/unit/test_own_data.py"
 SELECTION = "tests/unit/test_selection.py"
-STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
 SWEEPS = "tests/end_to_end/test_sweeps.py"
 TABLE_CACHE = "tests/unit/test_table_cache.py"
 
@@ -24,7 +22,7 @@ MUTANTS = (
         "zerobench/launch",
         "if code is not None and code < 0:",
         "if code is not None and code > 0:",
-        (LAUNCH,),
+        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
     ),
     Mutant(
         "launch-orphans",
@@ -32,7 +30,7 @@ MUTANTS = (
         "zerobench/launch",
         "        wait([parent.sentinel])\n        os._exit(1)",
         "        wait([parent.sentinel])",
-        (LAUNCH,),
+        (f"{LAUNCH}::test_ranks_die_with_a_parent_that_is_killed",),
     ),
     Mutant(
         "launch-waits-for-the-others",
@@ -40,7 +38,7 @@ MUTANTS = (
         "zerobench/launch",
         "if any(rank.error for rank in ranks):",
         "if all(rank.error for rank in ranks):",
-        (LAUNCH,),
+        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
     ),
     Mutant(
         "launch-blames-the-victim",
@@ -48,7 +46,7 @@ MUTANTS = (
         "zerobench/launch",
         "key=lambda f: (f.status == STOPPED, _lost_a_peer(f),",
         "key=lambda f: (f.status == STOPPED, not _lost_a_peer(f),",
-        (LAUNCH,),
+        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
     ),
     Mutant(
         "launch-no-stacks",
@@ -56,7 +54,7 @@ MUTANTS = (
         "zerobench/launch",
         "os.kill(rank.process.pid, signal.SIGUSR1)",
         "os.kill(rank.process.pid, 0)",
-        (LAUNCH,),
+        (f"{LAUNCH}::test_a_hang_is_a_timeout_with_stacks_in_the_log",),
     ),
     Mutant(
         "launch-out-of-memory-is-a-crash",
@@ -64,10 +62,7 @@ MUTANTS = (
         "zerobench/launch",
         'return ("oom" if out_of_memory else "crash"), "; ".join(words)',
         'return "crash", "; ".join(words)',
-        (
-            LAUNCH,
-            MEMORY_LIMIT,
-        ),
+        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
     ),
     Mutant(
         "sweep-failed-is-reused",
@@ -75,7 +70,7 @@ MUTANTS = (
         "zerobench/sweep",
         'if one[1]["status"] in statuses and one[1]["repeat"] == repeat]',
         'if one[1]["status"] and one[1]["repeat"] == repeat]',
-        (SWEEPS,),
+        (f"{SWEEPS}::test_a_failed_cell_runs_again_and_the_verbs_look_after_what_is_left",),
     ),
     Mutant(
         "sweep-finished-is-run-again",
@@ -83,10 +78,7 @@ MUTANTS = (
         "zerobench/sweep",
         "found = find_reusable(cell, repeat, statuses)",
         "found = None",
-        (
-            FOLDERS,
-            SWEEPS,
-        ),
+        (f"{CLI}::test_a_sweep_becomes_rows_files_and_a_table_and_is_reused",),
     ),
     Mutant(
         "sweep-failed-is-repeated",
@@ -94,7 +86,7 @@ MUTANTS = (
         "zerobench/sweep",
         "            if id(launch.cell) in spoilt:\n",
         "            if id(launch) in spoilt:\n",
-        (SWEEPS,),
+        (f"{SWEEPS}::test_repeats_are_rounds_and_a_failed_cell_is_not_repeated",),
     ),
     Mutant(
         "sweep-repeats-in-blocks",
@@ -104,7 +96,7 @@ MUTANTS = (
         "        for name, cell, wanted in zip(names, cells, repeats, strict=True):\n",
         "    for name, cell, wanted in zip(names, cells, repeats, strict=True):\n"
         "        for repeat in range(max(repeats, default=0)):\n",
-        (SWEEPS,),
+        (f"{SWEEPS}::test_repeats_are_rounds_and_a_failed_cell_is_not_repeated",),
     ),
     Mutant(
         "sweep-lock-not-held",
@@ -112,7 +104,7 @@ MUTANTS = (
         "zerobench/results",
         "while not _try_lock(file, place):",
         "while _try_lock(file, place) is None:",
-        (FOLDERS,),
+        (f"{FOLDERS}::test_two_sweeps_do_not_measure_one_launch_twice",),
     ),
     Mutant(
         "results-nan-in-json",
@@ -120,10 +112,7 @@ MUTANTS = (
         "zerobench/results",
         '(aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))',
         '(aside / "run.json").write_text(json.dumps(asdict(row), indent=1))',
-        (
-            "tests/unit",
-            DAMAGED_RUNS,
-        ),
+        (ATTEMPTS,),
     ),
     Mutant(
         "results-partial-is-read",
@@ -131,10 +120,7 @@ MUTANTS = (
         "zerobench/results",
         '    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())',
         '    return sorted(p for p in where.iterdir() if (p / "run.json").is_file())',
-        (
-            STATUS_SHOW_PRUNE,
-            DAMAGED_RUNS,
-        ),
+        (f"{DAMAGED_RUNS}::test_each_is_left_out_with_a_sentence",),
     ),
     Mutant(
         "results-clock-decides",
@@ -166,10 +152,7 @@ MUTANTS = (
         "zerobench/results",
         "* (version > SCHEMA_VERSION)",
         "* (version < 0)",
-        (
-            DAMAGED_RUNS,
-            STATUS_SHOW_PRUNE,
-        ),
+        (f"{DAMAGED_RUNS}::test_each_is_left_out_with_a_sentence",),
     ),
     Mutant(
         "results-stale-cache",
@@ -201,9 +184,6 @@ MUTANTS = (
         "zerobench/data.py",
         'config["sequence"], config["micro_batch"], config["accumulation"], rank,',
         'config["sequence"], config["micro_batch"], config["accumulation"], 0,',
-        (
-            DATA_AND_MODELS,
-            OWN_DATA,
-        ),
+        (DATA_AND_MODELS,),
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 CHECKPOINT = "tests/distributed/test_checkpoint.py"
+CHECKPOINT_PLAN = "tests/unit/test_checkpoint_plan.py"
 FAULTS_CHECKPOINT = "tests/faults/test_checkpoint.py"
-UNIT_CHECKPOINT = "tests/unit/test_checkpoint.py"
 WEIGHTS = "tests/unit/test_weights.py"
 
 MUTANTS = (
@@ -16,7 +16,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "file.seek(place.offset + item.storage_offsets[0] * dtype.itemsize)",
         "file.seek(place.offset)",
-        (CHECKPOINT,),
+        (f"{CHECKPOINT}::test_any_stage_and_n_loads_what_any_other_saved",),
     ),
     Mutant(
         "checkpoint-offset-off-by-one",
@@ -32,7 +32,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if sum(item.lengths[0] for item in found) != sum(chunk.numel() for chunk in flat.chunks.values()):",
         "if sum(item.lengths[0] for item in found) > sum(chunk.numel() for chunk in flat.chunks.values()):",
-        (UNIT_CHECKPOINT,),
+        (f"{CHECKPOINT_PLAN}::test_elements_that_were_not_saved_are_missed",),
     ),
     Mutant(
         "checkpoint-index-first",
@@ -40,7 +40,8 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "        for name in new:\n            os.rename(self._partial / name, self.path / name)\n",
         "        shutil.copy(self._partial / INDEX, self.path / INDEX)\n"
-        "        for name in new:\n            os.rename(self._partial / name, self.path / name)\n",
+        "        for name in new:\n"
+        "            os.rename(self._partial / name, self.path / name)\n",
         (f"{FAULTS_CHECKPOINT}::test_a_killed_save_leaves_the_last_good_one",),
     ),
     Mutant(
@@ -67,7 +68,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if _digest_of_file(folder / file.name) != file.sha256:",
         "if not _digest_of_file(folder / file.name):",
-        (FAULTS_CHECKPOINT,),
+        (f"{FAULTS_CHECKPOINT}::test_a_damaged_checkpoint_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "checkpoint-index-digest-not-checked",
@@ -75,7 +76,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if digest != _digest(contents):",
         "if not _digest(contents):",
-        (FAULTS_CHECKPOINT,),
+        (f"{FAULTS_CHECKPOINT}::test_a_damaged_checkpoint_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "checkpoint-overlap-allowed",
@@ -83,7 +84,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "_require(begin == end, f",
         "_require(begin <= end, f",
-        (FAULTS_CHECKPOINT,),
+        (f"{FAULTS_CHECKPOINT}::test_a_forged_index_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "checkpoint-link-followed",
@@ -91,7 +92,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if (folder / name).resolve().parent != folder.resolve():",
         "if not (folder / name).resolve():",
-        (FAULTS_CHECKPOINT,),
+        (f"{FAULTS_CHECKPOINT}::test_a_damaged_checkpoint_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "weights-pickle-opened",

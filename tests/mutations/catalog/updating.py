@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+BRANCHES = "tests/distributed/test_branches.py"
 LINKS = "tests/distributed/test_links.py"
 OFFLOAD = "tests/distributed/test_offload.py"
-PARITY = "tests/distributed/test_parity.py"
-SCENARIOS = "tests/distributed/test_scenarios.py"
 TIERS = "tests/distributed/test_tiers.py"
 TRAINING_CHECK = "tests/distributed/test_training_check.py"
 
@@ -18,7 +17,7 @@ MUTANTS = (
         "zerobench/zero/optim",
         "            segment.used = segment.segment.parameter in self.used",
         "            segment.used = True",
-        (f"{PARITY}::test_models_train_as_under_ddp",),
+        (BRANCHES,),
     ),
     Mutant(
         "update-used-here-alone",
@@ -26,10 +25,7 @@ MUTANTS = (
         "zerobench/zero/optim",
         "            self.used = {i for i, flag in enumerate(flags) if flag}",
         "            pass",
-        (
-            SCENARIOS,
-            f"{PARITY}::test_models_train_as_under_ddp",
-        ),
+        (BRANCHES,),
     ),
     Mutant(
         "clip-by-local-norm",

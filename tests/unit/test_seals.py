@@ -1,0 +1,47 @@
+"""Seals: ranks that have launched other collectives than one another hear of it in their next agreement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zerobench.zero.comm.base import Comm
+from zerobench.zero.comm.checked_later import Sealed
+
+FLAGS = [1, 0, 0, 1, 0]
+GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
+
+
+def agree(ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("step", "step")) -> list[list[int]]:
+    """What each rank makes of the maximum of all flags, after the collectives that it has launched."""
+    comms = [Sealed(Comm(), {}) for _ in ranks]
+    sealed = []
+    for comm, launched, what in zip(comms, ranks, asks, strict=True):
+        for kind, unit in launched:
+            comm.count(kind, unit)
+        flags = torch.tensor(FLAGS, dtype=torch.int32)
+        comm.seal(flags, what)
+        sealed.append(flags)
+    most = torch.stack(sealed).amax(0)
+    return [comm.unseal(most.tolist(), what) for comm, what in zip(comms, asks, strict=True)]
+
+
+def test_ranks_that_launched_the_same_agree() -> None:
+    assert agree([GATHERS, GATHERS]) == [FLAGS, FLAGS]
+    assert agree([GATHERS, GATHERS[::-1]]) == [FLAGS, FLAGS]  # their order is the stamps' business
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(GATHERS[0],), (GATHERS[0], GATHERS[0]), (GATHERS[0], ("reduction", "bucket 1")), (*GATHERS, GATHERS[1])],
+    ids=["fewer", "another unit", "another kind", "more"],
+)
+def test_ranks_that_did_not_are_told(other: tuple[tuple[str, str], ...]) -> None:
+    for ranks in ([GATHERS, other], [other, GATHERS]):
+        with pytest.raises(RuntimeError, match="the ranks"):
+            agree(ranks)
+
+
+def test_ranks_that_ask_for_different_things_are_told() -> None:
+    with pytest.raises(RuntimeError, match="the ranks"):
+        agree([GATHERS, GATHERS], ("step", "clip_grad_norm_"))
