@@ -7,7 +7,7 @@ default and a type among int, float, str and bool, or one of these or None. Some
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
@@ -15,6 +15,61 @@ from typing import Any, get_type_hints
 Builder = Callable[..., Any]
 
 TYPES = (int, float, str, bool)
+
+
+def check_name(function: str, name: str, build: Builder) -> None:
+    """Raises ValueError, for a call of `function`, where `name` is no name or `build` no builder."""
+    if not name.isidentifier():
+        raise ValueError(f"{function}: {name!r} is no usable name; use letters, digits and _")
+    if not callable(build):
+        raise ValueError(f"{function}: {name} needs a function that builds it, not {build!r}")
+
+
+def check_leading(function: str, name: str, build: Builder, leading: int) -> list[inspect.Parameter]:
+    """A builder's parameters after the `leading` positional ones. Raises ValueError where it does not take so many."""
+    parameters = list(inspect.signature(build).parameters.values())
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < leading:
+        raise ValueError(f"{function}: {name}'s builder must be build(model, optimizer, ...), with options after these")
+    return parameters[leading:]
+
+
+def options_of(
+    function: str, name: str, build: Builder, filled: Sequence[str] = (), shown: Sequence[str] = (),
+    identity: str = "name", base: type = object, leading: int = 0,
+) -> type:  # fmt: skip
+    """A dataclass, below `base`, of the options of a builder that was registered by `function`, and the key `identity`.
+
+    `leading`: positional parameters that the harness gives; for the rest see Registry. Raises ValueError for a
+    parameter that can be no option.
+    """
+    hints = get_type_hints(build.__init__ if inspect.isclass(build) else build)
+    parameters = check_leading(function, name, build, leading)
+    fields: list[Any] = [(identity, str, field(default=name))]
+    for parameter in parameters:
+        kind = hints.get(parameter.name, type(parameter.default))
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ValueError(f"{function}: {name}'s parameter {parameter.name} cannot be given by name")
+        if parameter.name in filled:
+            if parameter.name in shown:
+                fields.append((parameter.name, int | None, field(default=None)))
+        elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
+            raise ValueError(
+                f"{function}: {name}'s parameter {parameter.name} needs a default and a type among"
+                " int, float, str, bool (or one of these | None)"
+            )
+        else:
+            fields.append((parameter.name, kind, field(default=parameter.default)))
+    return make_dataclass(f"{name}_options", fields, bases=(base,))
+
+
+def source_of(build: Builder) -> bytes:
+    """The file that defines a builder; nothing where there is none."""
+    where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
+    if where is None:
+        return b""
+    with open(where, "rb") as file:
+        return file.read()
 
 
 @dataclass
@@ -34,10 +89,7 @@ class Registry:
 
     def register(self, name: str, build: Builder) -> None:
         """Takes `build` under `name`. Raises ValueError for a name or a parameter that cannot be used."""
-        if not name.isidentifier():
-            raise ValueError(f"{self.function}: {name!r} is no usable name; use letters, digits and _")
-        if not callable(build):
-            raise ValueError(f"{self.function}: {name} needs a function that builds it, not {build!r}")
+        check_name(self.function, name, build)
         if name in self.own or self.builders.get(name, build) is not build:
             raise ValueError(f"{self.function}: the name {name!r} is taken")
         self.schema_of(name, build)
@@ -52,23 +104,7 @@ class Registry:
 
     def schema_of(self, name: str, build: Builder, base: type = object) -> type:
         """A dataclass, below `base`, of the builder's options and the key that identifies it."""
-        hints = get_type_hints(build)
-        fields: list[Any] = [(self.identity, str, field(default=name))]
-        for parameter in inspect.signature(build).parameters.values():
-            kind = hints.get(parameter.name, type(parameter.default))
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise ValueError(f"{self.function}: {name}'s parameter {parameter.name} cannot be given by name")
-            if parameter.name in self.filled:
-                if parameter.name in self.shown:
-                    fields.append((parameter.name, int | None, field(default=None)))
-            elif parameter.default is parameter.empty or kind not in (*TYPES, *(one | None for one in TYPES)):
-                raise ValueError(
-                    f"{self.function}: {name}'s parameter {parameter.name} needs a default and a type among"
-                    " int, float, str, bool (or one of these | None)"
-                )
-            else:
-                fields.append((parameter.name, kind, field(default=parameter.default)))
-        return make_dataclass(f"{name}_options", fields, bases=(base,))
+        return options_of(self.function, name, build, self.filled, self.shown, self.identity, base)
 
     def takes(self, name: str, parameter: str) -> bool:
         """Whether the builder of that name has such a parameter."""
@@ -76,11 +112,7 @@ class Registry:
 
     def source_of(self, name: str) -> bytes:
         """The file that defines the builder of that name; nothing where there is none."""
-        where = inspect.getsourcefile(self.all()[name]) if name in self.all() else None
-        if where is None:
-            return b""
-        with open(where, "rb") as file:
-            return file.read()
+        return source_of(self.all()[name]) if name in self.all() else b""
 
 
 MODELS = Registry(

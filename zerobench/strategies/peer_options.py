@@ -1,6 +1,6 @@
-"""The peers: their schemas, what each of them needs installed, and what `strategy.tuned` stands for in each.
+"""The options of the peers as dataclasses, and what `strategy.tuned` stands for in each.
 
-A field of a peer's schema that is null follows `tuned`: it gets the peer's own default, or what serves this harness's
+A field of a peer's options that is null follows `tuned`: it gets the peer's own default, or what serves this harness's
 models (10 to 100 million parameters, CPU or one node) best. The filled-in values are part of the resolved config, so
 a row says what was tuned.
 """
@@ -8,28 +8,13 @@ a row says what was tuned.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any
 
-from omegaconf import MISSING
-
-MIB = 2**20
+from .options import MIB, StrategyOptions
+from .spec import Tuning
 
 
 @dataclass
-class Strategy:
-    """How data-parallel ranks share the model states: the base of every strategy's schema, of ours in config/schema.py.
-
-    `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
-    are kept on every rank (no_sync), or every one, into the shard where gradients are shared. DeepSpeed has its own
-    mind: its stage 1 reduces the last, its stages 2 and 3 every one.
-    """
-
-    name: str = MISSING
-
-
-@dataclass
-class Fsdp2(Strategy):
+class Fsdp2(StrategyOptions):
     """torch's fully_shard on the units of our stage 3, which are gathered again in backward. In bf16 the shards stay
     fp32 and are the master weights; `precision.wire_dtype` (bf16 or fp32) is what gradients are reduced in.
     """
@@ -50,7 +35,7 @@ class Fsdp2NoReshard(Fsdp2):
 
 
 @dataclass
-class ZeroRedundancy(Strategy):
+class ZeroRedundancy(StrategyOptions):
     """torch's ZeroRedundancyOptimizer over DistributedDataParallel."""
 
     name: str = "zero_redundancy"
@@ -62,7 +47,7 @@ class ZeroRedundancy(Strategy):
 
 
 @dataclass
-class DeepspeedZero1(Strategy):
+class DeepspeedZero1(StrategyOptions):
     """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
 
     name: str = "deepspeed_zero1"
@@ -80,7 +65,7 @@ class DeepspeedZero2(DeepspeedZero1):
 
 
 @dataclass
-class DeepspeedZero3(Strategy):
+class DeepspeedZero3(StrategyOptions):
     """DeepSpeed's ZeRO-3."""
 
     name: str = "deepspeed_zero3"
@@ -93,12 +78,7 @@ class DeepspeedZero3(Strategy):
     overlap_comm: bool | None = None
 
 
-PEERS: dict[str, type] = {
-    schema.name: schema
-    for schema in (Fsdp2, Fsdp2NoReshard, ZeroRedundancy, DeepspeedZero1, DeepspeedZero2, DeepspeedZero3)
-}
-
-_FSDP2 = {
+FSDP2: Tuning = {
     # units gathered ahead by name, in either direction; 0: FSDP2's implicit order, one ahead in backward alone
     "prefetch": (0, 1),
     # without CUDA's streams a gather blocks unless it is asked to be asynchronous
@@ -106,14 +86,14 @@ _FSDP2 = {
     # gradients are summed and then divided, rather than averaged on the way
     "sum_gradients": (False, True),
 }
-_DEEPSPEED_12 = {
+DEEPSPEED_12: Tuning = {
     "reduce_bucket_numel": (500_000_000, 25 * MIB // 4),
     # one all-reduce for a bucket of several owners, of which each keeps its slice; false: a reduce to each owner, which
     # is 2ψ in place of 3ψ, the least memory, and on gloo as fast
     "multi_rank_allreduce": (True, False),
     "overlap_comm": (False, False),  # a second bucket, and without CUDA's streams nothing gained
 }
-_DEEPSPEED_3 = {
+DEEPSPEED_3: Tuning = {
     "reduce_bucket_numel": (500_000_000, 25 * MIB // 4),
     # all three have to be small for parameters to be given back at all in a model below a billion
     "prefetch_numel": (50_000_000, 0),
@@ -123,39 +103,7 @@ _DEEPSPEED_3 = {
     "overlap_comm": (True, True),
 }
 
-TUNING: dict[str, dict[str, tuple[Any, Any]]] = {
-    "fsdp2": _FSDP2,
-    "fsdp2_no_reshard": _FSDP2,
-    "zero_redundancy": {
-        "gradient_as_bucket_view": (False, True),
-        "parameters_as_bucket_view": (False, True),
-    },
-    "deepspeed_zero1": _DEEPSPEED_12,
-    "deepspeed_zero2": _DEEPSPEED_12,
-    "deepspeed_zero3": _DEEPSPEED_3,
+ZERO_REDUNDANCY: Tuning = {
+    "gradient_as_bucket_view": (False, True),
+    "parameters_as_bucket_view": (False, True),
 }
-"""Peer -> field -> (its own default, tuned)."""
-
-NEEDS = {name: "deepspeed" for name in TUNING if name.startswith("deepspeed")}
-"""Strategy -> the module that must be there beside torch."""
-
-INSTALL = "DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
-
-
-def tuned(strategy: dict[str, Any]) -> dict[str, Any]:
-    """The section of a strategy with every null that follows `tuned` filled in; ours as it is."""
-    choices = TUNING.get(strategy["name"], {})
-    filled = {key: pair[bool(strategy["tuned"])] for key, pair in choices.items() if strategy[key] is None}
-    return {**strategy, **filled}
-
-
-def problems_of(plain: dict[str, Any]) -> list[str]:
-    """Sentences where what the strategy of a resolved config needs is not installed, or it cannot do what is asked."""
-    strategy, problems = plain["strategy"]["name"], []
-    module = NEEDS.get(strategy)
-    if module is not None and find_spec(module) is None:
-        words = f"needs {module}, which is not installed; it is the extra `peers`: {INSTALL}"
-        problems.append(f"strategy={strategy}: {words}")
-    if module is not None and plain["clip"] is not None:
-        problems.append(f"clip={plain['clip']:g}: strategy={strategy} clips inside its own step, unseen; leave it out")
-    return problems

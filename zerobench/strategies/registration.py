@@ -1,0 +1,128 @@
+"""Rows of the table of strategies: how one is added, and how it is found. Ours and users' come by the same call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from ..registry import TYPES, check_leading, check_name, options_of, source_of
+from .options import StrategyOptions
+from .spec import Build, Composition, Look, StrategySpec
+
+FUNCTION, PACKAGES = "register_strategy", "zerobench.strategies"
+"""The name in error messages, and the entry points by which installed packages offer builders."""
+
+FILLED = (
+    "tile_bytes", "gradient_dtype", "wire_dtype", "loss_scaling", "param_dtype", "reduce_dtype", "node_size",
+    "shard_group", "zeropp", "offload", "arena", "initial_device",
+)  # fmt: skip
+"""Parameters of a builder that are no options of the strategy: the run fills them in from its other sections."""
+
+COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#F0E442")
+MARKERS = ("P", "*", "d", "8", "H", "1", "x")
+"""Looks of rows that have none of their own, in turn."""
+
+_SPECS: dict[str, StrategySpec] = {}
+
+
+def register_strategy(
+    name: str, build: Build, *, options: type | None = None, theory: Any = None, label: str = "",
+    color: str | None = None, composes: Composition = Composition(), **row: Any,
+) -> None:  # fmt: skip
+    """Makes `strategy=name` train under the engine that `build(model, optimizer, **options)` returns.
+
+    The engine: `engine(*inputs)` returns the loss, then come `backward(loss)`, `step()` and `zero_grad()`; the rest of
+    strategies/engine.py it may leave out. `options`: a dataclass whose fields are the keys `strategy.FIELD` and keyword
+    arguments of `build`; without one the keyword parameters of `build` are the options. Either way each has a default
+    and a type among int, float, str and bool, or one of these | None.
+
+    `theory`: None, and predicted columns are empty, or a row of zerobench.theory. `label`, `color`: in figures.
+    `composes`: what else of a config the engine honors. `row`: other fields of StrategySpec (strategies/spec.py).
+
+    Raises ValueError for a name that is taken, a builder or options that cannot be used. Call it at the top level of a
+    script: rank processes import the script to know the strategy.
+    """
+    check_name(FUNCTION, name, build)
+    if name in _SPECS and _SPECS[name].build is not build:
+        raise ValueError(f"{FUNCTION}: the name {name!r} is taken")
+    if unknown := row.keys() - {one.name for one in fields(StrategySpec)}:
+        raise ValueError(f"{FUNCTION}: {name}: {sorted(unknown)[0]} is no field of StrategySpec")
+    schema = _schema_of(name, build, options)
+    place = len(_SPECS)
+    usual = Look(color or COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)], (0, (5, 1, 1, 1, 1, 1)))
+    row = {"look": usual, **row}
+    _SPECS[name] = StrategySpec(name, build, schema, label=label or name, theory=theory, composes=composes, **row)
+
+
+def specs() -> Mapping[str, StrategySpec]:
+    """The table: name -> row, ours first, then those of users' scripts and of installed packages."""
+    for point in entry_points(group=PACKAGES):
+        if point.name not in _SPECS:
+            register_strategy(point.name, point.load())
+    return _SPECS
+
+
+def find(name: str) -> StrategySpec | None:
+    """The row of that name; None for a run of a strategy that the script of another user registers."""
+    return _SPECS.get(name) or specs().get(name)
+
+
+def spec_of(name: str) -> StrategySpec:
+    """The row of that name. Raises ValueError where there is none."""
+    found = find(name)
+    if found is None:
+        raise ValueError(f"strategy={name}: it is none of {', '.join(specs())}; run the script that registers it")
+    return found
+
+
+def reference() -> StrategySpec:
+    """The row that other strategies' training is held against."""
+    return next(spec for spec in _SPECS.values() if spec.reference is not None)
+
+
+def names_with(feature: str) -> tuple[str, ...]:
+    """The strategies that compose with `feature`, a field of Composition."""
+    return tuple(name for name, spec in specs().items() if getattr(spec.composes, feature))
+
+
+def user_source(name: str) -> bytes:
+    """The file that defines the builder of a user's strategy; nothing of ours, which is in the package's hash."""
+    found = find(name)
+    return source_of(found.build) if found is not None and found.of_user else b""
+
+
+def _schema_of(name: str, build: Build, options: type | None) -> type:
+    """A dataclass below StrategyOptions of the keys that a strategy has, `name` among them."""
+    if options is None:
+        return options_of(FUNCTION, name, build, leading=2, filled=FILLED, base=StrategyOptions, identity="name")
+    if not (isinstance(options, type) and is_dataclass(options)):
+        raise ValueError(f"{FUNCTION}: {name}: options must be a dataclass, not {options!r}")
+    if issubclass(options, StrategyOptions):
+        return options
+    check_leading(FUNCTION, name, build, 2)
+    hints = get_type_hints(options)
+    kept: list[Any] = [("name", str, field(default=name))]
+    for one in fields(options):
+        kept.append((one.name, hints[one.name], field(default=_default_of(name, one, hints[one.name]))))
+        _check_taken(name, build, one.name)
+    schema = make_dataclass(f"{name}_options", kept, bases=(StrategyOptions,))
+    schema.__doc__ = inspect.getdoc(options)
+    return schema
+
+
+def _default_of(name: str, one: Field[Any], kind: Any) -> Any:
+    if one.default is MISSING or kind not in (*TYPES, *(kind | None for kind in TYPES)):
+        raise ValueError(
+            f"{FUNCTION}: {name}'s option {one.name} needs a default and a type among int, float, str, bool (or one of"
+            " these | None)"
+        )
+    return one.default
+
+
+def _check_taken(name: str, build: Build, option: str) -> None:
+    parameters = inspect.signature(build).parameters
+    if option not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        raise ValueError(f"{FUNCTION}: {name}'s builder takes no parameter {option}, which is one of its options")

@@ -1,0 +1,103 @@
+"""One row of the table of strategies: all there is to know of one, so that nothing else lists them by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+Build = Callable[..., Any]
+"""`build(model, optimizer, **options)` returns an engine (engine.py). It imports what it needs when it is called."""
+
+Tuning = Mapping[str, tuple[Any, Any]]
+"""Option -> (the peer's own default, what `strategy.tuned` makes of it); for options that are null."""
+
+Half = Literal["masters", "casts"] | None
+"""How precision=bf16 is had: the engine keeps fp32 masters of a bf16 model, or casts an fp32 model as it gathers."""
+
+
+class Look(NamedTuple):
+    """Points and lines of a strategy in figures, in matplotlib's words."""
+
+    color: str
+    marker: str
+    line: str | tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a strategy composes with. Policies of activations treat the model, and compose with every strategy."""
+
+    offload: tuple[str, ...] = ()
+    """Model states that may leave the device: among optimizer, gradients and parameters."""
+    groups: bool = False
+    """Collectives in groups of ranks: node_size and shard_group."""
+    zeropp: bool = False
+    fused_buffers: bool = False
+    arena: bool = False
+    clip: bool = True
+    simulated: bool = False
+    """One rank alone, in a process group that sends nothing."""
+
+
+@dataclass(frozen=True)
+class StrategySpec:
+    """All there is to know of a strategy. `options`: a dataclass, whose fields are the keys `strategy.FIELD`."""
+
+    name: str
+    build: Build
+    options: type
+    label: str
+    look: Look
+    theory: Any = None
+    """None: it is measured only, and predicted columns are empty."""
+    composes: Composition = Composition()
+    half: Half = None
+    precision_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What null keys of `precision` mean, where that is another thing than under the other strategies."""
+    tuning: Tuning = field(default_factory=dict)
+    requires: str | None = None
+    """A module beside torch that must be installed."""
+    install: str = ""
+    """The command that installs it."""
+    reference: Mapping[str, Any] | None = None
+    """Of the one that others are held against: its options in a run that is made for that."""
+    rounds_as_reference: bool = False
+    """On one and two ranks it adds up what the reference adds up, in its order."""
+    read_by_harness: tuple[str, ...] = ("accumulate",)
+    """Options that are not the engine's: its builder gets them where it names them."""
+
+    @property
+    def of_user(self) -> bool:
+        """True for a row that a user's script or an installed package has registered."""
+        return not self.build.__module__.startswith(f"{__package__}.")
+
+    @property
+    def installed(self) -> bool:
+        """True where all that it requires is there."""
+        return self.requires is None or find_spec(self.requires) is not None
+
+    @property
+    def description(self) -> str:
+        """The docstring of what builds it, or of our own options, as one line."""
+        text = inspect.getdoc(self.build if self.of_user else self.options) or ""
+        return " ".join(text.split())
+
+    def filled(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """A section of a config with every null that follows `tuned` filled in."""
+        tuned = bool(section.get("tuned"))
+        chosen = {key: pair[tuned] for key, pair in self.tuning.items() if section[key] is None}
+        return {**section, **chosen}
+
+    def takes(self, parameter: str, by_name_alone: bool = False) -> bool:
+        """True where the builder accepts a keyword `parameter`; `by_name_alone`: not by way of **options."""
+        parameters = inspect.signature(self.build).parameters
+        rest = any(one.kind is one.VAR_KEYWORD for one in parameters.values()) and not by_name_alone
+        return rest or parameter in parameters
+
+    def engine_options(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for the builder, of a resolved section."""
+        kept = (key for key in self.read_by_harness if not self.takes(key, by_name_alone=True))
+        return {key: value for key, value in section.items() if key not in {"name", *kept}}
