@@ -6,6 +6,7 @@
     zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.calibrate.disk)
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
+    zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .cli import main
     from .registry import register_data, register_model
     from .results.tables import Results, load
+    from .strategies import register_strategy
     from .zero import initialize
 
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ __all__ = [
     "main",
     "register_data",
     "register_model",
+    "register_strategy",
 ]
 
 _HOMES = {
@@ -44,6 +47,7 @@ _HOMES = {
     "load_disk_calibration": ".calibrate.disk",
     "register_data": ".registry",
     "register_model": ".registry",
+    "register_strategy": ".strategies",
     "main": ".cli",
 }
 

@@ -188,7 +188,7 @@ def _build(
         optimizer = optimizers.build(config["optimizer"], model.parameters())
         options = precision.options_of(config["precision"], config["strategy"]["name"])
         options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
-        engine = strategies.wrap(config["strategy"], model, optimizer, **options)
+        engine = strategies.wrap(config["strategy"], model, optimizer, clips=config["clip"] is not None, **options)
         batches = data.build_batches(config, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step

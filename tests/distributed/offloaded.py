@@ -16,8 +16,8 @@ from zerobench.config import offload
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
+from zerobench.strategies import shape_of
 from zerobench.theory.replay.states import Prediction, predict_states
-from zerobench.theory.strategies import shape_of
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 

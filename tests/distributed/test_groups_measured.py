@@ -13,10 +13,10 @@ from zerobench.config.schema_training import Bf16
 from zerobench.config.topology import shape_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.predict.quantized_share import coded_share, units_of
+from zerobench.strategies import shape_of as strategy_shape
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
-from zerobench.theory.strategies import shape_of as strategy_shape
 
 N = 4
 NODES, PAPER, LATE = {"node_size": 2}, {"mode": "paper"}, {"accumulate": "last"}

@@ -12,8 +12,6 @@ from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import strategies
 from zerobench.config import optimizers, precision
-from zerobench.config.schema import SCHEMAS
-from zerobench.config.schema_peers import NEEDS, TUNING
 from zerobench.config.schema_training import Bf16, Fp16, Fp32
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
@@ -22,7 +20,9 @@ from zerobench.results import tables
 from zerobench.sweep import cell as cells
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
-TORCHS = [name for name in TUNING if name not in NEEDS]
+PEERS = {name: spec for name, spec in strategies.specs().items() if spec.tuning}
+TORCHS = [name for name, spec in PEERS.items() if spec.requires is None]
+NEEDS = [name for name in PEERS if name not in TORCHS]
 STEPS = 6
 
 
@@ -95,7 +95,7 @@ def test_torchs_peers_accumulate_and_clip() -> None:
 @pytest.mark.parametrize(("n", "accumulation"), [(2, 1), (3, 1), (2, 2)])
 def test_deepspeed_trains_as_ddp(n: int, accumulation: int) -> None:
     """Stage 3 adds in another order."""
-    check(run_ranks(n, train_all, list(NEEDS), accumulation), exact=False, tolerance=3e-6)
+    check(run_ranks(n, train_all, NEEDS, accumulation), exact=False, tolerance=3e-6)
 
 
 def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
@@ -216,8 +216,3 @@ def test_what_crosses_the_loopback_interface_is_at_least_what_the_strategy_sends
     row, _ = measured(tmp_path, "fsdp2_no_reshard")
     assert row.wire_bytes == 4 * row.psi
     assert row.loopback_bytes >= 0.98 * 6 * row.psi
-
-
-def test_every_peer_is_a_strategy() -> None:
-    assert set(strategies.STRATEGIES) == set(SCHEMAS["strategy"])
-    assert set(TUNING) < set(strategies.STRATEGIES)

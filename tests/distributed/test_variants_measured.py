@@ -9,11 +9,11 @@ import pytest
 from tests.distributed.variants import BUCKET_BYTES, VARIANTS, account
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import MemoryRow
+from zerobench.strategies import shape_of
 from zerobench.theory.groups import GroupShape
 from zerobench.theory.replay.states import Prediction, predict_states
 from zerobench.theory.replay.traffic import predict_volume
 from zerobench.theory.states import floor_bytes
-from zerobench.theory.strategies import shape_of
 
 STEADY, FROM_THE_START = {"steps": 1, "warmup": 2}, {"steps": 1, "warmup": 0}
 """What is measured: a step once the optimizer's states exist, or construction and the very first step."""

@@ -11,9 +11,9 @@ import pytest
 from tests.cells import cell
 from tests.distributed.wire import MEASURED, cell_of
 from zerobench.predict.build import build_model, shapes_of
+from zerobench.strategies import shape_of
 from zerobench.theory.replay.traffic import predict_volume
 from zerobench.theory.shapes import Schedule
-from zerobench.theory.strategies import shape_of
 
 
 def namespaces_work() -> bool:

@@ -13,10 +13,10 @@ from tests.distributed.wire_nodes import CASES, MEASURED, NODE_SIZE, NODES, SETT
 from zerobench.config.topology import shape_of
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.predict.estimate import training_shapes
+from zerobench.strategies import shape_of as strategy_shape
 from zerobench.theory.groups import Moved
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.theory.shapes import Schedule
-from zerobench.theory.strategies import shape_of as strategy_shape
 
 
 def two_nodes_work() -> bool:

@@ -57,4 +57,4 @@ def test_a_simulated_world_needs_one_device(gpus: int) -> None:
     assert chosen(ranks=64, device="auto", backend="simulated") == ("cuda" if gpus else "cpu", "simulated", None, "")
     assert bool(chosen(ranks=64, device="cuda", backend="simulated")[3]) == (gpus == 0)
     assert "give world_size" in chosen(ranks=None, device="auto", backend="simulated")[3]
-    assert "the peers need a real one" in chosen("fsdp2", device="auto", backend="simulated")[3]
+    assert "peers need a real one" in chosen("fsdp2", device="auto", backend="simulated")[3]

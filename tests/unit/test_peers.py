@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from tests.cells import cell
-from zerobench.config import schema_peers
 from zerobench.config.names import base_name, name_cells
-from zerobench.config.schema import PEERS, SCHEMAS
 from zerobench.predict.estimate import estimate
 from zerobench.results import console
+from zerobench.strategies import predicts, registration, specs
 from zerobench.sweep.cell import run_cell
-from zerobench.theory.strategies import predicts
+
+PEERS = {name: spec for name, spec in specs().items() if spec.tuning}
 
 
-@pytest.mark.parametrize("name", sorted(schema_peers.TUNING))
+@pytest.mark.parametrize("name", sorted(PEERS))
 def test_null_follows_tuned_and_a_value_stands(name: str) -> None:
-    assert set(schema_peers.TUNING) == set(PEERS)
-    section = asdict(PEERS[name]())
-    assert {key for key, value in section.items() if value is None} == set(schema_peers.TUNING[name])
-    plain, best = (schema_peers.tuned({**section, "tuned": tuned}) for tuned in (False, True))
+    spec = PEERS[name]
+    section = asdict(spec.options())
+    assert {key for key, value in section.items() if value is None} == set(spec.tuning)
+    plain, best = (spec.filled({**section, "tuned": tuned}) for tuned in (False, True))
     assert None not in plain.values()
     assert plain != {**best, "tuned": False}
-    key, (default, _) = next(iter(schema_peers.TUNING[name].items()))
-    assert schema_peers.tuned({**section, "tuned": True, key: default})[key] == default
+    key, (default, _) = next(iter(spec.tuning.items()))
+    assert spec.filled({**section, "tuned": True, key: default})[key] == default
 
 
 def test_ours_have_nothing_to_fill_in() -> None:
-    for name in set(SCHEMAS["strategy"]) - set(PEERS):
-        section = asdict(SCHEMAS["strategy"][name]())
-        assert schema_peers.tuned(section) == section
+    for name in set(specs()) - set(PEERS):
+        section = asdict(specs()[name].options())
+        assert specs()[name].filled(section) == section
         assert predicts({"name": name})
 
 
@@ -44,7 +44,8 @@ def test_what_is_tuned_is_in_the_cell_and_in_its_name() -> None:
 
 
 def test_what_is_not_installed_is_said_before_ranks_start(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(schema_peers.NEEDS, "zero2", "no_such_module")
+    lacking = replace(specs()["zero2"], requires="no_such_module", install="pip install it")
+    monkeypatch.setitem(registration._SPECS, "zero2", lacking)
     one = cell("zero2", 2, results_dir=str(tmp_path))
     row = run_cell(one, lambda _: None)
     assert row.status == "invalid"

@@ -11,9 +11,9 @@ from torch import nn
 
 from tests.cells import cell
 from zerobench.config import optimizers, precision, schema_training
-from zerobench.config import schema as schemas
 from zerobench.config.names import name_cells
 from zerobench.config.resolve import _resolve_strategy
+from zerobench.strategies import options, spec_of
 from zerobench.zero.optim.segments import ELEMENTWISE
 from zerobench.zero.precision import LossScaling
 
@@ -131,35 +131,35 @@ def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
         assert f"precision.{key}=fp32: strategy=ddp keeps and sends gradients in the model's dtype, bf16" in problems[0]
 
 
-def strategy_of(section: schemas.Strategy) -> tuple[dict[str, Any], list[str]]:
+def strategy_of(section: options.StrategyOptions) -> tuple[dict[str, Any], list[str]]:
     config: dict[str, Any] = dict(vars(section))
     problems: list[str] = []
-    _resolve_strategy(config, "gpt", problems)
+    _resolve_strategy(config, spec_of(section.name), "gpt", problems)
     return config, problems
 
 
 def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
-    own, _ = strategy_of(schemas.Zero3())
+    own, _ = strategy_of(options.Zero3())
     assert (own["keep_root"], own["reshard_after_forward"], own["persistence_numel"]) == ("auto", True, 0)
-    paper, _ = strategy_of(schemas.Zero3(mode="paper"))
+    paper, _ = strategy_of(options.Zero3(mode="paper"))
     assert (paper["keep_root"], paper["reshard_after_forward"], paper["persistence_numel"]) == (False, True, 0)
-    vendor, _ = strategy_of(schemas.Zero3(mode="vendor", persistence_numel=7))
+    vendor, _ = strategy_of(options.Zero3(mode="vendor", persistence_numel=7))
     assert (vendor["reshard_after_forward"], vendor["persistence_numel"]) == (False, 7)
-    assert strategy_of(schemas.Zero3(mode="vendor"))[0]["keep_root"] is True
-    assert strategy_of(schemas.Zero3(keep_root="yes"))[1] == ["strategy.keep_root=yes: use true, false or auto"]
-    assert strategy_of(schemas.Zero1())[0]["reduce_with"] == "reduce_scatter"
-    assert strategy_of(schemas.Zero2())[0]["bucket_bytes"] == "auto"
-    assert {strategy_of(schemas.Zero2(mode=one))[0]["bucket_bytes"] for one in ("paper", "vendor")} == {25 * 2**20}
-    assert strategy_of(schemas.Zero2(mode="vendor"))[0]["reduce_with"] == "all_reduce"
-    assert strategy_of(schemas.Zero2(mode="vendor", reduce_with="reduce_scatter"))[0]["reduce_with"] == "reduce_scatter"
+    assert strategy_of(options.Zero3(mode="vendor"))[0]["keep_root"] is True
+    assert strategy_of(options.Zero3(keep_root="yes"))[1] == ["strategy.keep_root=yes: use true, false or auto"]
+    assert strategy_of(options.Zero1())[0]["reduce_with"] == "reduce_scatter"
+    assert strategy_of(options.Zero2())[0]["bucket_bytes"] == "auto"
+    assert {strategy_of(options.Zero2(mode=one))[0]["bucket_bytes"] for one in ("paper", "vendor")} == {25 * 2**20}
+    assert strategy_of(options.Zero2(mode="vendor"))[0]["reduce_with"] == "all_reduce"
+    assert strategy_of(options.Zero2(mode="vendor", reduce_with="reduce_scatter"))[0]["reduce_with"] == "reduce_scatter"
 
 
 def test_strategies_say_which_micro_batches_they_reduce() -> None:
-    sections = [schemas.Ddp(), schemas.Zero1(), schemas.Zero2(), schemas.Zero3()]
+    sections = [options.Ddp(), options.Zero1(), options.Zero2(), options.Zero3()]
     assert [section.accumulate for section in sections] == ["last", "last", "every", "every"]
-    assert strategy_of(schemas.Ddp(accumulate="some"))[1] == ["strategy.accumulate=some: use every or last"]
-    assert strategy_of(schemas.Zero3(mode="best"))[1] == ["strategy.mode=best: use one of own, paper, vendor"]
-    reduced = strategy_of(schemas.Zero1(reduce_with="reduce"))[1]
+    assert strategy_of(options.Ddp(accumulate="some"))[1] == ["strategy.accumulate=some: use every or last"]
+    assert strategy_of(options.Zero3(mode="best"))[1] == ["strategy.mode=best: use one of own, paper, vendor"]
+    reduced = strategy_of(options.Zero1(reduce_with="reduce"))[1]
     assert reduced == ["strategy.reduce_with=reduce: use reduce_scatter or all_reduce"]
 
 

@@ -70,7 +70,7 @@ def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
     seed_everything(config["seed"])
     ranks, node_size, section = config["world_size"], config.get("node_size") or config["world_size"], config["zeropp"]
     model = build_model(config)
-    options = precision.options_of(config["precision"], "zero3")
+    options = precision.options_of(config["precision"], config["strategy"]["name"])
     engine = strategies.wrap(
         config["strategy"], model, optimizers.build(config["optimizer"], model.parameters()), **options
     )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .. import strategies
 from ..records import RunRow
 from ..registry import DATA, MODELS
 from ..results.conditions import RESULTS, Where
@@ -52,6 +53,8 @@ def code_of(row: dict[str, Any]) -> str:
     for registry, name in ((MODELS, config["model"]["kind"]), (DATA, config["data"]["name"])):
         if name not in registry.own and name not in registry.all():
             return "?"  # a user's, whose script knows its code: python mine.py status
+    if strategies.find(config["strategy"]["name"]) is None:
+        return "?"
     return "current" if row["source_hash"] == source_of(config) else "older"
 
 

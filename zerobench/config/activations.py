@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from .. import models
+from ..strategies import names_with, spec_of
 from ..zero.activations.policies import LEAST_BYTES, POLICIES, ActivationPolicy
 from ..zero.modules.wrapping import blocks
-from .schema_memory import OURS, words_of
+from .schema_memory import words_of
 
 HAVE_BLOCKS = ("gpt", "mlp")
 """Models that need no look."""
@@ -36,8 +37,9 @@ def resolve(plain: dict[str, Any], problems: list[str]) -> None:
 def _fuse(plain: dict[str, Any]) -> list[str]:
     """One bucket for all gradients, whatever bucket_bytes says, and all fp32 gradients of a shard at once."""
     strategy, casts = plain["strategy"], plain["precision"]["gradient_dtype"] != "fp32"
-    if strategy["name"] not in OURS:
-        return [f"buffers=fused: strategy={strategy['name']} has buffers of its own; use one of {', '.join(OURS)}"]
+    if not spec_of(strategy["name"]).composes.fused_buffers:
+        known = ", ".join(names_with("fused_buffers"))
+        return [f"buffers=fused: strategy={strategy['name']} has buffers of its own; use one of {known}"]
     if "bucket_bytes" in strategy:
         strategy["bucket_bytes"] = UNBOUNDED_BYTES
     elif not casts:
@@ -80,8 +82,8 @@ def problems_of_units(plain: dict[str, Any]) -> list[str]:
 
 def _arena_problems(plain: dict[str, Any]) -> list[str]:
     strategy = plain["strategy"]["name"]
-    if "arena" in plain and strategy not in OURS:
-        return [f"arena=true: strategy={strategy} has memory of its own; use one of {', '.join(OURS)}"]
+    if "arena" in plain and not spec_of(strategy).composes.arena:
+        return [f"arena=true: strategy={strategy} has memory of its own; use one of {', '.join(names_with('arena'))}"]
     return []
 
 

@@ -27,7 +27,7 @@ from .flags import only_compose, split_arguments
 from .hydra_keys import quoted
 from .overrides import Overrides
 from .resolve import Cell, resolve, unresolved
-from .schema import Data, Model, config_dir, store_schemas
+from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .unknown_keys import stray_keys
 
 
@@ -47,7 +47,8 @@ def checker(extra_dirs: list[Path]) -> Overrides:
         for group, registry in GROUPS.items()
     }
     store_schemas(users)
-    return Overrides(config_dir(), {group: list(schemas) for group, schemas in users.items()}, extra_dirs)
+    added = {group: list(schemas) for group, schemas in users.items()} | {"strategy": list(strategy_choices())}
+    return Overrides(config_dir(), added, extra_dirs)
 
 
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:

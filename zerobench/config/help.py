@@ -11,10 +11,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from .. import strategies
 from ..registry import GROUPS as USERS
 from .meanings import GROUPS, KEYS
 from .overrides import Overrides
-from .schema import SCHEMAS
+from .schema import SCHEMAS, TUNED
 from .unknown_keys import IDENTITY, meant, nearest
 
 WIDEST = 120
@@ -124,6 +125,10 @@ def _text_of(group: str, choice: str, check: Overrides) -> str:
     if group in USERS and choice in USERS[group].all():
         text = inspect.getdoc(USERS[group].all()[choice]) or f"registered by a user's script or package as {choice}"
         return " ".join(text.split())
+    if group == "strategy" and (spec := strategies.find(choice.removesuffix(TUNED))) is not None:
+        first, _, rest = spec.description.partition(". ")
+        tuned = ", with what serves this harness's models in place of its own defaults" * choice.endswith(TUNED)
+        return ". ".join(filter(None, [first.rstrip(".") + tuned, rest.rstrip(".")])) + "."
     for folder in check.folders:
         if (file := folder / group / f"{choice}.yaml").is_file() and (text := _comment(file)):
             return text

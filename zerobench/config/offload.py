@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import zero
+from ..strategies import names_with, spec_of, specs
 from ..theory.tiers import NOWHERE, TierShape
 from ..zero.offload.disk import problems_of_path
-from .schema_memory import OURS
 
 
 def problems_of(plain: dict[str, Any]) -> list[str]:
@@ -16,12 +16,14 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
     if section is None:
         return []
     name = f"offload={section['name']}"
-    if strategy not in OURS:
-        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(OURS)}"]
+    leave = spec_of(strategy).composes.offload
+    if not leave:
+        return [f"{name}: strategy={strategy} does not offload here; use one of {', '.join(names_with('offload'))}"]
     if section["name"] == "nvme" and section["parameters"] is None:
-        section["parameters"] = strategy == "zero3"
-    if section["parameters"] and strategy != "zero3":
-        return [f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use zero3"]
+        section["parameters"] = "parameters" in leave
+    if section["parameters"] and "parameters" not in leave:
+        others = " or ".join(name for name, spec in specs().items() if "parameters" in spec.composes.offload)
+        return [f"offload.parameters=true: strategy={strategy} has whole parameters on every rank; use {others}"]
     problems = problems_of_path(section["path"]) if section.get("path") else []
     problems = [f"offload.path={problem}" for problem in problems]
     if section.get("delayed") and plain["precision"]["name"] == "fp16":

@@ -7,34 +7,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..strategies import spec_of
 from ..theory.shapes import PrecisionShape
-from ..zero import DEFAULTS
 from ..zero.options import TILE_BYTES
 from ..zero.precision import DTYPES, LossScaling
 
 Section = dict[str, Any]
 
 
-WITH_MASTERS = ("ddp", "zero1", "zero2", "zero3", "megatron")
-"""Strategies that keep fp32 master weights beside a half-precision model, and that clip."""
-
-CASTING = ("fsdp2", "fsdp2_no_reshard")
-"""Strategies over an fp32 model whose shards are the masters: parameters are cast as they are gathered."""
-
-
 def fill_in(section: Section, strategy: str, device: str) -> None:
     """Makes explicit, in place, what was left open: as the strategy has it."""
-    defaults: dict[str, Any] = {"tile_bytes": TILE_BYTES[device]} | DEFAULTS.get(strategy, {})
-    names: dict[Any, str] = {dtype: name for name, dtype in DTYPES.items()}
-    usual = names.get(defaults.get("gradient_dtype"), section["name"])
-    section["gradient_dtype"] = section["gradient_dtype"] or usual
+    usual = {"gradient_dtype": section["name"], "tile_bytes": TILE_BYTES[device]}
+    defaults = {**usual, **spec_of(strategy).precision_defaults}
+    section["gradient_dtype"] = section["gradient_dtype"] or defaults["gradient_dtype"]
     section["wire_dtype"] = section["wire_dtype"] or section["gradient_dtype"]
     section["tile_bytes"] = section["tile_bytes"] or defaults["tile_bytes"]
 
 
 def problems_of(section: Section, strategy: str) -> list[str]:
     """Sentences on what of a filled-in section makes no sense, or is not to be had under `strategy`."""
-    name, known = section["name"], ", ".join(DTYPES)
+    name, known, spec = section["name"], ", ".join(DTYPES), spec_of(strategy)
     keys = ("gradient_dtype", "wire_dtype")
     unknown = [f"precision.{key}={section[key]}: use one of {known}" for key in keys if section[key] not in DTYPES]
     if unknown:
@@ -43,15 +35,15 @@ def problems_of(section: Section, strategy: str) -> list[str]:
     if section["gradient_dtype"] not in (name, "fp32"):
         words = f"the gradients of a {name} model are accumulated in {name}" + " or fp32" * (name != "fp32")
         problems.append(f"precision.gradient_dtype={section['gradient_dtype']}: {words}")
-    if strategy == "ddp":
-        for key in keys:
-            if section[key] != name:
-                words = f"strategy=ddp keeps and sends gradients in the model's dtype, {name}; leave it out"
-                problems.append(f"precision.{key}={section[key]}: {words}")
-    if strategy in CASTING:
+    if spec.half == "casts":
         problems += _casting_problems(section, strategy)
-    elif name != "fp32" and strategy not in WITH_MASTERS:
+    elif not spec.composes.gradient_dtypes:
+        words = f"strategy={strategy} keeps and sends gradients in the model's dtype, {name}; leave it out"
+        problems += [f"precision.{key}={section[key]}: {words}" for key in keys if section[key] != name]
+    if name != "fp32" and spec.half is None:
         problems.append(f"precision={name}: strategy={strategy} has no fp32 master weights here; use precision=fp32")
+    elif name == "fp16" and spec.half == "masters" and not spec.takes("loss_scaling"):
+        problems.append(f"precision=fp16: strategy={strategy} scales no losses here; use bf16 or fp32")
     return problems + (_scaling_problems(section) if name == "fp16" else [])
 
 
@@ -86,20 +78,21 @@ def cast(model: nn.Module, section: Section, strategy: str) -> nn.Module:
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
-    return model if section["name"] == "fp32" or strategy in CASTING else model.to(DTYPES[section["name"]])
+    return (
+        model if section["name"] == "fp32" or spec_of(strategy).half == "casts" else model.to(DTYPES[section["name"]])
+    )
 
 
 def options_of(section: Section, strategy: str) -> dict[str, Any]:
     """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
-    name = section["name"]
-    if strategy in CASTING and name != "fp32":
+    name, spec = section["name"], spec_of(strategy)
+    if spec.half == "casts" and name != "fp32":
         return {"param_dtype": DTYPES[name], "reduce_dtype": DTYPES[section["wire_dtype"]]}
-    if strategy not in WITH_MASTERS:
+    if spec.half != "masters":
         return {}
     options: dict[str, Any] = {"tile_bytes": section["tile_bytes"]}
-    gradient_dtype = DTYPES[section["gradient_dtype"]]
-    if gradient_dtype != DEFAULTS.get(strategy, {}).get("gradient_dtype", DTYPES[name]):
-        options["gradient_dtype"] = gradient_dtype
+    if section["gradient_dtype"] != spec.precision_defaults.get("gradient_dtype", name):
+        options["gradient_dtype"] = DTYPES[section["gradient_dtype"]]
     if section["wire_dtype"] != section["gradient_dtype"]:
         options["wire_dtype"] = DTYPES[section["wire_dtype"]]
     if name == "fp16":

@@ -10,12 +10,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
 from ..models import huggingface
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
+from ..strategies import StrategySpec
 from ..zero.options import AUTO, MODES, REDUCTIONS, Options
-from . import activations, bounds, combinations, optimizers, precision, schema_memory, schema_peers, world
+from . import activations, bounds, combinations, optimizers, precision, schema_memory, world
 from .flat import LOCAL, VOLATILE
 from .schema import Config
 from .schema_training import ACCUMULATE, NORMS
@@ -63,7 +65,8 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     problems = list(stray)
     plain = _plain(config)
     plain["model"]["name"] = model_name
-    plain["strategy"] = schema_peers.tuned(plain["strategy"])
+    spec = strategies.spec_of(plain["strategy"]["name"])
+    plain["strategy"] = spec.filled(plain["strategy"])
     if plain["check_training"] not in CHECKS:
         problems.append(f"measure.check_training={plain['check_training']}: use {', '.join(CHECKS)}")
     problems += bounds.leave_out_usual(plain)
@@ -72,10 +75,10 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_batch(plain, problems)
     _resolve_data(plain, problems)
     _resolve_model(plain, problems)
-    _resolve_strategy(plain["strategy"], plain["model"]["kind"], problems)
+    _resolve_strategy(plain["strategy"], spec, plain["model"]["kind"], problems)
     _resolve_training(plain, problems)
     world.check_measure(plain, problems)
-    problems += schema_peers.problems_of(plain) + combinations.problems_of(plain) + bounds.problems_of(plain)
+    problems += _problems_of_strategy(plain, spec) + combinations.problems_of(plain) + bounds.problems_of(plain)
     problems += [] if problems else activations.problems_of_units(plain)
     return Cell(plain, tuple(problems))
 
@@ -198,9 +201,10 @@ def _resolve_model(plain: dict[str, Any], problems: list[str]) -> None:
         problems += huggingface.problems_of(shape["architecture"], shape["options"])
 
 
-def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str]) -> None:
+def _resolve_strategy(strategy: dict[str, Any], spec: StrategySpec, model: str, problems: list[str]) -> None:
     """Options that were left open become what the mode says, or the engine's default."""
-    accumulate, mode, construct = (strategy.get(key) for key in ("accumulate", "mode", "construct"))
+    ours = {key: strategy.get(key) for key in spec.read_by_harness}
+    accumulate, mode, construct = (ours.get(key) for key in ("accumulate", "mode", "construct"))
     if construct not in (None, "plain", "meta"):
         problems.append(f"strategy.construct={construct}: use plain or meta")
     if construct == "meta" and model == "huggingface":
@@ -218,6 +222,18 @@ def _resolve_strategy(strategy: dict[str, Any], model: str, problems: list[str])
         problems.append(f"strategy.keep_root={strategy['keep_root']}: use true, false or {AUTO}")
     if strategy.get("reduce_with") not in (None, *REDUCTIONS):
         problems.append(f"strategy.reduce_with={strategy['reduce_with']}: use {' or '.join(REDUCTIONS)}")
+
+
+def _problems_of_strategy(plain: dict[str, Any], spec: StrategySpec) -> list[str]:
+    """Sentences where what the strategy needs is not installed, or it cannot do what is asked."""
+    problems = []
+    if not spec.installed:
+        how = f"; {spec.install}" if spec.install else ""
+        problems.append(f"strategy={spec.name}: needs {spec.requires}, which is not installed{how}")
+    if plain["clip"] is not None and not spec.composes.clip:
+        words = "clips inside its own step, unseen; leave it out"
+        problems.append(f"clip={plain['clip']:g}: strategy={spec.name} {words}")
+    return problems
 
 
 def _resolve_training(plain: dict[str, Any], problems: list[str]) -> None:

@@ -12,81 +12,12 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from ..strategies import StrategyOptions, built_in, specs
 from . import schema_memory
-from .schema_peers import PEERS, Strategy
 from .schema_training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
 
-MIB = 2**20
-
-
-@dataclass
-class Ddp(Strategy):
-    """torch DistributedDataParallel."""
-
-    name: str = "ddp"
-    bucket_bytes: int = 25 * MIB
-    gradient_as_bucket_view: bool = True
-    find_unused_parameters: bool = False
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
-
-
-@dataclass
-class Zero1(Strategy):
-    """Our ZeRO-1 (P_os). `mode` (own, paper or vendor) says what null means: zerobench.zero.options.MODES.
-
-    `bucket_bytes`: a number, or auto: half of psi/N, from 1 to 25 MiB.
-    `reduce_with`: reduce_scatter or all_reduce. `overlap_gather`: updated parameters travel during the next forward,
-    which takes longer where a rank's cores have no time to spare (2 % of a step on two busy ones).
-    """
-
-    name: str = "zero1"
-    bucket_bytes: int | str | None = None
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
-    mode: str = "own"
-    reduce_with: str | None = None
-    overlap_gather: bool = False
-    construct: str = "plain"
-
-
-@dataclass
-class Zero2(Zero1):
-    """Our ZeRO-2 (P_os+g)."""
-
-    name: str = "zero2"
-    accumulate: str = "every"
-
-
-@dataclass
-class Megatron(Strategy):
-    """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
-
-    name: str = "megatron"
-    bucket_bytes: int = 25 * MIB
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
-    overlap_gather: bool = True
-
-
-@dataclass
-class Zero3(Strategy):
-    """Our ZeRO-3 (P_os+g+p): a unit per transformer block. `mode` (own, paper or vendor) says what null means.
-
-    `construct`: plain, or meta: no rank ever holds the whole model, which has the same values all the same.
-    `persistence_numel`: parameters of up to so many elements stay whole. From forward to backward the root unit stays
-    (`keep_root`; auto: and is given back while backward is at others), or every unit (`reshard_after_forward=false`).
-    """
-
-    name: str = "zero3"
-    prefetch: int = 1
-    broadcast_buffers: bool = True
-    accumulate: str = "every"
-    mode: str = "own"
-    persistence_numel: int | None = None
-    keep_root: bool | str | None = None
-    reshard_after_forward: bool | None = None
-    construct: str = "plain"
+TUNED = "_tuned"
+"""The end of a choice's name that has the values which serve this harness's models, not the peer's own defaults."""
 
 
 @dataclass
@@ -211,7 +142,7 @@ class Search:
 class Config:
     """One cell of a sweep, as a user writes it."""
 
-    strategy: Strategy = MISSING
+    strategy: StrategyOptions = MISSING
     model: Model = MISSING
     data: Data = MISSING
     optimizer: Optimizer = MISSING
@@ -246,7 +177,7 @@ class Config:
 
 
 SCHEMAS: dict[str, dict[str, type]] = {
-    "strategy": {"ddp": Ddp, "zero1": Zero1, "zero2": Zero2, "zero3": Zero3, "megatron": Megatron, **PEERS},
+    "strategy": {name: spec.options for name, spec in built_in().items()},
     "model": {"gpt": Gpt, "mlp": Mlp, "huggingface": HuggingfaceModel},
     "data": {"text": Text, "synthetic": Synthetic},
     "optimizer": OPTIMIZERS,
@@ -274,3 +205,15 @@ def store_schemas(users: dict[str, dict[str, type]]) -> None:
     for group, schemas in users.items():
         for name, schema in schemas.items():
             store.store(group=group, name=name, node=schema)
+    for name, choice in strategy_choices().items():
+        store.store(group="strategy", name=name, node=choice)
+
+
+def strategy_choices() -> dict[str, Any]:
+    """The choices of the group `strategy`: each row of the table and, where it can be tuned, NAME_tuned."""
+    choices: dict[str, Any] = {}
+    for name, spec in sorted(specs().items(), key=lambda row: (row[1].of_user, row[0])):
+        choices[name] = spec.options
+        if spec.tuning:
+            choices[f"{name}{TUNED}"] = spec.options(tuned=True)
+    return choices

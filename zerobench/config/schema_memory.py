@@ -11,9 +11,6 @@ from typing import Any
 
 MIB = 2**20
 
-OURS = ("zero1", "zero2", "zero3")
-"""Strategies that tiers, codecs, groups and arenas compose with."""
-
 
 @dataclass
 class Offload:

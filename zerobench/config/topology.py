@@ -5,25 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..strategies import names_with, spec_of
 from ..theory.groups import GroupShape
 from ..zero.comm.zeropp import Zeropp
 from . import schema_memory
-
-STAGES = ("zero1", "zero2", "zero3")
-"""Strategies whose collectives go through groups."""
 
 
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on groups of ranks, and codes, that cannot be."""
     name, ranks, problems = plain["strategy"]["name"], plain["world_size"] or 1, []
+    composes = spec_of(name).composes
     for key, least in (("node_size", 1), ("shard_group", 2)):
         size = plain.get(key)
         if size is None:
             continue
-        if name not in STAGES:
-            problems.append(
-                f"{key}={size}: strategy={name} knows no groups of ranks; leave it out, or use zero1 to zero3"
-            )
+        if not composes.groups:
+            known = ", ".join(names_with("groups"))
+            problems.append(f"{key}={size}: strategy={name} knows no groups of ranks; leave it out, or use {known}")
         elif size < least or ranks % size:
             problems.append(f"{key}={size}: must be a divisor of world_size={ranks}, and at least {least}")
     node_size, shard_group = plain.get("node_size"), plain.get("shard_group")
@@ -36,9 +34,10 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
 
 def _problems_of_zeropp(plain: dict[str, Any], name: str) -> list[str]:
     words = f"zeropp={plain['zeropp']['name']}"
-    if name != "zero3":
+    if not spec_of(name).composes.zeropp:
+        known = " or ".join(names_with("zeropp"))
         return [
-            f"{words}: it is for zero3, whose gathers and reductions it shortens; leave it out with strategy={name}"
+            f"{words}: it is for {known}, whose gathers and reductions it shortens; leave it out with strategy={name}"
         ]
     if "shard_group" in plain:
         return [f"{words}: its shards are over all ranks; leave shard_group={plain['shard_group']} out"]

@@ -8,7 +8,7 @@ from typing import Any
 from ..cluster import job
 from ..host.environment import SIMULATED, nccl_version
 from ..sizes import show_count
-from ..zero import STAGES
+from ..strategies import names_with, spec_of
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
@@ -126,8 +126,8 @@ def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) ->
         plain["world_size"] = 2
     if not 0 <= plain.get("rank", 0) < plain["world_size"]:
         problems.append(f"rank={plain['rank']}: must be from 0 to {plain['world_size'] - 1}, below world_size")
-    if plain["strategy"]["name"] not in ("ddp", *STAGES):
-        words = f"a simulated world is there for ddp, {', '.join(STAGES)}; the peers need a real one"
+    if not spec_of(plain["strategy"]["name"]).composes.simulated:
+        words = f"a simulated world is there for {', '.join(names_with('simulated'))}; peers need a real one"
         problems.append(f"strategy={plain['strategy']['name']}: {words}")
     if plain["measure"].get("passes") == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")

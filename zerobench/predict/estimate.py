@@ -12,14 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from ..config import activations as policies
 from ..config import offload, optimizers, precision, topology
+from ..strategies import predicts, shape_of
 from ..theory.ranks import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
-from ..theory.strategies import predicts, shape_of
-from ..zero import STAGES
 from . import activations as own_activations
 from .build import build_model, shapes_of
 
@@ -62,8 +61,7 @@ class Estimate:
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
     """What theory needs to know of how a resolved cell is trained."""
-    travels = config["world_size"] > 1 or config["strategy"]["name"] not in STAGES
-    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], travels)
+    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], config["world_size"] > 1)
 
 
 def estimate(config: dict[str, Any]) -> Estimate:

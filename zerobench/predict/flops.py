@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from .. import strategies
 from ..config import activations
 from ..data import arguments_of, build_batches
 from ..registry import DATA
@@ -90,7 +91,7 @@ def _count(config: dict[str, Any]) -> int | None:
 
 @cache
 def _count_fp32(what: str) -> int | None:
-    config = json.loads(what) | {"precision": {"name": "fp32"}, "strategy": {"name": "ddp"}}
+    config = json.loads(what) | {"precision": {"name": "fp32"}, "strategy": {"name": strategies.reference().name}}
     counter = FlopCounterMode(display=False)
     try:
         with torch.device("meta"):

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .. import strategies
 from ..cluster import job
-from ..config import schema_peers
 from ..host.environment import nccl_version
 from ..registry import DATA, MODELS
 
@@ -25,19 +25,20 @@ PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepsp
 
 
 @cache
-def source_hash(model_kind: str, data_name: str = "") -> str:
-    """Hash of this package's code and, for a user's model or data, of the files that build them: 12 hex digits."""
+def source_hash(model_kind: str, data_name: str = "", strategy: str = "") -> str:
+    """Hash of this package's code and of the files that build a user's model, data or strategy: 12 hex digits."""
     digest = hashlib.sha256()
     for path in sorted(path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
     digest.update(MODELS.source_of(model_kind))
     digest.update(DATA.source_of(data_name))
+    digest.update(strategies.user_source(strategy))
     return digest.hexdigest()[:12]
 
 
 def source_of(config: dict[str, Any]) -> str:
     """The hash of the code that a resolved cell runs."""
-    return source_hash(config["model"]["kind"], config["data"]["name"])
+    return source_hash(config["model"]["kind"], config["data"]["name"], config["strategy"]["name"])
 
 
 @cache
@@ -66,8 +67,9 @@ def environment_hash(config: dict[str, Any]) -> str:
     parts = [source_of(config), version("torch"), device_class(config["device"])]
     if config["model"]["kind"] == "huggingface":  # whose code that is
         parts.append(_version("transformers") or "")
-    if config["strategy"]["name"] in schema_peers.NEEDS:
-        parts.append(_version(schema_peers.NEEDS[config["strategy"]["name"]]) or "")
+    spec = strategies.find(config["strategy"]["name"])
+    if spec is not None and spec.requires is not None:
+        parts.append(_version(spec.requires) or "")
     if conf := alloc_conf(config["device"]):
         parts.append(conf)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]

@@ -5,18 +5,46 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from . import table as _table  # fills the table
+from . import table  # its import fills the table
 from .engine import AdaptedEngine
-from .registration import find, names_with, reference, register_strategy, spec_of, specs, user_source
+from .options import StrategyOptions
+from .registration import (
+    built_in,
+    find,
+    names_with,
+    predicts,
+    reference,
+    register_strategy,
+    shape_of,
+    spec_of,
+    specs,
+    user_source,
+)
 from .spec import Composition, Look, StrategySpec
 
 if TYPE_CHECKING:
     from torch import nn, optim
 
 __all__ = [
-    "Composition", "Look", "StrategySpec", "find", "names_with", "reference", "register_strategy", "settle", "spec_of",
-    "specs", "synchronising", "user_source", "wrap",
-]  # fmt: skip
+    "Composition",
+    "Look",
+    "StrategyOptions",
+    "StrategySpec",
+    "built_in",
+    "find",
+    "names_with",
+    "predicts",
+    "reference",
+    "register_strategy",
+    "settle",
+    "shape_of",
+    "spec_of",
+    "specs",
+    "synchronizing",
+    "table",
+    "user_source",
+    "wrap",
+]
 
 
 def wrap(
@@ -33,7 +61,7 @@ def wrap(
     return AdaptedEngine(spec, engine, model, optimizer, clips) if spec.of_user else engine
 
 
-def synchronising(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
+def synchronizing(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
     """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
     return engine.no_sync() if accumulate == "last" and not last else nullcontext()
 

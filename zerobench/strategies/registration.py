@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from ..registry import TYPES, check_leading, check_name, options_of, source_of
+from ..theory.strategy import StrategyShape, StrategyTheory
 from .options import StrategyOptions
-from .spec import Build, Composition, Look, StrategySpec
+from .spec import ALONE, Build, Composition, Look, StrategySpec
 
 FUNCTION, PACKAGES = "register_strategy", "zerobench.strategies"
 """The name in error messages, and the entry points by which installed packages offer builders."""
@@ -29,8 +30,8 @@ _SPECS: dict[str, StrategySpec] = {}
 
 
 def register_strategy(
-    name: str, build: Build, *, options: type | None = None, theory: Any = None, label: str = "",
-    color: str | None = None, composes: Composition = Composition(), **row: Any,
+    name: str, build: Build, *, options: type | None = None, theory: StrategyTheory | None = None, label: str = "",
+    color: str | None = None, composes: Composition = ALONE, **row: Any,
 ) -> None:  # fmt: skip
     """Makes `strategy=name` train under the engine that `build(model, optimizer, **options)` returns.
 
@@ -65,6 +66,11 @@ def specs() -> Mapping[str, StrategySpec]:
     return _SPECS
 
 
+def built_in() -> Mapping[str, StrategySpec]:
+    """The rows of this package."""
+    return {name: spec for name, spec in _SPECS.items() if not spec.of_user}
+
+
 def find(name: str) -> StrategySpec | None:
     """The row of that name; None for a run of a strategy that the script of another user registers."""
     return _SPECS.get(name) or specs().get(name)
@@ -86,6 +92,20 @@ def reference() -> StrategySpec:
 def names_with(feature: str) -> tuple[str, ...]:
     """The strategies that compose with `feature`, a field of Composition."""
     return tuple(name for name, spec in specs().items() if getattr(spec.composes, feature))
+
+
+def predicts(section: Mapping[str, Any]) -> bool:
+    """True where theory covers the strategy of a resolved section; the peers are measured only."""
+    found = find(section["name"])
+    return found is not None and found.theory is not None
+
+
+def shape_of(section: Mapping[str, Any]) -> StrategyShape:
+    """The strategy of a resolved section as theory sees it. Raises ValueError where theory does not cover it."""
+    theory = spec_of(section["name"]).theory
+    if theory is None:
+        raise ValueError(f"strategy={section['name']}: theory does not cover it")
+    return StrategyShape.of(theory, section)
 
 
 def user_source(name: str) -> bytes:

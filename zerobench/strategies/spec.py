@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+from ..theory.strategy import StrategyTheory
+
 Build = Callable[..., Any]
 """`build(model, optimizer, **options)` returns an engine (engine.py). It imports what it needs when it is called."""
 
@@ -38,8 +40,14 @@ class Composition:
     fused_buffers: bool = False
     arena: bool = False
     clip: bool = True
+    gradient_dtypes: bool = False
+    """Gradients in another dtype than the model's, on a rank or on the wire."""
     simulated: bool = False
     """One rank alone, in a process group that sends nothing."""
+
+
+ALONE = Composition()
+"""The composition of a strategy that knows of nothing beside it."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,9 @@ class StrategySpec:
     options: type
     label: str
     look: Look
-    theory: Any = None
+    theory: StrategyTheory | None = None
     """None: it is measured only, and predicted columns are empty."""
-    composes: Composition = Composition()
+    composes: Composition = ALONE
     half: Half = None
     precision_defaults: Mapping[str, Any] = field(default_factory=dict)
     """What null keys of `precision` mean, where that is another thing than under the other strategies."""
@@ -61,7 +69,7 @@ class StrategySpec:
     requires: str | None = None
     """A module beside torch that must be installed."""
     install: str = ""
-    """The command that installs it."""
+    """How it is installed, to follow a sentence that says it is not."""
     reference: Mapping[str, Any] | None = None
     """Of the one that others are held against: its options in a run that is made for that."""
     rounds_as_reference: bool = False
@@ -99,5 +107,5 @@ class StrategySpec:
 
     def engine_options(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the builder, of a resolved section."""
-        kept = (key for key in self.read_by_harness if not self.takes(key, by_name_alone=True))
-        return {key: value for key, value in section.items() if key not in {"name", *kept}}
+        kept = {"name", *(key for key in self.read_by_harness if not self.takes(key, by_name_alone=True))}
+        return {key: value for key, value in section.items() if key not in kept}

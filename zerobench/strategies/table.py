@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..theory import strategies as theory
 from . import options, peer_options
 from .registration import register_strategy
 from .spec import Composition, Look
@@ -20,12 +21,14 @@ BLACK, ORANGE, SKY, YELLOW = "#000000", "#E69F00", "#56B4E9", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY, GREEN = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#009E73"
 
 STAGE = Composition(
-    offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True
+    offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,
+    gradient_dtypes=True,
 )  # fmt: skip
 STAGE3 = Composition(
     offload=("optimizer", "gradients", "parameters"), groups=True, zeropp=True, fused_buffers=True, arena=True,
-    simulated=True,
+    simulated=True, gradient_dtypes=True,
 )  # fmt: skip
+DEEPSPEED = "it is the extra `peers`: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed"
 SIMULATED = Composition(simulated=True)
 
 
@@ -60,21 +63,23 @@ def _peer(module: str, engine: str, **fixed: Any) -> Callable[..., Any]:
 
 
 register_strategy(
-    "ddp", _ddp, options=options.Ddp, label="DDP", look=Look(BLACK, "o", "-"), composes=SIMULATED, half="masters",
-    reference={"find_unused_parameters": True},
+    "ddp", _ddp, options=options.Ddp, theory=theory.DDP, label="DDP", look=Look(BLACK, "o", "-"), composes=SIMULATED,
+    half="masters", reference={"find_unused_parameters": True},
 )  # fmt: skip
-for _name, _options, _label, _look, _composes in (
-    ("zero1", options.Zero1, "ZeRO-1", Look(ORANGE, "s", "--"), STAGE),
-    ("zero2", options.Zero2, "ZeRO-2", Look(BLUE, "^", "-."), STAGE),
-    ("zero3", options.Zero3, "ZeRO-3", Look(VERMILION, "D", ":"), STAGE3),
+for _name, _options, _theory, _label, _look, _composes in (
+    ("zero1", options.Zero1, theory.ZERO1, "ZeRO-1", Look(ORANGE, "s", "--"), STAGE),
+    ("zero2", options.Zero2, theory.ZERO2, "ZeRO-2", Look(BLUE, "^", "-."), STAGE),
+    ("zero3", options.Zero3, theory.ZERO3, "ZeRO-3", Look(VERMILION, "D", ":"), STAGE3),
 ):
     register_strategy(
-        _name, _stage(_name), options=_options, label=_label, look=_look, composes=_composes, half="masters",
-        rounds_as_reference=True, read_by_harness=("accumulate", "mode", "construct"),
+        _name, _stage(_name), options=_options, theory=_theory, label=_label, look=_look, composes=_composes,
+        half="masters", rounds_as_reference=True, read_by_harness=("accumulate", "mode", "construct"),
     )  # fmt: skip
 register_strategy(
-    "megatron", _stage("megatron"), options=options.Megatron, label="Megatron", look=Look(GREEN, "P", (0, (5, 1, 1, 1))),
-    composes=SIMULATED, half="masters", precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None},
+    "megatron", _stage("megatron"), options=options.Megatron, theory=theory.MEGATRON, label="Megatron",
+    look=Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1))),
+    composes=Composition(simulated=True, gradient_dtypes=True), half="masters",
+    precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None},
 )  # fmt: skip
 register_strategy(
     "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=peer_options.Fsdp2, label="FSDP2",
@@ -88,13 +93,13 @@ register_strategy(
     "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=peer_options.ZeroRedundancy,
     label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=peer_options.ZERO_REDUNDANCY,
 )  # fmt: skip
-for _level, _options, _tuning, _marker in (
+for _level, _settings, _tuning, _marker in (
     (1, peer_options.DeepspeedZero1, peer_options.DEEPSPEED_12, "h"),
     (2, peer_options.DeepspeedZero2, peer_options.DEEPSPEED_12, "p"),
     (3, peer_options.DeepspeedZero3, peer_options.DEEPSPEED_3, "X"),
 ):
     register_strategy(
-        f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_options,
+        f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_settings,
         label=f"DeepSpeed ZeRO-{_level}", look=Look(GREY, _marker, (0, (5, 2))), composes=Composition(clip=False),
-        tuning=_tuning, requires="deepspeed", install="DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed",
+        tuning=_tuning, requires="deepspeed", install=DEEPSPEED,
     )  # fmt: skip

@@ -10,13 +10,13 @@ from ..predict.estimate import links_of, links_of_states, norms_of, training_sha
 from ..predict.residuals import unexplained
 from ..probes.collective_operators import gloo_factor
 from ..records import LINKS, MemoryRow, RunRow
+from ..strategies import predicts, shape_of
 from ..theory.choices import settle
 from ..theory.control import predict_control
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_parts, predict_traffic
 from ..theory.shapes import Schedule
 from ..theory.states import floor_bytes
-from ..theory.strategies import predicts, shape_of
 from ..worker import RankRecord
 
 

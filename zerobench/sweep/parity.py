@@ -23,6 +23,8 @@ from typing import Any
 
 import pandas as pd
 
+from ..strategies import spec_of
+
 REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "differs", "unchecked"
 """Kinds of a verdict."""
 
@@ -45,9 +47,6 @@ LEAVE_ROUNDING = ("model.checkpointing", "optimizer.implementation", "data.path"
 
 SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")
 """Of the precision: what must be the same."""
-
-ROUNDS_ALIKE = ("zero1", "zero2", "zero3")
-"""Strategies that add up what DDP adds up, in its order, on one and two ranks."""
 
 ROUND_OTHERWISE = ("zeropp", "node_size", "shard_group", "nodes")
 
@@ -103,7 +102,7 @@ def rounds_alike(config: dict[str, Any], reference: dict[str, Any]) -> bool:
     strategy, precision = config["strategy"], config["precision"]
     numbers = {precision[key] for key in ("name", "gradient_dtype", "wire_dtype")}
     return (
-        strategy["name"] in ROUNDS_ALIKE
+        spec_of(strategy["name"]).rounds_as_reference
         and config["device"] == "cpu"
         and config["world_size"] <= 2
         and len(numbers) == 1

@@ -19,13 +19,14 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 
+from .. import strategies
 from ..config import precision
 from ..config.names import base_name
 from ..config.resolve import Cell
-from ..config.schema import Ddp
 from ..host.environment import SIMULATED
 from ..results import tables
 from ..results.folders import amend_row
+from ..results.provenance import source_of
 from . import parity
 from .cell import LONGEST_NAME, StoppedError, find_reusable, run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
@@ -59,7 +60,7 @@ class ParityCheck:
             row |= {"training": UNCHECKED, "training_words": "the run is not in its results folder"}
             return
         key = _key(cell.config, row)
-        if row["strategy"] == "ddp":
+        if row["strategy"] == strategies.reference().name:
             self._references.setdefault(key, (row, cell.config, _steps(_folder(cell, row))))
             _write(cell, row, Verdict(REFERENCE, "is what the others are held against"))
             ready = [one for one in self._waiting if _key(one[0].config, one[1]) == key]
@@ -103,7 +104,9 @@ class ParityCheck:
     def _find(self, cell: Cell, row: Row) -> bool:
         """Looks for a reference in the results folder, where the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
-        pattern = f"ddp-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
+        pattern = (
+            f"{strategies.reference().name}-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
+        )
         if key not in self._references:
             for folder in Path(config["results_dir"]).glob(pattern):
                 self._take(key, folder)
@@ -133,20 +136,24 @@ class ParityCheck:
 def reference_of(cell: Cell) -> Cell:
     """The short DDP run of what `cell` trains. All but one are warm-up, in which norms are taken."""
     config = {key: value for key, value in cell.config.items() if key not in BARE}
+    reference = strategies.reference()
     steps = min(REFERENCE_STEPS, config["measure"]["steps"] + config["measure"]["warmup"] - 1)
     config |= {
-        "strategy": asdict(Ddp(find_unused_parameters=True)),
+        "strategy": asdict(reference.options(**reference.reference or {})),
         "precision": {**config["precision"], **dict.fromkeys(("gradient_dtype", "wire_dtype", "tile_bytes"))},
         "measure": {"steps": 1, "warmup": steps, "passes": "timed"},
         "results_dir": str(Path(config["results_dir"]) / REFERENCES),
         "repeats": 1,
     }
-    precision.fill_in(config["precision"], "ddp", config["device"])
+    precision.fill_in(config["precision"], reference.name, config["device"])
     return replace(cell, config=config)
 
 
 def _key(config: dict[str, Any], row: Row) -> str:
-    return " ".join([parity.training_key(config), *(str(row[name]) for name in tables.CODE)])
+    code = {name: row[name] for name in tables.CODE}
+    if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
+        code["source_hash"] = source_of({**config, "strategy": {"name": strategies.reference().name}})
+    return " ".join([parity.training_key(config), *map(str, code.values())])
 
 
 def _folder(cell: Cell, row: Row) -> Path:
