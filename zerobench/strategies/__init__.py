@@ -1,4 +1,8 @@
-"""Every strategy of a sweep: ours, the peers' and users', a row each of one table (table.py, registration.py)."""
+"""Strategies of a sweep: ours, the peers' and users', each a row of one table.
+
+spec.py says what a row holds, table.py has the rows, registration.py adds and finds them, engine.py says what an engine
+offers.
+"""
 
 from __future__ import annotations
 

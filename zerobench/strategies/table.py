@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn, optim
 
 BLACK, ORANGE, SKY, YELLOW = "#000000", "#E69F00", "#56B4E9", "#F0E442"
-BLUE, VERMILION, PURPLE, GREY, GREEN = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#009E73"
+BLUE, VERMILION, PURPLE, GRAY, GREEN = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#009E73"
 
 STAGE = Composition(
     offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,
@@ -100,6 +100,6 @@ for _level, _settings, _tuning, _marker in (
 ):
     register_strategy(
         f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_settings,
-        label=f"DeepSpeed ZeRO-{_level}", look=Look(GREY, _marker, (0, (5, 2))), composes=Composition(clip=False),
+        label=f"DeepSpeed ZeRO-{_level}", look=Look(GRAY, _marker, (0, (5, 2))), composes=Composition(clip=False),
         tuning=_tuning, requires="deepspeed", install=DEEPSPEED,
     )  # fmt: skip
