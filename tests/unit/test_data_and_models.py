@@ -165,6 +165,6 @@ def test_initial_values_are_drawn_where_the_config_says(draw_on: str, expected: 
     construction.place_model(config, torch.device("meta"))
     assert seen == [expected]
     assert torch.empty(1).device == CPU
-    hollow = cell("zero3", 2, draw_on=draw_on, strategy={"construct": "meta"}).config
-    assert construction.initial_options(hollow, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
+    on_meta = cell("zero3", 2, draw_on=draw_on, strategy={"construct": "meta"}).config
+    assert construction.initial_options(on_meta, CPU) == ({} if draw_on == "cpu" else {"initial_device": CPU})
     assert construction.initial_options(config, CPU) == {}

@@ -142,7 +142,7 @@ def test_a_model_without_blocks_is_refused_before_ranks_start() -> None:
     for policy in (CHECKPOINT, OFFLOAD, BOTH):
         problems = cell("zero3", 2, "no_blocks", activation=policy).problems
         assert len(problems) == 1
-        assert problems[0].startswith(f"activation={policy.name}: Module has no blocks to treat so; put them into")
+        assert problems[0].startswith(f"activation={policy.name}: Module has no blocks to apply it to; put them into")
         assert not cell("zero3", 2, "needs_memory", activation=policy).problems
     assert not cell("zero3", 2, "no_blocks").problems
 

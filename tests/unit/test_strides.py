@@ -112,5 +112,5 @@ def test_a_rank_state_of_other_strides_is_refused() -> None:
     (first, mine), (_, other) = states
     first.load_state_dict(mine)
     other.pop("orders")  # as it was written before orders were
-    with pytest.raises(ValueError, match=r"state_dict: the elements of 0\.weight lie in another order of memory"):
+    with pytest.raises(ValueError, match=r"state_dict: the memory order of 0\.weight differs"):
         first.load_state_dict(other)

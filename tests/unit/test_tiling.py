@@ -73,9 +73,9 @@ def test_from_the_meta_device_it_has_the_same_values(tiles: int) -> None:
     plain = gpt(1)
     torch.manual_seed(3)
     with torch.device("meta"):
-        hollow = models.build("gpt", {**SHAPE, "tiles": tiles})
-    initialize(hollow, torch.optim.AdamW(hollow.parameters(), fused=True), "zero3")
-    found = whole_state(hollow, hollow.state_dict())
+        model = models.build("gpt", {**SHAPE, "tiles": tiles})
+    initialize(model, torch.optim.AdamW(model.parameters(), fused=True), "zero3")
+    found = whole_state(model, model.state_dict())
     assert all(torch.equal(found[key], value) for key, value in plain.state_dict().items())
 
 

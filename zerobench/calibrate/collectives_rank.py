@@ -1,4 +1,6 @@
-"""One rank of a calibration: every collective at every size, in turns, so that a drift of the machine hits all."""
+"""One rank of a calibration: every collective at every size, interleaved, so that a drift of the machine
+affects all.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """What one rank is to do. `sizes`: bytes of the full tensor, rounded up so that all ranks share it evenly."""
+    """The work of one rank. `sizes`: bytes of the full tensor, rounded up so that its slices are equal."""
 
     rank: int
     world_size: int
@@ -52,13 +54,15 @@ TRANSFERS: dict[tuple[str, str], Callable[[Comm, torch.Tensor], Any]] = {
 
 
 def evenly(size: int, world_size: int) -> int:
-    """`size` bytes rounded up to whole, aligned slices."""
+    """Rounds `size` bytes up to whole, aligned slices."""
     step = ALIGN_BYTES * world_size * 2
     return -(-size // step) * step
 
 
 def calibrate_rank(job: CalibrationJob, tell: Callable[[int], None]) -> list[dict[str, Any]]:
-    """This rank's times: via, collective, bytes, repetition, seconds. `tell` takes how many rounds are done."""
+    """Returns this rank's times: via, collective, bytes, repetition, seconds. `tell` receives the number of finished
+    rounds.
+    """
     surroundings = rank_environment(
         job.rank,
         job.world_size,
@@ -86,7 +90,7 @@ def calibrate_rank(job: CalibrationJob, tell: Callable[[int], None]) -> list[dic
 
 
 def _time(transfer: Callable[[Comm, torch.Tensor], Any], comm: Comm, full: torch.Tensor) -> float:
-    """From when all ranks are ready until this one is done."""
+    """Returns the time from when all ranks are ready until this one is done."""
     full.zero_()
     if comm.size > 1:
         dist.barrier()

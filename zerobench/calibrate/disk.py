@@ -1,9 +1,9 @@
-"""What a disk moves, as measured by `zerobench calibrate --disk`, and how much of it the engine's files reach.
+"""The rates of a disk, as measured by `zerobench calibrate --disk`, and the fraction that the engine's files reach.
 
-    of_raw   = a second's bytes (via) / a second's bytes (raw)   the same blocks and depth, one right after the other
-    of_bound = of updates, beside the slower of the disk and the update in memory: neither can be overtaken
+    of_raw   = bytes per second (via) / bytes per second (raw)   at the same blocks and depth, measured back to back
+    of_bound = of updates, relative to the slower of the disk and the update in memory: an upper bound
 
-A folder of a calibration holds `transfers.parquet` (a DiskRow each), `rates.parquet` (a DiskRate each) and
+A folder of a calibration holds `transfers.parquet` (one DiskRow each), `rates.parquet` (one DiskRate each) and
 `provenance.json`.
 """
 
@@ -23,7 +23,7 @@ RAW, STORE, CHECKED = "raw", "store", "checked"
 """Plain preadv and pwritev in threads; the engine's files without checksums; with them."""
 
 UPDATE, IN_MEMORY = "update", "in memory"
-"""The engine's update over files with checksums; the same where nothing is in files."""
+"""The engine's update over files with checksums; the same update in memory."""
 
 GIB = 2**30
 RESAMPLES = 1000
@@ -39,14 +39,14 @@ class DiskRow:
     block_bytes: int
     depth: int
     direct: bool
-    """Past the page cache."""
+    """True where the page cache is bypassed."""
     file_bytes: int
     moved_bytes: int
-    """Read and written."""
+    """Bytes read and written."""
     repetition: int
     seconds: float
     cpu_seconds: float
-    """Of all threads of the process, the kernel's share included."""
+    """CPU time of all threads of the process, including the kernel's."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class DiskRate:
 
 @dataclass(frozen=True)
 class DiskCalibration:
-    """A disk's transfers: rows, rates, and where they come from."""
+    """A disk's calibration: transfers, rates and provenance."""
 
     transfers: pd.DataFrame
     rates: list[DiskRate]
     provenance: dict[str, Any]
 
     def rate(self, kind: str, block_bytes: int, depth: int, via: str = CHECKED) -> DiskRate:
-        """What was reached. Raises KeyError with what there is."""
+        """Returns the measured rate. Raises KeyError with the available ones."""
         for row in self.rates:
             if (row.via, row.kind, row.block_bytes, row.depth) == (via, kind, block_bytes, depth):
                 return row
@@ -88,7 +88,7 @@ class DiskCalibration:
 
 
 def rates_of(transfers: pd.DataFrame) -> list[DiskRate]:
-    """A rate for each way, kind, block size and depth."""
+    """Computes a rate for each way, kind, block size and depth."""
     keys = ["kind", "block_bytes", "depth", "direct", "file_bytes"]
     found = []
     for key, same in transfers.groupby(keys, sort=False):
@@ -105,14 +105,14 @@ def rates_of(transfers: pd.DataFrame) -> list[DiskRate]:
 
 
 def _median(values: np.ndarray) -> tuple[float, float, float]:
-    """With the interval that resampling gives."""
+    """Returns the median with its bootstrap interval."""
     drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.quantile(np.median(values[drawn], axis=1), [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
 
 
 def write_disk_calibration(folder: Path, transfers: Sequence[DiskRow], provenance: dict[str, Any]) -> DiskCalibration:
-    """Finds the rates, and writes all to `folder`; an earlier calibration there is replaced."""
+    """Computes the rates and writes all to `folder`; replaces an earlier calibration there."""
     frame = pd.DataFrame([asdict(row) for row in transfers])
     rates = rates_of(frame)
     write_tables(folder, frame, "rates", rates, provenance)
@@ -120,6 +120,6 @@ def write_disk_calibration(folder: Path, transfers: Sequence[DiskRow], provenanc
 
 
 def load_disk_calibration(folder: Path | str) -> DiskCalibration:
-    """What `zerobench calibrate --disk` wrote. Raises FileNotFoundError where there is none."""
+    """Reads the result of `zerobench calibrate --disk`. Raises FileNotFoundError where there is none."""
     none = "no calibration of a disk; zerobench calibrate --disk"
     return DiskCalibration(*read_tables(Path(folder), "rates", DiskRate, none))

@@ -1,10 +1,10 @@
-"""The measurement behind `zerobench calibrate --disk`: the same bytes by three ways, in turns, so that a drift of the
-disk hits all.
+"""The measurement behind `zerobench calibrate --disk`: the same bytes in several ways, interleaved, so that a drift of
+the disk affects all.
 
-raw        threads that call preadv and pwritev on a buffer each, and nothing else: what the disk gives
+raw        threads that call preadv and pwritev, each on its buffer, and nothing else: the disk's own rate
 store      the engine's FileStore and Pool, without checksums
-checked    the same with them
-update     the engine's update over files, with checksums, and in memory: what bounds it (calibrate/disk_update.py)
+checked    the engine's FileStore and Pool, with checksums
+update     the engine's update over files, with checksums, and in memory: its bound (calibrate/disk_update.py)
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .disk_update import Updates
 
 WARMUP = 1
 KINDS = {"mixed": ("read", "write"), "read": ("read",), "write": ("write",)}
-"""What is done to one block after the other."""
+"""Kind -> operations on successive blocks."""
 
 BUFFERS_A_THREAD = 2
-"""Of the pool: one at the disk, one on its way."""
+"""Buffers of the pool per thread: one at the disk, one in transfer."""
 
 UPDATES = (UPDATE, IN_MEMORY)
-"""They read as much as they write, and nothing else."""
+"""Updates read as much as they write."""
 
 
 @dataclass(frozen=True)
 class DiskPlan:
-    """What is to be measured in `folder`: every block size at every depth, on files of `file_bytes`."""
+    """The measurement in `folder`: every block size at every depth, on files of `file_bytes`."""
 
     folder: Path
     file_bytes: int
@@ -50,17 +50,17 @@ class DiskPlan:
 
     @property
     def rounds(self) -> int:
-        """How often `tell` hears of one."""
+        """Number of calls of `tell`."""
         return len(self.blocks) * len(self.depths) * (self.repetitions + WARMUP)
 
 
 class Way(Protocol):
-    """A way to move a file's bytes. `moves_bytes`: how many in one `carry`."""
+    """A way to move a file's bytes. `moves_bytes`: bytes of one `carry`."""
 
     moves_bytes: int
 
     def prepare(self) -> None:
-        """What must be there before, and is not to be measured: as a rule nothing."""
+        """Prepares files that exist before the measurement; by default nothing."""
         return
 
     def carry(self, kinds: tuple[str, ...]) -> None:
@@ -68,7 +68,7 @@ class Way(Protocol):
 
 
 class Raw(Way):
-    """See above. `path`: an existing file, whose blocks are carried."""
+    """Threads that call preadv and pwritev. `path`: an existing file, whose blocks are moved."""
 
     def __init__(self, path: Path, plan: DiskPlan, block: int, depth: int, direct: bool, stack: ExitStack) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0), 0o600)
@@ -79,7 +79,7 @@ class Raw(Way):
         self._buffers = [_large_pages(block) for _ in range(depth)]
 
     def carry(self, kinds: tuple[str, ...]) -> None:
-        """A thread a buffer; each takes the next block when it is done with one."""
+        """Moves all blocks: one thread per buffer, each takes the next block when it has finished one."""
         numbers, lock = iter(range(self._blocks)), threading.Lock()
         errors: list[OSError] = []
         threads = [threading.Thread(target=self._run, args=(b, kinds, numbers, lock, errors)) for b in self._buffers]
@@ -107,7 +107,7 @@ class Raw(Way):
 
 
 def _large_pages(nbytes: int) -> mmap.mmap:
-    """Memory as a pool's: direct I/O takes half the CPU time on large pages."""
+    """Allocates memory as a pool does: direct I/O needs half the CPU time on large pages."""
     buffer = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -116,7 +116,7 @@ def _large_pages(nbytes: int) -> mmap.mmap:
 
 
 class FileStoreWay(Way):
-    """The engine's own: one region, blocks through a pool, as many under way as it has buffers."""
+    """The engine's files: one region, blocks through a pool, as many in flight as it has buffers."""
 
     def __init__(self, store: FileStore, plan: DiskPlan, block: int, depth: int) -> None:
         self._store, self._region = store, store.allocate(plan.file_bytes)
@@ -138,7 +138,9 @@ class FileStoreWay(Way):
 
 
 def measure(plan: DiskPlan, tell: Callable[[int], None]) -> list[DiskRow]:
-    """All rows. `tell` takes how many rounds are done. Raises OSError (DiskError) for what the disk refuses."""
+    """Returns all rows. `tell` receives the number of finished rounds. Raises OSError (DiskError) where the disk
+    refuses.
+    """
     rows: list[DiskRow] = []
     done = 0
     for block, depth in itertools.product(plan.blocks, plan.depths):
@@ -146,7 +148,7 @@ def measure(plan: DiskPlan, tell: Callable[[int], None]) -> list[DiskRow]:
             ways, direct = _ways(plan, block, depth, stack)
             for way in ways.values():
                 way.prepare()
-                way.carry(KINDS["write"])  # what is read must have been written
+                way.carry(KINDS["write"])  # blocks must have been written before they are read
             for repetition in range(-WARMUP, plan.repetitions):
                 found = _round(plan, ways, direct, block, depth, repetition)
                 rows += found if repetition >= 0 else []
@@ -177,7 +179,7 @@ def _ways(plan: DiskPlan, block: int, depth: int, stack: ExitStack) -> tuple[dic
 def _round(
     plan: DiskPlan, ways: dict[str, Way], direct: bool, block: int, depth: int, repetition: int
 ) -> list[DiskRow]:
-    """Every kind by every way, another way first each time."""
+    """Measures every kind by every way, starting with another way each time."""
     rows = []
     for kind, kinds in KINDS.items():
         names = [via for via in ways if kind == "mixed" or via not in UPDATES]

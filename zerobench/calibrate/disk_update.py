@@ -1,9 +1,9 @@
-"""The engine's update as two more ways of the disk's measurement (disk_rank.py): what a step makes of the disk.
+"""The engine's update as two more ways of the disk's measurement (disk_rank.py): how well a step uses the disk.
 
-update      masters and states in files: cut k + 1 is read, cut k updated, cut k - 1 written (offload/nvme.py)
-in memory   the same update with masters and states in host memory: what it computes, without a disk
+update      masters and states in files: chunk k + 1 is read, chunk k updated, chunk k - 1 written (offload/nvme.py)
+in memory   the same update with masters and states in host memory: its computation, without a disk
 
-AdamW in fp32, one rank. A parameter's master and two states are read and written: half of its bytes each, as `mixed`.
+AdamW in fp32, one rank. A parameter's master and two states are read and written: half of the bytes each, as `mixed`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BYTES_A_PARAMETER = 24
 
 
 class Weight(nn.Module):
-    """One parameter, (numel,), whose gradient is 1."""
+    """A module with one parameter, (numel,), whose gradient is 1."""
 
     def __init__(self, numel: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(numel))
 
     def forward(self) -> torch.Tensor:
-        """A scalar."""
+        """Returns a scalar."""
         return self.weight.sum()
 
 
 class Updates:
-    """Updates that move `moves_bytes` each, the optimizer's part being where `offload` says."""
+    """Updates that move `moves_bytes` each, with the optimizer's states in the tier of `offload`."""
 
     def __init__(self, offload: Offload, file_bytes: int) -> None:
         numel = file_bytes // BYTES_A_PARAMETER
@@ -44,5 +44,5 @@ class Updates:
         self._engine.backward(self._engine())
 
     def carry(self, kinds: tuple[str, ...]) -> None:
-        """A step; returns when all of it is in the files."""
+        """Runs a step; returns when all of it is in the files."""
         self._engine.step()

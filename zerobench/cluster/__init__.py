@@ -1,1 +1,3 @@
-"""Processes that somebody else started (torchrun, srun, mpirun): the job, its store, what travels through it."""
+"""Jobs started by an external launcher (torchrun, srun, mpirun): their ranks, their store, and the values that it
+carries.
+"""

@@ -1,9 +1,9 @@
-"""A job that somebody else has started: torchrun, srun, mpirun. One process a rank; they meet in the job's store.
+"""A job that an external launcher has started (torchrun, srun, mpirun): one process per rank; they meet in its store.
 
-job       what the environment says of this process
-info      what a process says of itself as it comes: its machine, its GPUs, its code
-membership    all members; where ranks run, and on how many machines and GPUs, follows from it
-current_job      this process among the others: the job, its store, its heartbeat. Rank 0 alone has the membership
+Job            the environment's description of this process
+RankInfo       a process's description of itself when it joins: its machine, GPUs and code
+Membership     the infos of all ranks, from which the ranks' placement on machines and GPUs follows
+JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 2**16 - 1
 TELLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-"""Any of these says that there is a job; the address alone does not."""
+"""Any of these indicates a job; the address alone does not."""
 
 
 class JobError(Exception):
-    """There is a job, but it cannot be joined; the message is the sentence."""
+    """Raised where there is a job that cannot be joined; the message is the sentence."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """`local_rank`: among the ranks of this machine. `agent`: torchrun keeps the store; else rank 0's process does.
-    `attempt`: tells torchrun's restarts apart. `machine`: the host, and which of torchrun's agents on it.
+    """The environment's description of a job.
+
+    `local_rank`: among the ranks of this machine. `agent`: torchrun hosts the store; else rank 0's process does.
+    `attempt`: distinguishes torchrun's restarts. `machine`: the host, and the number of torchrun's agent on it.
     """
 
     rank: int
@@ -47,12 +49,14 @@ class Job:
 
     @property
     def launched_by(self) -> str:
-        """Who started the processes, as far as the environment tells."""
+        """The launcher that started the processes, as far as the environment tells."""
         return "torchrun" if self.attempt else "the environment"
 
 
 def find_job(environment: Mapping[str, str]) -> Job | None:
-    """The job that the environment describes, or None. Raises JobError for half a description, or a wrong one."""
+    """Reads the job from the environment; None without one. Raises JobError for an incomplete or invalid
+    description.
+    """
     given = [name for name in TELLING if environment.get(name)]
     if not given:
         return None
@@ -86,7 +90,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """`gpus`: the identities of those that this process sees. `code`, `torch`: what it runs."""
+    """One rank's description. `gpus`: identities of the GPUs that it sees. `code`, `torch`: versions that it runs."""
 
     rank: int
     world_size: int
@@ -109,20 +113,20 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Membership:
-    """The members of all ranks, in their order."""
+    """The infos of all ranks, in rank order."""
 
     members: tuple[RankInfo, ...]
 
     def machines(self, ranks: int) -> int:
-        """How many machines the first `ranks` ranks are on; each of torchrun's agents counts as one."""
+        """Returns the number of machines of the first `ranks` ranks; each of torchrun's agents counts as one."""
         return len({info.machine for info in self._first(ranks)})
 
     def most_per_host(self, ranks: int) -> int:
-        """The first `ranks` ranks: the most of them on one host."""
+        """Returns the largest number of the first `ranks` ranks on one host."""
         return max(Counter(info.host for info in self._first(ranks)).values())
 
     def ranks_per_gpu(self, ranks: int) -> int:
-        """The first `ranks` ranks: the most of them on one GPU; 0 where one of them sees no GPU."""
+        """Returns the largest number of the first `ranks` ranks on one GPU; 0 where one of them sees no GPU."""
         first = self._first(ranks)
         return max(Counter((info.host, info.gpu) for info in first).values()) if all(s.gpus for s in first) else 0
 
@@ -145,7 +149,7 @@ class Membership:
 
 
 class JobContext:
-    """This process among those of its job. `passes`: how many rank 0 has published."""
+    """This process within its job. `passes`: number of passes that rank 0 has published."""
 
     def __init__(self, job: Job, code: str) -> None:
         self.job = job
@@ -162,7 +166,7 @@ class JobContext:
 
     @cached_property
     def membership(self) -> Membership:
-        """Waits until all have come. Raises JobError where one does not."""
+        """The infos of all ranks; waits until all have joined. Raises JobError where one does not."""
         deadline, members = time.monotonic() + JOIN_S, []
         for rank in range(self.job.world_size):
             while (found := self.store.read(f"info/{rank}")) is None:
@@ -173,17 +177,17 @@ class JobContext:
         return Membership(tuple(members))
 
     def leave(self, reason: str) -> None:
-        """Says why this process will not take part any more."""
+        """Publishes the reason why this process takes part no longer."""
         self.store.post(f"left/{self.job.rank}", reason)
 
     def why_absent(self, rank: int) -> str | None:
-        """What a rank's process said as it left, or that it is lost; None while it is there."""
+        """Returns the reason that a rank's process gave when it left, or that it is lost; None while it is present."""
         left: str | None = self.store.read(f"left/{rank}")
         return "is lost: its process says nothing" if left is None and self.monitor.silent(rank) else left
 
 
 def too_many(ranks: int, world_size: int) -> str:
-    """The sentence for a world that is larger than the job."""
+    """Returns the sentence for a world that is larger than the job."""
     return f"world_size={ranks}: the job that was joined has {world_size} ranks; start more, or ask for fewer"
 
 
@@ -199,26 +203,26 @@ _contexts: list[JobContext] = []
 
 
 def gather() -> None:
-    """Waits until the whole job is there, where one has been joined. Raises JobError where it does not come."""
+    """Waits until the whole job is present, where one has been joined. Raises JobError where it does not come."""
     mine = current_job()
     if mine is not None:
         mine.membership.check()
 
 
 def machines(ranks: int) -> int:
-    """On how many machines the first `ranks` ranks are."""
+    """Returns the number of machines of the first `ranks` ranks."""
     mine = current_job()
     return 1 if mine is None else mine.membership.machines(ranks)
 
 
 def current_job() -> JobContext | None:
-    """This process's current_job, where it has joined a job."""
+    """Returns this process's job context, or None where it has joined no job."""
     return _contexts[-1] if _contexts else None
 
 
 @contextmanager
 def joined(job: Job, code: str) -> Iterator[JobContext]:
-    """This process is in `job`'s current_job. Raises JobError where that cannot be."""
+    """Joins `job` for the duration of the context. Raises JobError where that fails."""
     try:
         mine = JobContext(job, code)
     except LostError as lost:

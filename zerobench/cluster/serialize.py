@@ -1,7 +1,7 @@
-"""Dataclasses as to_plain values, for JSON, and back by their types.
+"""Converts dataclasses to plain values, for JSON, and back by their types.
 
-Nothing is unpickled: what comes from another machine can become the types asked for and no others. Floats keep every
-bit, for JSON writes the shortest text that reads back as the same number.
+Nothing is unpickled: data from another machine can become the requested types and no others. Floats keep every bit,
+since JSON writes the shortest text that reads back as the same number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses become dicts, also within lists, tuples and dicts; everything else stays."""
+    """Converts dataclasses to dicts, also within lists, tuples and dicts; other values are unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, list | tuple):
@@ -22,7 +22,7 @@ def to_plain(value: Any) -> Any:
 
 
 def rebuild(kind: Any, value: Any) -> Any:
-    """The value of type `kind` that was made to_plain. Raises ValueError where it is none."""
+    """Rebuilds the value of type `kind` from the result of `to_plain`. Raises ValueError where it does not fit."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
@@ -39,7 +39,7 @@ def rebuild(kind: Any, value: Any) -> Any:
         return {key: rebuild(parts[1], one) for key, one in value.items()}
     if type(value) is kind or (kind is type(None) and value is None):
         return value
-    if kind is float and type(value) is int:  # a column may hold a whole number where its type says float
+    if kind is float and type(value) is int:  # a column of type float may hold a whole number
         return value
     raise ValueError(f"{value!r:.60} is no {getattr(kind, '__name__', kind)}")
 

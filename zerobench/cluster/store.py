@@ -1,8 +1,8 @@
-"""What the processes of a job tell one another: JSON values under keys in the job's store, and that they live.
+"""Communication between the processes of a job: JSON values under keys in the job's store, and heartbeats.
 
-store    a connection to the store, torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
-value    JSON, compressed, in pieces that the store takes
-heartbeat    a number in the store that a thread of each process raises; one that stands still is of a lost process
+store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
+value        JSON, compressed, in pieces within the store's size limit
+heartbeat    a counter in the store that a thread of each process increments; one that stops marks a lost process
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from itertools import count
 from typing import Any
 
 PIECE_CHARS = 4 * 2**20
-"""The store refuses values of more than 8 MiB."""
+"""Size of a piece: the store refuses values of more than 8 MiB."""
 
 JOIN_S = 300.0
-"""What the processes of a job get to come together."""
+"""Time, in seconds, for all processes of a job to join."""
 
 BEAT_S = 2.0
 SILENCE_S = 30.0
-"""A heartbeat that stands still for so long belongs to a process that is gone, or might as well be."""
+"""Time, in seconds, without a heartbeat after which a process counts as lost."""
 
 _TRY_S = 10.0
 
 
 class LostError(RuntimeError):
-    """The job, or a part of it, cannot be reached; the message is the sentence."""
+    """Raised where the job, or a part of it, cannot be reached; the message is the sentence."""
 
 
 class JobStore:
-    """A connection of its own. `host`: this process keeps the store. Raises LostError, as everything here does."""
+    """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError."""
 
     def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
         from torch.distributed import PrefixStore
@@ -45,22 +45,23 @@ class JobStore:
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
-        """Puts a value under `key`, which can be read as soon as it is whole: by everybody once this returns."""
+        """Stores a value under `key`, readable once it is complete: by all processes when this returns."""
         data = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
         pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
         with self._asking():
             for number, piece in enumerate(pieces):
                 self._store.set(f"{key}/{number}", piece)
             self._store.set(key, str(len(pieces)))
-            self._store.check([key])  # the store does not answer `set`; what it answers next comes after it
+            # The store does not acknowledge `set`: an answer to a later request proves that it was handled.
+            self._store.check([key])
 
     def has(self, key: str) -> bool:
-        """Whether there is a value under `key`."""
+        """Returns True where there is a value under `key`."""
         with self._asking():
             return bool(self._store.check([key]))
 
     def read(self, key: str) -> Any:
-        """The value under `key`, or None where there is none."""
+        """Returns the value under `key`, or None."""
         if not self.has(key):
             return None
         with self._asking():
@@ -68,7 +69,7 @@ class JobStore:
         return json.loads(zlib.decompress(b64decode(b"".join(pieces))))
 
     def take(self, key: str) -> Any:
-        """The value under `key`, or None where there is none. It is gone then: for a key that one process reads."""
+        """Returns the value under `key`, or None, and removes it: for a key that a single process reads."""
         if not self.has(key):
             return None
         value = self.read(key)
@@ -76,7 +77,7 @@ class JobStore:
         return value
 
     def drop(self, key: str) -> None:
-        """Removes the value or the number under `key`, which nobody is about to read."""
+        """Removes the value or the number under `key`, which no process reads any more."""
         with self._asking():
             self._store.delete_key(key)
             for number in count():
@@ -99,7 +100,9 @@ class JobStore:
 
 
 def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
-    """Tries again and again, so that a signal is heeded meanwhile: torch does not return before its time is over."""
+    """Connects with many short attempts, because torch's own does not return before its timeout, and would hold up
+    signals.
+    """
     from torch.distributed import DistError, TCPStore
 
     deadline = time.monotonic() + patience_s
@@ -112,14 +115,12 @@ def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
             if host:
                 raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
             if time.monotonic() > deadline:
-                words = (
-                    f"nobody keeps a store at {address}:{port}; do all processes have rank 0's MASTER_ADDR and port?"
-                )
+                words = f"there is no store at {address}:{port}; do all processes have rank 0's MASTER_ADDR and port?"
                 raise LostError(words) from error
 
 
 class Heartbeat:
-    """Beats for one rank in a thread, on a connection of its own, until it is stopped."""
+    """Increments one rank's counter from a thread, on a connection of its own, until it is stopped."""
 
     def __init__(self, store: JobStore, rank: int) -> None:
         self._store, self._key, self._over = store, f"heartbeat/{rank}", threading.Event()
@@ -127,7 +128,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, which is not to be in the midst of torch's code when the interpreter ends."""
+        """Ends the thread, which must not be inside torch's code when the interpreter shuts down."""
         self._over.set()
         self._thread.join(2 * BEAT_S)
 
@@ -136,18 +137,18 @@ class Heartbeat:
             while not self._over.wait(BEAT_S):
                 self._store.increment(self._key, 1)
         except LostError:
-            return  # who waits for the store hears of it there
+            return  # the thread that uses the store gets the error there
 
 
 class HeartbeatMonitor:
-    """Tells whose heartbeat stands still."""
+    """Finds ranks whose heartbeat has stopped."""
 
     def __init__(self, store: JobStore, silence_s: float = SILENCE_S) -> None:
         self._store, self._silence_s = store, silence_s
         self._heard: dict[int, tuple[int, float]] = {}
 
     def silent(self, rank: int) -> bool:
-        """Whether a rank's heartbeat has stood still for too long, as far as it was looked at."""
+        """Returns True where a rank's heartbeat has not changed for too long, as far as it was observed."""
         beats, now = self._store.increment(f"heartbeat/{rank}", 0), time.monotonic()
         if rank not in self._heard or self._heard[rank][0] != beats:
             self._heard[rank] = beats, now

@@ -1,4 +1,4 @@
-"""One rank's surroundings: device, threads, seeds, process group, memory of the process."""
+"""One rank's environment: device, threads, seeds, process group, memory of the process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ import torch.distributed as dist
 from ..zero.comm.backends import FAKE
 
 SIMULATED = "simulated"
-"""The backend of a world of which one rank alone is run."""
+"""The backend of a world of which a single rank is run."""
 
 TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
-"""What torch is given for a backend: flags that the hosts need go between the hosts, past the GPUs' queues."""
+"""torch's name of a backend: with NCCL, flags that the host reads are sent between hosts, past the GPUs' queues."""
 
 
 MEETING_S = 60.0
-"""What a rank gets to reach the store of its job, which is there already."""
+"""Time, in seconds, for a rank to connect to the store of its job, which exists already."""
 
 
 @dataclass(frozen=True)
 class JobRendezvous:
-    """Where a rank of a joined job meets the others of its pass: in the job's store, below a prefix of the pass's own.
-    `one_machine`: they all are on one.
+    """The meeting point of a joined job's ranks in one pass: the job's store, below a prefix per pass.
+
+    `one_machine`: all ranks are on one machine.
     """
 
     address: str
@@ -42,7 +43,7 @@ class JobRendezvous:
 
 
 Rendezvous = str | JobRendezvous
-"""A file that the ranks of one machine meet at, or a place in a job."""
+"""A file, for the ranks of one machine, or a place in a job's store."""
 
 
 @contextmanager
@@ -51,9 +52,9 @@ def rank_environment(
 ) -> Iterator[torch.device]:
     """Joins the process group of `world_size` ranks that meet at `rendezvous`; leaves it at the end.
 
-    A file needs no port; what gloo and NCCL open themselves stays on the loopback interface, unless the ranks are on
-    several machines: then they, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, choose. With backend=simulated nobody
-    is met: this process is one rank of a world that is not there.
+    A file needs no port; sockets of gloo and NCCL stay on the loopback interface, unless the ranks are on several
+    machines: then they, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, choose. With backend=simulated there is no
+    meeting: this process is one rank of a simulated world.
     """
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
@@ -78,13 +79,14 @@ def rank_environment(
             device_id=here if backend == "nccl" else None,
         )
     yield here
-    dist.destroy_process_group()  # not after an error: NCCL would wait there for ranks that have none
+    dist.destroy_process_group()  # not after an error: NCCL would wait there for ranks that no longer answer
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """The store in which torch is to find the others. A file is opened by its path, for a URL would end at a # or ?.
+    """Returns the store in which torch finds the other ranks. A file is opened by its path: a URL would end at a # or
+    ?.
 
-    Libraries that read the environment shall find this world there, not the job.
+    RANK and the like are set, so that libraries that read the environment find this world, not the job.
     """
     if isinstance(rendezvous, str):
         store: dist.Store = dist.FileStore(rendezvous, world_size)
@@ -97,7 +99,7 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timede
 
 
 def nccl_version() -> tuple[int, int, int] | None:
-    """Of the library that torch has loaded, which may be another than it was built with; None where there is none."""
+    """Returns the version of the NCCL that torch has loaded, maybe not the one it was built with; None without one."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
@@ -108,7 +110,7 @@ def nccl_version() -> tuple[int, int, int] | None:
 
 
 def make_deterministic() -> None:
-    """From now on torch's deterministic kernels only; cuBLAS reads its part when the process first asks for it."""
+    """Restricts torch to deterministic kernels; cuBLAS reads its setting when the process first uses it."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
@@ -122,15 +124,15 @@ def seed_everything(seed: int) -> None:
 
 
 def _keep_pages() -> None:
-    """Keeps malloc from giving freed pages back, so that a large buffer is not paged in afresh each step.
+    """Keeps malloc from returning freed pages, so that a large buffer is not faulted in again each step.
 
-    The environment variables for it would come too late: these processes are forked.
+    The environment variables for it would be read too early: these processes are forked.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return  # another libc
+        return  # a libc without mallopt
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(top_pad, 64 * 2**20)
@@ -145,7 +147,9 @@ def reset_resident_peak() -> None:
 
 
 def loopback_bytes() -> int | None:
-    """Bytes over the loopback interface so far, of every process here; None where the system does not tell."""
+    """Returns the bytes over the loopback interface so far, of all processes; None where the system does not report
+    them.
+    """
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()
     except OSError:
@@ -154,7 +158,7 @@ def loopback_bytes() -> int | None:
 
 
 def resident_peak_bytes() -> int | None:
-    """Peak resident set since the last reset, or None where the system does not tell."""
+    """Returns the peak resident set since the last reset, or None where the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Standard output and error whose reader may leave: `zerobench status | head`."""
+"""Standard output and error whose reader may close them: `zerobench status | head`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TextIO
 
 
 class Patient(io.FileIO):
-    """A descriptor for writing. What is written after its reader has left goes nowhere; other errors are raised."""
+    """A descriptor for writing. Output after its reader has closed it is discarded; other errors are raised."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        """As FileIO's."""
+        """Writes as FileIO does; discards the data once the reader is gone."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -20,9 +20,9 @@ class Patient(io.FileIO):
 
 
 def patient(stream: TextIO) -> TextIO:
-    """The same stream over a Patient descriptor, so that a command comes to its own end and to its own exit code."""
+    """Returns the stream over a Patient descriptor, so that a command completes and keeps its own exit code."""
     if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
-        return stream  # somebody's own, a test's say
+        return stream  # replaced by a caller, such as a test
     stream.flush()
     raw = Patient(os.dup(stream.fileno()), "w")
     return io.TextIOWrapper(

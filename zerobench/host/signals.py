@@ -1,8 +1,8 @@
-"""Signals that end a command. The first one interrupts it as Ctrl-C does; more of them do not disturb the tidying up.
+"""Signals that end a command. The first one interrupts it as Ctrl-C does; further ones do not disturb its cleanup.
 
-Python raises an interruption between any two instructions, and code of others can lose it there: a `finally` of
-omegaconf's fails on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed`
-raises a lost interruption again: at each cell, and in a block of `insist` by a clock.
+Python raises an interruption between any two instructions, where library code can lose it: a `finally` of omegaconf
+fails on a name that is not yet bound, and Hydra takes that error for a config without a mode. So `heed` raises a lost
+interruption again: at each cell, and in a block of `insist` by a timer.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def heed() -> None:
 
 @contextlib.contextmanager
 def insist() -> Iterator[None]:
-    """Raises an interruption again and again in this block, which has nothing to tidy up, until it ends the block.
+    """Raises an interruption repeatedly in this block, which needs no cleanup, until it ends the block.
 
-    In a thread, and where a caller uses the clock, for a timeout of its own say, it does nothing.
+    In a thread, and where a caller uses the timer itself, for a timeout say, it does nothing.
     """
     taken = threading.current_thread() is not threading.main_thread() or any(signal.getitimer(signal.ITIMER_REAL))
     if taken:
@@ -43,7 +43,7 @@ def insist() -> Iterator[None]:
         yield
         heed()
     except BaseException:
-        heed()  # an error, or Hydra's exit, may be what the interruption was lost for
+        heed()  # an error, or Hydra's exit, may have replaced the interruption
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -64,7 +64,9 @@ def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those of `numbers` that are neither ignored, by nohup say, nor heeded by others, as in a job's process."""
+    """Returns those of `numbers` that are neither ignored, as under nohup, nor handled by others, as in a job's
+    process.
+    """
     return [one for one in numbers if signal.getsignal(one) is signal.SIG_DFL]
 
 

@@ -1,7 +1,7 @@
-"""Folders that a lock marks as somebody's while they are written, and folders among the system's temporary files.
+"""Folders that a lock marks as in use while they are written, and folders among the system's temporary files.
 
-The lock is the kernel's (flock): it goes with its process, so nothing stale is left, and neither another machine
-nor another container on the same folder takes a living process's folder for a dead one's.
+The lock is the kernel's (flock): it ends with its process, so no stale lock remains, and neither another machine nor
+another container on the same folder takes a living process's folder for an abandoned one.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TEMPORARY = "zerobench-tmp-"
-"""What the names of our folders among the system's temporary files begin with."""
+"""Prefix of our folders' names among the system's temporary files."""
 
 
 @dataclass
 class Aside:
-    """A hidden folder in which a run comes to be. It is ours as long as `lock` is open."""
+    """A hidden folder in which a run is written. It is ours as long as `lock` is open."""
 
     path: Path
     lock: int
 
     def release(self) -> None:
-        """No longer ours: renamed, or to be removed by whoever comes next."""
+        """Gives up the folder: it was renamed, or a later process may remove it."""
         os.close(self.lock)
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder among the system's temporary files, gone at the end; what killed commands left there goes first."""
+    """Creates a folder among the system's temporary files and removes it at the end; first removes those of killed
+    commands.
+    """
     aside = claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(os.getpid()))
     try:
         yield aside.path
@@ -44,9 +46,10 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) -> Aside:
-    """A new folder in `parent` whose name begins with `marker`; those like it that nobody holds are removed.
+    """Creates a folder in `parent` whose name begins with `marker`, and removes similar ones that no process has
+    locked.
 
-    `before`: what its name begins with until it is locked, so that nobody takes it for an abandoned one.
+    `before`: prefix of its name until it is locked, so that no other process takes it for an abandoned one.
     """
     for left in parent.glob(f"{marker}*"):
         if not is_claimed(left):
@@ -55,20 +58,22 @@ def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) 
     unlocked = parent / f"{before}{unique}"
     unlocked.mkdir(mode)
     lock = os.open(unlocked, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody can take it from us either
+    with contextlib.suppress(OSError):  # a file system without locks: then no other process can lock it either
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    aside = parent / f"{marker}{unique}"  # only now is it looked at by others
+    aside = parent / f"{marker}{unique}"  # only this name is looked for by others
     unlocked.rename(aside)
     return Aside(aside, lock)
 
 
 def is_claimed(partial: Path) -> bool:
-    """Whether a process that lives, anywhere, writes in this folder. Where locks do not work: yes."""
+    """Returns True where a living process, on any machine, writes in this folder. Where locks do not
+    work: always True.
+    """
     try:
         descriptor = os.open(partial, os.O_RDONLY)
     except FileNotFoundError:
         return False
-    except OSError:  # another user's
+    except OSError:  # of another user
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

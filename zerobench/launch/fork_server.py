@@ -1,7 +1,7 @@
-"""The fork server that ranks come from: a process that has torch loaded and has never touched CUDA.
+"""The fork server that ranks are forked from: a process that has loaded torch and has never used CUDA.
 
-It loads for two seconds, on a core of its own. A command that will launch ranks starts it first of all, and composes
-its cells meanwhile.
+It loads for two seconds, on a core of its own. A command that will launch ranks starts it first, and composes its cells
+meanwhile.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker"]
-"""What ranks need not import themselves; torch's optimizers import dynamo, which takes a second."""
+"""Modules that ranks get preloaded; torch's optimizers import dynamo, which takes a second."""
 
 
 def context() -> ForkServerContext:
-    """What starts a process from the server; the first one starts the server too."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for GPUs is not to touch CUDA
+    """Returns the context that forks processes from the server; the first process starts the server too."""
+    # GPUs are counted without initializing CUDA, which a fork would break.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     found = mp.get_context("forkserver")
     found.set_forkserver_preload(PRELOAD)
     return found
@@ -32,7 +33,7 @@ def start() -> None:
 
 
 def end() -> None:
-    """Ends the server with the command, in the midst of its imports too: by itself it would first finish them."""
+    """Ends the server with the command, even during its imports, which it would otherwise complete first."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
@@ -40,9 +41,9 @@ def end() -> None:
 
 
 def let_go() -> None:
-    """Closes, in a process that came from the server, its copy of the pipe whose end tells the server to end.
+    """Closes, in a process from the server, its copy of the pipe whose end makes the server exit.
 
-    The server then ends with its parent, and the kernel ends us with it, even where we are stopped by a signal.
+    The server then ends with its parent, and the kernel ends this process with it, even while a signal has it stopped.
     """
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)

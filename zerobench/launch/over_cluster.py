@@ -1,13 +1,14 @@
-"""Passes over the processes of a joined job. Every process supervises one rank a pass, started afresh as ever.
+"""Passes over the processes of a joined job. Every process supervises one rank per pass, started afresh as on one
+machine.
 
     rank 0      *leads*: it alone composes, prints and writes. For each pass it publishes an *order*, runs its own rank,
-                and collects what became of the others
+                and collects the others' *ends*
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
-    call-off    rank 0's word that a pass is over, because a rank failed or time is up: the others end theirs
+    call-off    rank 0's message that a pass is over, because a rank failed or time is up: the others end their ranks
 
-Keys on the store, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
-Those of a pass go when it is over, for a sweep may be long: ends as they are taken, orders when all have heard them.
-What a rank brings home travels as JSON, the log of its process with it, for only rank 0 writes.
+Keys in the store, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
+Those of a pass are removed when it is over, since a sweep may be long: ends as they are taken, orders once all have
+read them. A rank's results are sent as JSON, with the log of its process, because only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from . import processes as here
 from .processes import STOPPED, Failure, Interrupted, Outcome, explain
 
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
-"""What an order may ask for. Jobs and results are rebuilt by the types in these functions' signatures."""
+"""Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""
 
 POLL_S = 0.05
 FAREWELL_S = 20.0
-"""What others get to hear that the command is over, where rank 0's process keeps the store."""
+"""Time, in seconds, for the others to read that the command is over, where rank 0's process hosts the store."""
 
 LOG_BYTES = 256 * 2**10
-"""The end of a rank's log, which travels."""
+"""Size, in bytes, of the end of a rank's log that is sent."""
 
 INTERRUPTED = "was stopped by the user"
 
 
 @dataclass(frozen=True)
 class End:
-    """How a pass ended on one process. `results`: its rank's, plain, or none."""
+    """The end of a pass on one process. `results`: its rank's, as plain values, or none."""
 
     failures: tuple[Failure, ...]
     results: list[Any]
@@ -58,7 +59,7 @@ class End:
 
 
 def places(ranks: int, file: Path) -> list[Rendezvous]:
-    """Where each rank of the next pass meets the others: in the job's store, or else at `file`."""
+    """Returns the rendezvous of each rank of the next pass: in the job's store, or else at `file`."""
     mine = current_job()
     if mine is None:
         return [str(file.resolve())] * ranks
@@ -79,7 +80,7 @@ def launch(
     timeout_s: float,
     on_progress: Callable[[Any], None] = lambda _: None,
 ) -> Outcome:
-    """launch.launch, over the processes of the job where one has been joined."""
+    """Runs `launch.launch` over the processes of the job where one has been joined."""
     mine = current_job()
     if mine is None:
         return here.launch(worker, jobs, log_dir, timeout_s, on_progress)
@@ -96,7 +97,7 @@ def lead(job: Job, command: Callable[[], int]) -> int:
             try:
                 return command()
             finally:
-                with contextlib.suppress(LostError):  # then the others hear of it by themselves
+                with contextlib.suppress(LostError):  # the others notice by themselves
                     _dismiss(mine)
     except (JobError, LostError) as error:
         print(printable(f"zerobench: {error}"), file=sys.stderr)
@@ -113,7 +114,7 @@ def _dismiss(mine: JobContext) -> None:
 
 
 class _Pass:
-    """One pass as rank 0 sees it. `ends`: of the other ranks, as far as they are known."""
+    """One pass as rank 0 runs it. `ends`: of the other ranks, as far as they are known."""
 
     def __init__(
         self, mine: JobContext, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
@@ -124,9 +125,9 @@ class _Pass:
         self.called_off = False
 
     def run(self, on_progress: Callable[[Any], None]) -> Outcome:
-        """1 publish, 2 run our own rank, 3 wait for the others, 4 join what became of all."""
+        """Runs the pass: 1 publish, 2 run the own rank, 3 wait for the others, 4 combine all ends."""
         self._collect()
-        if self._failures():  # somebody is gone already
+        if self._failures():  # a rank had left before the pass began
             return self._outcome([], [])
         order = {"worker": self.worker.__name__, "jobs": to_plain(list(self.jobs)), "timeout_s": self.timeout_s}
         self.context.passes = self.number
@@ -143,7 +144,7 @@ class _Pass:
         return self._outcome(mine.results, list(mine.failures))
 
     def _trouble(self) -> str | None:
-        """Whether our own rank is to be ended, for another one has failed."""
+        """Returns STOPPED where the own rank must be ended because another one has failed, else None."""
         self._collect()
         return STOPPED if self._failures() else None
 
@@ -159,7 +160,7 @@ class _Pass:
             self.context.store.drop(f"off/{self.number}")
 
     def _collect(self) -> None:
-        """Takes the ends that have been posted; who has left or is lost has ended, too. Raises Interrupted."""
+        """Takes the posted ends; a rank that has left or is lost counts as ended. Raises Interrupted."""
         for rank in self.others:
             if rank in self.ends:
                 continue
@@ -211,7 +212,7 @@ def follow(job: Job) -> int:
 
 @contextmanager
 def _saying_goodbye(mine: JobContext) -> Iterator[None]:
-    """Whatever ends us, rank 0 is told, as long as it can be."""
+    """Tells rank 0, as far as possible, that this process leaves, whatever ends it."""
     reason = "is gone: its process failed"
     try:
         yield
@@ -234,7 +235,7 @@ def _next_order(mine: JobContext) -> dict[str, Any] | None:
         time.sleep(POLL_S)
     order: dict[str, Any] | None = mine.store.read(key)
     heard = f"heard/{mine.passes}"
-    if order is not None and mine.store.increment(heard, 1) == mine.job.world_size - 1:  # the last of us
+    if order is not None and mine.store.increment(heard, 1) == mine.job.world_size - 1:  # the last process to read it
         mine.store.drop(key)
         mine.store.drop(heard)
     return order
@@ -245,14 +246,14 @@ def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
         return _take_part(mine, order)
     except LostError:
         raise
-    except Exception as error:  # ours, a full disk say: this pass is spoilt, and rank 0 says by what
+    except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
         first = (str(error).strip() or "no message").splitlines()[0]
         words = f"could not run its part: {type(error).__name__}: {first}"
         return End((Failure(mine.job.rank, "crash", words),), [], traceback.format_exc())
 
 
 def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
-    """Runs our rank of a pass. Its log, which grows here, goes where rank 0 writes."""
+    """Runs this process's rank of a pass. Its log is written here and sent to rank 0."""
     rank, worker = mine.job.rank, WORKERS[order["worker"]]
     job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
 

@@ -1,8 +1,8 @@
-"""N fresh rank processes, supervised. Whatever becomes of them is an Outcome; none is left behind.
+"""Launches N fresh rank processes and supervises them. Every ending is an Outcome; no process is left behind.
 
-Ranks come from a fork server that has torch loaded and has never touched CUDA: 0.35 s for four of them
-where spawning takes 7.7. Each rank dies with its parent, writes its output to a file of its own, and on
-a timeout first says where it hangs.
+Ranks come from a fork server that has loaded torch and has never used CUDA: 0.35 s for four of them where spawning
+takes 7.7 s. Each rank dies with its parent, writes its output to a file of its own, and on a timeout first writes its
+stacks there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from . import fork_server
 from .rank_process import Worker, rank_main
 
 GRACE_S = 3.0
-"""What ranks get to write their stacks or finish dying."""
+"""Time, in seconds, for ranks to write their stacks or to exit."""
 
 WATCH_S = 1.0
-"""How often a launch asks its `watch`."""
+"""Interval, in seconds, at which a launch calls its `watch`."""
 
 STOPPED = "stopped"
-"""The status of a rank that was ended because of what happened elsewhere."""
+"""The status of a rank that was ended because of an event elsewhere."""
 
 STILL_RAN = "still ran"
 
@@ -37,15 +37,15 @@ HALTED = {
     "t": "was stopped by a debugger, and others may have waited for it",
     "D": "waited in the kernel, for a disk or a device",
 }
-"""States of a process, as /proc has them, that explain a timeout."""
+"""Process states of /proc that explain a timeout."""
 
 Watch = Callable[[], str | None]
-"""Asked now and then while ranks run: None, or the status ("timeout", STOPPED) with which to end the ones that do."""
+"""Called regularly while ranks run: returns None, or the status ("timeout", STOPPED) with which to end them."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What became of a rank that brought no result: crash, oom, timeout or STOPPED. `text` follows "rank N"."""
+    """A rank without a result. `status`: crash, oom, timeout or STOPPED. `text` follows "rank N"."""
 
     rank: int
     status: str
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """How a pass ended. `results`: a value a rank, in order, where status is "ok". `failures`: elsewhere, by rank."""
+    """The end of a pass. `results`: one per rank, in order, where status is "ok". `failures`: otherwise, by rank."""
 
     status: str
     reason: str
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped us (Ctrl-C or SIGTERM) while ranks ran; they are gone."""
+    """Raised where the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; they have ended."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Rank:
     pipe: Connection
     log: Path
     server: int | None
-    """The fork server's process."""
+    """Process id of the fork server."""
     result: Any = None
     finished: bool = False
     error: tuple[str, str] | None = None
@@ -90,9 +90,9 @@ def launch(
 ) -> Outcome:
     """Runs `worker(job, tell)` in a fresh process for each of `jobs`, ranks from `first` on, and waits for all.
 
-    `worker` must be importable. What it returns comes back in `results`; what it tells goes to `on_progress` here.
-    Where a job names a folder as its `scratch`, what its rank leaves there is removed.
-    Raises Interrupted, with no process left, when the user stops us.
+    `worker` must be importable. Its return values are `results`; values that it passes to `tell` go to `on_progress`
+    here. Where a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted,
+    with no process left, when the user interrupts.
     """
     context = fork_server.context()
     kills_before = _oom_kills()
@@ -104,7 +104,7 @@ def launch(
         failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
-    except (EOFError, ConnectionError):  # while ranks were still being started
+    except (EOFError, ConnectionError):  # ranks were still being started
         server = f"process {ranks[0].server}" if ranks else "process unknown"
         words = f"was lost with the fork server of all ranks, {server}, before it began"
         return Outcome("crash", f"rank {len(ranks)} {words}", [])
@@ -119,9 +119,9 @@ def launch(
 
 
 def explain(failures: Sequence[Failure], timeout_s: float) -> tuple[str, str]:
-    """Status and reason of a pass with these failures: its first cause.
+    """Returns status and reason of a pass with these failures: its first cause.
 
-    A rank that died tells more than its peers, who only lost their connection to it.
+    A rank that died explains more than its peers, which only lost their connection to it.
     """
     causes = sorted(failures, key=lambda f: (f.status == STOPPED, _lost_a_peer(f), f.status == "timeout", _no_oom(f)))
     if causes[0].status != "timeout":
@@ -157,7 +157,7 @@ def _start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> _R
 
 
 def _supervise(ranks: list[_Rank], deadline: float, on_progress: Callable[[Any], None], watch: Watch) -> list[Failure]:
-    """Waits until every rank is done, one has failed, or `watch` ends it. Returns what failed."""
+    """Waits until every rank is done, one has failed, or `watch` ends it. Returns the failures."""
     look = time.monotonic() + WATCH_S
     while not all(rank.finished for rank in ranks):
         now = time.monotonic()
@@ -177,7 +177,7 @@ def _supervise(ranks: list[_Rank], deadline: float, on_progress: Callable[[Any],
 
 
 def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
-    """Takes what a rank has sent; a rank that ended without a result has failed."""
+    """Receives a rank's messages; a rank that ended without a result has failed."""
     try:
         while rank.pipe.poll():
             kind, value = pickle.loads(rank.pipe.recv_bytes())
@@ -197,14 +197,14 @@ def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
 
 def _explain_exit(code: int | None, server: int | None) -> str:
     if server is not None and _stat(server)[:1] in ([], ["Z"]):
-        return f"was lost with the fork server of all ranks, process {server}, which somebody killed"
+        return f"was lost with the fork server of all ranks, process {server}, which was killed"
     if code is not None and code < 0:
         return f"was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"exited early with code {code}"
 
 
 def _all_failures(ranks: list[_Rank]) -> list[Failure]:
-    """Those that failed so far; peers' and the first cause's words may still be on their way."""
+    """Returns the failures so far, after a moment: messages of peers and of the first cause may still be in transit."""
     time.sleep(0.2)
     for rank in ranks:
         if not rank.finished and not rank.error:
@@ -213,7 +213,7 @@ def _all_failures(ranks: list[_Rank]) -> list[Failure]:
 
 
 def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
-    """The ranks that still run have failed; in a timeout they are asked for their stacks, which go to their logs."""
+    """Marks the ranks that still run as failed; on a timeout they write their stacks to their logs first."""
     late = [rank for rank in ranks if not rank.finished]
     words = {rank.number: HALTED.get("".join(_stat(rank.process.pid)[:1]), STILL_RAN) for rank in late}
     if status == "timeout":
@@ -225,7 +225,7 @@ def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
 
 
 def _end(ranks: list[_Rank]) -> None:
-    """No process is left: the finished ones get a moment to leave, the others are killed."""
+    """Leaves no process: finished ones get a moment to exit, the others are killed."""
     deadline = time.monotonic() + GRACE_S
     for rank in ranks:
         if rank.finished:
@@ -244,7 +244,7 @@ def _tidy(folders: set[str]) -> None:
 
 
 def _stat(pid: int | None) -> list[str]:
-    """What /proc says of a process from its state on: the state, its parent, ...; nothing where it is gone."""
+    """Returns the fields of /proc/<pid>/stat from the state on: state, parent, ...; empty where the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,6 @@
-"""A rank's process, from the fork server's fork to its end: its output, its result or error, whom it dies with."""
+"""A rank's process, from the fork to its end: its output, its result or error, and the processes whose
+end it follows.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,16 @@ from . import fork_server
 Worker = Callable[[Any, Callable[[Any], None]], Any]
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-"""What is said by others than torch's allocator: the system's, CUDA, cuBLAS, NCCL."""
+"""Messages of allocators other than torch's: the system's, CUDA, cuBLAS, NCCL."""
 
 
 def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
-    """Runs `worker`, sends what becomes of it through `pipe`, and ends the process."""
+    """Runs `worker`, sends its result or error through `pipe`, and ends the process."""
     try:
         _detach(log)
         result = worker(job, lambda value: _send(pipe, "progress", value))
-        gc.disable()  # a process group that is collected, interpreter held, may wait for a thread that waits for that
+        # Collecting a process group waits, with the interpreter's lock held, for a thread that waits for that lock.
+        gc.disable()
         _send(pipe, "result", result)
     except BaseException as error:
         traceback.print_exc()
@@ -40,21 +43,23 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         pipe.close()
-    os._exit(0)  # nothing of the cell is left to tidy up, and a hung library thread must not keep us
+    os._exit(0)  # nothing of the cell needs cleaning up, and a hung library thread would keep the process alive
 
 
 def _send(pipe: Connection, kind: str, value: Any) -> None:
-    """By plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
+    """Sends a plain pickle: multiprocessing's own would pass tensors as handles that die with this process."""
     pipe.send_bytes(pickle.dumps((kind, value)))
 
 
 def _detach(log: str) -> None:
-    """Dies with the fork server and with the process that asked for us, leaves Ctrl-C to it, writes to `log`."""
+    """Ties this process's life to the fork server and the launching process, leaves Ctrl-C to that, redirects output to
+    `log`.
+    """
     fork_server.let_go()
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # if memory runs out, the kernel is to take a rank and not the sweep
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel should kill a rank and not the sweep
             Path("/proc/self/oom_score_adj").write_text("1000")
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -67,7 +72,7 @@ def _detach(log: str) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Where the kernel cannot tell us of the fork server's end, we look for that of the process that launched us."""
+    """Polls for the end of the launching process where the kernel cannot signal the fork server's end."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])

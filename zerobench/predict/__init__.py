@@ -1,1 +1,1 @@
-"""What a cell will need and do, before or beside the run: its model built without memory, bytes, arithmetic."""
+"""Predictions of a cell's needs without a run: its model built without memory, its bytes, its arithmetic."""

@@ -1,4 +1,4 @@
-"""Activations of a cell's model by themselves: what they need at most, and what of them waits in host memory."""
+"""Activations of a cell's model alone: their peak, and the bytes of them that move to host memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from ..theory.activations import GptShape, host_bytes
 from ..zero.precision import DTYPES
 
 KINDS = ("gpt", "mlp")
-"""Models that look at no values: their activations can be foretold."""
+"""Models whose control flow does not depend on values, so that their activations can be predicted."""
 
 DATA = ("text", "synthetic")
-"""Batches of tokens."""
+"""Data that are batches of tokens."""
 
 
 def of(config: dict[str, Any], batches: Any, build: Callable[[dict[str, Any]], nn.Module]) -> int | None:
-    """Bytes on the device at most, of the model that `build` makes of a resolved cell; None where nothing is foretold:
-    for GPUs, whose kernels keep other things, for models and data of others, and where a policy moves activations.
+    """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None where nothing is
+    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, and where a policy moves
+    activations.
     """
     moved = config.get("activation", {}).get("name", "none") != "none" or config.get("arena")
     if config["device"] != "cpu" or moved:
         return None
     if config["model"]["kind"] not in KINDS or config["data"]["name"] not in DATA:
         return None
-    from ..probes.fake_run import activation_bytes  # not for ranks that do without
+    from ..probes.fake_run import activation_bytes  # not needed by ranks, which import this module too
 
     with torch.device("meta"):
         model = build(config)
@@ -36,7 +37,7 @@ def of(config: dict[str, Any], batches: Any, build: Callable[[dict[str, Any]], n
 
 
 def shape_of(config: dict[str, Any]) -> GptShape:
-    """Theory's view of a resolved cell with a GPT."""
+    """Returns theory's view of a resolved cell with a GPT."""
     model, policy = config["model"], activation_policy(config)
     return GptShape(
         model["layers"], model["hidden"], model["heads"], model["vocabulary"], config["sequence"],
@@ -46,8 +47,8 @@ def shape_of(config: dict[str, Any]) -> GptShape:
 
 
 def moved_bytes(config: dict[str, Any]) -> int | None:
-    """Bytes of activations that a rank sends to host memory in a step, and takes back; None where nothing is foretold:
-    for models other than our GPT.
+    """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None where nothing
+    is predicted: for models other than our GPT.
     """
     if activation_policy(config).keep != "host":
         return 0

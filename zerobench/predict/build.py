@@ -1,4 +1,4 @@
-"""A cell's model: built, placed where it is to train, and its shapes, which are what theory needs to know of it."""
+"""Builds a cell's model, places it where it trains, and derives its shapes for theory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
 
 
 def place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
-    """The model on its device; with strategy.construct=meta hollow, to be given its values by the engine."""
+    """Returns the model on its device; with strategy.construct=meta as placeholders, which the engine fills."""
     if config["strategy"].get("construct") != "meta":
         with device if config.get("draw_on") == "device" else nullcontext():
             return build_model(config).to(device)
     with torch.device("meta"):
         model = build_model(config)
-    meta_init.hollow(model, device)
+    meta_init.use_placeholders(model, device)
     return model
 
 
 def initial_options(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What the engine must know to give a hollow model its values."""
+    """Returns the options with which the engine fills a model of placeholders."""
     meta = config["strategy"].get("construct") == "meta"
     return {"initial_device": device} if meta and config.get("draw_on") == "device" else {}
 
 
 def build_model(config: dict[str, Any]) -> nn.Module:
-    """The model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built in
-    fp32 and cast, so that a seed means one model.
+    """Builds the model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built
+    in fp32 and cast, so that a seed gives one model.
     """
     section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     options = {key: value for key, value in section.items() if key not in ("kind", "name")}
@@ -46,7 +46,7 @@ def build_model(config: dict[str, Any]) -> nn.Module:
 
 
 def shapes_of(model: nn.Module) -> list[ParameterShape]:
-    """What theory needs to know of a model: its unique parameters in order, and their stage 3 units."""
+    """Returns theory's view of a model: its unique parameters in order, and their stage 3 units."""
     units = unit_of_parameters(model, default_units(model))
     uses: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):

@@ -1,5 +1,5 @@
-"""What a cell will need, before it runs: its model is built without memory (torch's meta device), and theory replays
-the schedule that a model of modules in a row has. The run itself is judged by the schedule that it really had.
+"""Predicts a cell's needs before it runs: its model is built without memory (torch's meta device), and theory replays
+the schedule of a sequential model. The run itself is judged by the schedule that it really had.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geomet
 
 
 class Undrawn(TorchFunctionMode):
-    """Skips every in-place draw. A tensor on the meta device has no values to draw, but torch loads its compiler to
-    find that out, which takes a second of CPU.
+    """Skips every in-place draw. A meta tensor has no values to draw, but torch would load its compiler to find that
+    out, which takes a second of CPU.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -36,7 +36,7 @@ class Undrawn(TorchFunctionMode):
         named = kwargs or {}
         if getattr(func, "__name__", "") not in DRAWS:
             return func(*args, **named)
-        return args[0] if args else named["tensor"]  # torch.nn.init's functions hand it over by name
+        return args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionSh
 
 
 def estimate(config: dict[str, Any]) -> Estimate:
-    """The prediction for a resolved cell. What the model's own builder raises comes through."""
+    """Returns the prediction for a resolved cell. Errors of the model's own builder are passed on."""
     with torch.device("meta"), Undrawn():
         shapes = shapes_of(build_model(config))
     schedule = replace(Schedule.sequential(shapes, config["accumulation"]), **policies.of_schedule(config))
@@ -85,8 +85,8 @@ def estimate(config: dict[str, Any]) -> Estimate:
 
 
 def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
-    """Bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy; None where
-    activations go to host memory that are not foretold.
+    """Returns the bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy;
+    None where activations that cannot be predicted go to host memory.
     """
     activations = own_activations.moved_bytes(config)
     if activations is None:
@@ -96,25 +96,25 @@ def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
 
 
 def links_of_states(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
-    """Of these bytes the states' own, of all ranks or one."""
+    """Returns the states' part of these bytes, of all ranks or one."""
     strategy, groups, tiers = shape_of(config["strategy"]), topology.shape_of(config), offload.shape_of(config)
     return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
 def simulated_rank(config: dict[str, Any]) -> int:
-    """The rank of a simulated world that is run: `rank`, or the fullest. What the model's own builder raises here it
-    raises in the rank as well, which tells of it.
+    """Returns the rank of a simulated world that is run: `rank`, or the fullest. An error of the model's own builder is
+    left to the rank, which raises and reports it.
     """
     if "rank" in config:
         return int(config["rank"])
     try:
         with torch.device("meta"), Undrawn():
             shapes = shapes_of(build_model(config))
-    except Exception:  # a user's builder may do what a model without memory cannot
+    except Exception:  # a user's builder may do things that a model without memory cannot
         return 0
     return fullest_rank(shape_of(config["strategy"]), shapes, topology.shape_of(config))
 
 
 def norms_of(config: dict[str, Any]) -> int:
-    """How often a step of a resolved cell takes the gradients' norm."""
+    """Returns how often a step of a resolved cell computes the norm of gradients."""
     return int(config["clip"] is not None or config["precision"]["name"] == "fp16")

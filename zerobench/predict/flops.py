@@ -27,7 +27,7 @@ from .build import build_model
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense FLOP/s of a device in whose name `name` stands as a word; `fp32` without TF32, which is torch's default."""
+    """Dense FLOP/s of a device in whose name `name` occurs as a word; `fp32` without TF32, which is torch's default."""
 
     name: str
     fp32: float
@@ -50,27 +50,29 @@ PEAKS = (
     Peak("V100", 15.7e12, 125e12, "NVIDIA V100 datasheet, SXM2; half is fp16"),
     Peak("T4", 8.1e12, 65e12, "NVIDIA T4 datasheet; half is fp16"),
 )
-"""The first whose name the device's contains counts."""
+"""The first entry whose name occurs in the device's is used."""
 
 
 @dataclass(frozen=True)
 class StepFlops:
-    """Of one rank and step; see the top."""
+    """FLOPs of one rank and step, as the module defines them."""
 
     model: int
     hardware: int
 
 
 BUILT_BY = ("model", "huggingface", "activation", "micro_batch", "sequence")
-"""Keys of a config that say what runs in a micro-batch."""
+"""Keys of a config that determine the computation of a micro-batch."""
 
 
 OF_OWN_DATA = ("data", "world_size", "accumulation", "seed")
-"""The same of what a user's data is told."""
+"""Keys of a config that a user's data receives."""
 
 
 def step_flops(config: dict[str, Any]) -> StepFlops | None:
-    """Of a resolved cell. None for a model that cannot run without memory: its code reads values, say."""
+    """Counts a resolved cell's FLOPs. None for a model that cannot run without memory, because its code
+    reads values.
+    """
     plain = {key: value for key, value in config.items() if key != "activation"}
     if "checkpointing" in config["model"]:
         plain["model"] = {**config["model"], "checkpointing": False}
@@ -83,7 +85,7 @@ def step_flops(config: dict[str, Any]) -> StepFlops | None:
 
 
 def _count(config: dict[str, Any]) -> int | None:
-    """Of a micro-batch; the same in every dtype and under every strategy, so a model is counted once a process."""
+    """Counts a micro-batch; it is the same in every dtype and under every strategy, so once per model and process."""
     own = OF_OWN_DATA if config["data"]["name"] not in DATA.own else ()
     what = {key: config[key] for key in (*BUILT_BY, *own) if key in config}
     return _count_fp32(json.dumps(what, sort_keys=True))
@@ -99,13 +101,13 @@ def _count_fp32(what: str) -> int | None:
         inputs, named = arguments_of(_batch(config))
         with counter:
             model(*inputs, **named).backward()
-    except Exception:  # whatever a user's model raises without values: its run is none the worse
+    except Exception:  # a user's model may raise anything without values: its run is unaffected
         return None
     return int(counter.get_total_flops())
 
 
 def _batch(config: dict[str, Any]) -> Any:
-    """A micro-batch without memory: tokens and targets, or what the user's data has on rank 0."""
+    """Returns a micro-batch without memory: tokens and targets, or rank 0's batch of the user's data."""
     meta = torch.device("meta")
     if "data" in config:
         return build_batches(config, 0, meta).batch(0)
@@ -114,8 +116,8 @@ def _batch(config: dict[str, Any]) -> Any:
 
 
 def peak_of(device_class: str) -> Peak | None:
-    """The entry of a device by its name, as torch gives it. None for one that is not in the table, for a slice of one
-    (MIG), and for a CPU.
+    """Returns the entry of a device by its name, as torch gives it. None for a device that is not in the table, for a
+    slice of one (MIG), and for a CPU.
     """
     if re.search(r"\bMIG\b", device_class):
         return None
@@ -123,7 +125,9 @@ def peak_of(device_class: str) -> Peak | None:
 
 
 def utilization(flops: int, seconds: float, device_class: str, dtype: str) -> float | None:
-    """Share of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak is not known."""
+    """Returns the fraction of the device's dense peak in `dtype` (fp32, bf16, fp16); None where the peak
+    is not known.
+    """
     peak = peak_of(device_class)
     if peak is None:
         return None

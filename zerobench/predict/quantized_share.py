@@ -1,8 +1,7 @@
-"""What share of a model really traveled in codes: by the bytes that the traffic meter saw, not by what was asked for.
+"""The share of a model that was really sent quantized: by the bytes that the traffic meter saw, not by the options.
 
-Codes are bytes, and everything else that a unit's gathers and reductions send is floating point. A unit whose gather
-(or reduction) was seen to send bytes counts with all of its trainable parameters; with secondary shards its other
-gathers bring them whole.
+Quantized values are bytes; all other data of a unit's gathers and reductions is floating point. A unit whose gather (or
+reduction) sent bytes counts with all of its trainable parameters; with secondary shards its other gathers are exact.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ BYTES = "uint8"
 
 
 def coded_share(traffic: Sequence[TrafficRow], kind: str, units: dict[str, int]) -> float:
-    """Of the parameters in `units` the share whose collectives of that kind sent bytes; 0 of none."""
+    """Returns the share of the parameters in `units` whose collectives of that kind sent bytes; 0
+    without parameters.
+    """
     coded = {row.unit for row in traffic if row.kind == kind and row.dtype == BYTES and not row.control}
     return sum(numel for name, numel in units.items() if name in coded) / max(1, sum(units.values()))
 
 
 def units_of(shapes: Sequence[ParameterShape], persistence_numel: int) -> dict[str, int]:
-    """Trainable parameters of each unit of zero3, by the name that its collectives bear."""
+    """Returns the trainable parameters of each unit of zero3, by the name of its collectives."""
     small, groups = by_unit(shapes, persistence_numel)
     found: dict[str, int] = {}
     for group, members in (("(kept)", small), *((name or "(root)", mine) for name, mine in groups.items())):

@@ -1,7 +1,7 @@
-"""What a run cannot explain, in words: each figure against its prediction, and what two witnesses say differently.
+"""The unexplained figures of a run, in words: each figure against its prediction, and disagreements of two witnesses.
 
-A sentence begins with the category or collective that is to blame. An unexplained byte is a bug in the theory, the
-probe or the engine; the column `unexplained` of a run is empty where there is none.
+A sentence begins with the category or collective concerned. An unexplained byte is a bug in the theory, the probe or
+the engine; the column `unexplained` of a run is empty where there is none.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from ..records import COLLECTIVES, LINKS, STATES, MemoryRow, RunRow, TrafficRow
 from ..theory.groups import Moved
 
 STATES_SHARE = 0.01
-"""Of a prediction: a gradient may be made beside another for a moment, and order decides which two."""
+"""Relative to a prediction: a gradient may exist beside another for a moment, and order decides which two."""
 
 LINKS_SHARE = 0.05
-"""Of a simulated world one rank stands for all, whose shards hold more or less of padding."""
+"""In a simulated world one rank stands for all, whose shards hold more or less padding."""
 
 OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
-"""Kernels' scratch, of the peak and at least."""
+"""Kernels' scratch: a fraction of the peak, and at least so many bytes."""
 
 KEPT_BYTES = 4 * 1024
 """Flags and scalars that live as long as the engine and that nothing labels."""
 
 HEAP_BYTES = {"fp32": 4 * 2**20}
 HEAP_BYTES_ELSE = 16 * 2**20
-"""What Python and libraries take as they come to it; oneDNN keeps the kernels that it makes for half precision."""
+"""Memory that Python and libraries allocate as they are used; oneDNN keeps its kernels for half precision."""
 
 HEAP_SHARE = 0.05
-"""Of the peak: what Python keeps of a larger model's modules, units and graph."""
+"""Fraction of the peak: Python's own memory for a larger model's modules, units and graph."""
 
 OWN_DATA = ("text", "synthetic")
 """Data that keep nothing outside of torch; a user's may."""
@@ -38,8 +38,9 @@ def unexplained(
     row: RunRow, memory: Iterable[MemoryRow], traffic: Iterable[TrafficRow], steps: int, parts: Mapping[str, Moved],
     kept: str,
 ) -> str:  # fmt: skip
-    """Sentences on a finished run, "; " between them. `traffic`: of one rank; `parts`: what theory says of each
-    collective; `kept`: the largest storage of kept_bytes, in words.
+    """Returns sentences on a finished run, joined by "; ". `traffic`: of one rank; `parts`: theory's traffic by
+    collective;
+    `kept`: the largest storage of kept_bytes, in words.
     """
     mine = [one for one in traffic if not one.control]
     sentences = [
@@ -67,7 +68,7 @@ def _activations(row: RunRow) -> Iterator[str]:
 
 
 def _category(memory: list[MemoryRow], tier: str) -> str:
-    """The category that is furthest from its prediction; "states" where theory says nothing of categories."""
+    """Returns the category that is furthest from its prediction; "states" where theory has none for categories."""
     mine = [m for m in memory if (m.phase, m.tier) == ("step", tier) and m.category in STATES]
     off = {m.category: abs(m.max_bytes - m.predicted_bytes) for m in mine if m.predicted_bytes is not None}
     return max(off, key=lambda name: off[name], default="states")
@@ -102,7 +103,7 @@ def _size(part: Moved, name: str) -> float:
 
 def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
     outside, peak = row.outside_ledger_bytes, row.allocator_peak_bytes
-    ours = row.predicted_states_bytes is not None  # what a peer's libraries take is their own affair
+    ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
     if ours and outside is not None and peak is not None and outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:

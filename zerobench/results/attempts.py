@@ -1,8 +1,8 @@
-"""The order in which runs began, which a clock that was set back cannot turn round.
+"""The order in which runs began, independent of a clock that was set back.
 
 A run's folder is named PREFIX-ATTEMPT: cell and environment, and a number that grows with every attempt at them. Among
-attempts of one prefix in one place the number decides; between others the wall clock's `started` does. A *moment* is
-(started, attempt): the latest start of this attempt and those before it, so that all runs have one order.
+attempts of one prefix in one folder the number decides; between others the wall clock's `started` does. A *moment* is
+(started, attempt): the latest start of this attempt and those before it, which gives all runs one order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ Moment = tuple[str, int]
 
 
 def split(run_id: str) -> tuple[str, int]:
-    """PREFIX and ATTEMPT of a run; a name without a number is of its own kind, attempt 0."""
+    """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, attempt 0."""
     prefix, _, number = run_id.rpartition("-")
     return (prefix, int(number)) if prefix and number.isdecimal() else (run_id, 0)
 
 
 def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
-    """The moments of (run_id, started) of one place, which come as a collection keeps them or sorted by `split`."""
+    """Returns the moments of (run_id, started) of one folder, given in the order of a collection or
+    sorted by `split`.
+    """
     latest: dict[str, str] = {}
     found = []
     for run_id, started in runs:
@@ -32,12 +34,12 @@ def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
 
 
 def by_number(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of a results folder, those of a prefix in the order of their attempts."""
+    """Sorts the runs of a results folder by prefix and attempt."""
     return runs.iloc[sorted(range(len(runs)), key=[split(run_id) for run_id in runs["run_id"]].__getitem__)]
 
 
 def in_order(places: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The runs of all places, each as `moments` wants them, below one another in the order in which they began."""
+    """Concatenates the runs of all folders, each as `moments` expects them, in the order in which they began."""
     filled = [runs for runs in places if len(runs)]
     if not filled:
         return pd.DataFrame()

@@ -1,6 +1,6 @@
-"""Conditions on runs, as a command line gives them: --where KEY=VALUE. results/selection.py applies them.
+"""Conditions on runs, as given on a command line: --where KEY=VALUE. results/selection.py applies them.
 
-Loads nothing: a verb's --help is not to wait for pandas.
+Imports no heavy module: a verb's --help must not wait for pandas.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 
 RESULTS = "results/runs"
-"""The results folder of a verb that is told of none."""
+"""The default results folder of a verb."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Where:
 
     @classmethod
     def parse(cls, text: str) -> Where:
-        """From "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
+        """Parses "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
         key, equals, values = text.partition("=")
         if not equals or not key.strip("!") or not values:
             raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
@@ -33,7 +33,7 @@ class Where:
 
 
 def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
-    """--where and, where failed and superseded runs are left out unless asked for, --all."""
+    """Adds --where and, where failed and superseded runs are left out by default, --all."""
     words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
     parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
     if attempts:

@@ -1,4 +1,4 @@
-"""Tables for people: the sweep's results, sorted, with the best value of each comparison marked."""
+"""Tables for the terminal: a sweep's results, sorted, with the best value of each comparison marked."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """How a value is shown. `value`: what is ranked, rounded as it is shown. `best`: min or max picks the best of
-    strategies that are compared, None marks none. `there`: whether a cell makes the column worth its place.
+    """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max chooses the best
+    of the strategies that are compared, None marks none. `there`: True where a cell makes the column worth its width.
     """
 
     show: Callable[[Row], str]
@@ -40,7 +40,7 @@ class Column:
 
 
 def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> Column:
-    """`on_host`: the column of what lies in host memory beside it, which without a GPU is ranked with it."""
+    """Builds a column of MiB. `on_host`: the column of bytes in host memory, ranked together with it without a GPU."""
 
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] / MIB:.{1 if row[key] >= 10 * MIB else 3}f}"
@@ -56,7 +56,7 @@ def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None =
 
 
 def _some(key: str) -> Column:
-    """Bytes that most sweeps have none of."""
+    """Builds a column of bytes that most sweeps do not have."""
     shown = _mib(key).show
     return Column(lambda row: "0" if _is_zero(row[key]) else shown(row), there=lambda row: _any(row, key))
 
@@ -70,7 +70,7 @@ def _any(row: Row, *keys: str) -> bool:
 
 
 def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, scale: float = 1) -> Column:
-    """A number, rounded also where values are ranked; a dash where there is none."""
+    """Builds a column of numbers, rounded where they are ranked too; a dash where a number is missing."""
 
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
@@ -93,7 +93,7 @@ def _loss(row: Row) -> str:
 
 
 TRAINS = {"equal": "= DDP", "close": "≈ DDP", "differs": "≠ DDP", "reference": "is DDP"}
-"""Verdict on the training -> how it is shown."""
+"""Verdict on the training -> its form in the table."""
 
 
 def _trains(row: Row) -> str:
@@ -104,7 +104,7 @@ CODED = ("quantized_gather_share", "quantized_reduction_share")
 
 
 def _coded(row: Row) -> str:
-    """ "100 / 0 %": the share of ψ that is gathered, and reduced, in codes."""
+    """Formats "100 / 0 %": the share of ψ that is gathered, and reduced, quantized."""
     return " / ".join("–" if pd.isna(row[key]) else f"{row[key] * 100:.0f}" for key in CODED) + " %"
 
 
@@ -129,19 +129,21 @@ COLUMNS: dict[str, Column] = {
 }
 
 RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "precision", "optimizer")
-"""Searches that agree in these are for the best strategy."""
+"""Searches that agree in these columns compete for the best strategy."""
 
 FIRST_TO_GO = (
     "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantized", "up MiB", "down MiB",
     "between nodes MiB", "files MiB", "trains",
 )  # fmt: skip
-"""What a narrow terminal does without; every column is in the tables on disk. What trains otherwise has a line."""
+"""Columns that a narrow terminal omits; the tables on disk have all. A cell that trains differently gets a line."""
 
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
 def print_results(rows: list[Row]) -> None:
-    """The sweep's table, a line a cell, as wide as the terminal permits, and the failed cells with their reason."""
+    """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
+    reason.
+    """
     cells = sorted_cells(rows)
     console = stdout_console()
     columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
@@ -160,7 +162,7 @@ def print_results(rows: list[Row]) -> None:
 
 
 def print_other_training(rows: list[Row]) -> None:
-    """A line for each that does not train as DDP does, and one word where some were held against nothing."""
+    """Prints a line for each cell that does not train as DDP does, and a note where cells had no reference."""
     for row in rows:
         if row["training"] == "differs":
             words = f"{row.get('name') or name_of(row)}: trains otherwise than DDP: {row['training_words']}"
@@ -172,12 +174,12 @@ def print_other_training(rows: list[Row]) -> None:
 
 
 def shares_memory(cells: list[Row]) -> bool:
-    """Whether a cell has something in host memory that, without a GPU, is no other memory than the device's."""
+    """Returns True where a cell has data in host memory that, without a GPU, is the device's own memory."""
     return any(cell["device"] == "cpu" and _any(cell, "host_peak_bytes") for cell in cells)
 
 
 def print_failures(rows: list[Row]) -> None:
-    """A line for each that is not ok, with its reason; and for each with anything that no prediction explains."""
+    """Prints a line for each run that is not ok, with its reason, and for each with unexplained figures."""
     for row in rows:
         if row["status"] == "ok" and isinstance(said := row.get("unexplained"), str) and said:
             words = f"{row.get('name') or name_of(row)}: unexplained: {said}"
@@ -188,7 +190,7 @@ def print_failures(rows: list[Row]) -> None:
 
 
 def sorted_cells(rows: list[Row]) -> list[Row]:
-    """A row a cell with its `name`: by model and world size, then batch, the strategies of each in a fixed order."""
+    """Returns one row per cell with its `name`: by model and world size, then batch, strategies in a fixed order."""
     frame = summarize(frame_of(rows, RunRow))
     cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
     configs = [json.loads(cell["config"]) for cell in cells]
@@ -199,7 +201,7 @@ def sorted_cells(rows: list[Row]) -> list[Row]:
 
 
 def best_rows(cells: list[Row], column: Column) -> set[int]:
-    """Places of the best values, one comparison at a time; where all are equal none is best."""
+    """Returns the indices of the best values, one comparison at a time; where all are equal none is best."""
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, cell in enumerate(cells):
         if cell["status"] == "ok":
@@ -210,7 +212,8 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
         values = {place: value for place, value in values.items() if not pd.isna(value)}
         if len(set(values.values())) > 1 and column.best is not None:
             best = column.best(values.values())
-            found |= {place for place, value in values.items() if value == best}  # what looks equal is equally good
+            # Values that look equal are equally good.
+            found |= {place for place, value in values.items() if value == best}
     return found
 
 
@@ -233,7 +236,7 @@ def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
 
 
 def print_searches(found: list[SearchRow]) -> None:
-    """What searches found, a line each, limit by limit; the fastest strategy of each limit marked."""
+    """Prints the results of searches, one line each, by limit; the fastest strategy of each limit is marked."""
     order = sorted(found, key=lambda s: (s.model, s.world_size, s.batch, s.limit_bytes, s.strategy))
     rows = []
     for search in order:
@@ -266,13 +269,13 @@ def _show_found(search: SearchRow, mark: str) -> list[str]:
 
 
 def stdout_console() -> Console:
-    """Standard output, as wide as the terminal, or wide enough for a file."""
+    """Returns a console on standard output, as wide as the terminal, or wide enough for a file."""
     console = Console()
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Table:
-    """Aligned columns: the first `left` to the left, folded where it is narrow, the others to the right."""
+    """Builds aligned columns: the first `left` to the left, folded where it is narrow, the others to the right."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for number, name in enumerate(header):
         named = number < left
@@ -283,5 +286,5 @@ def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Tabl
 
 
 def name_of(row: Row) -> str:
-    """A run's name for people."""
+    """Returns a run's display name."""
     return base_name(json.loads(row["config"]))

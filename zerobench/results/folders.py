@@ -1,7 +1,11 @@
-"""Folders of runs, the writing side. A run is written aside, in a folder that a lock marks as somebody's, and renamed.
+"""Folders of runs, the writing side. A run is written aside, in a folder that a lock marks as in use, then renamed.
 
-The lock is the kernel's (flock): it goes with its process, so nothing stale is left, and neither another machine
-nor another container on the same folder takes a living run for a dead one.
+    1. claim    a hidden folder is created and locked; abandoned ones, whose lock is free, are removed
+    2. fill     logs, tables and the row are written there
+    3. rename   to PREFIX-ATTEMPT, atomically: readers see a complete run or none
+
+The lock is the kernel's (flock): it ends with its process, so no stale lock remains, and neither another machine nor
+another container on the same folder takes a living run for an abandoned one.
 """
 
 from __future__ import annotations
@@ -30,13 +34,13 @@ PARTIAL = ".partial-"
 
 
 TURNS = ".turns"
-"""The file in a results folder whose bytes are locked by those who measure; see `turn`."""
+"""The file in a results folder whose bytes are locked by measuring processes; see `turn`."""
 
 TRY_AGAIN_S = 0.2
 
 
 def claim_folder(results_dir: Path, prefix: str) -> Aside:
-    """A folder to write a run in; those that dead processes left behind are removed."""
+    """Claims a folder to write a run in; removes those that dead processes left behind."""
     results_dir.mkdir(parents=True, exist_ok=True)
     return claim(results_dir, ".claim-", PARTIAL, prefix, mode=0o777)
 
@@ -69,7 +73,7 @@ def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
         (aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
         try:
             if not target.exists():
-                aside.rename(target)  # fails, rather than replaces, if somebody else was faster
+                aside.rename(target)  # fails, rather than replaces, where another process took the number first
                 return target
         except OSError:
             if not target.exists():
@@ -78,7 +82,7 @@ def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
 
 
 def amend_row(folder: Path, changes: dict[str, Any]) -> None:
-    """Changes columns of a finished run's row; readers see the row before or the row after."""
+    """Changes columns of a finished run's row; readers see the old row or the new one."""
     path = folder / "run.json"
     aside = folder / f".run.json.{os.getpid()}"
     aside.write_text(json.dumps(_finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
@@ -87,10 +91,10 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def turn(results_dir: Path, launch: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a `launch`, any text, against every other process that writes to this folder; waits for one that has it.
+    """Holds a `launch`, any text, against all other processes that write to this folder; waits for one that holds it.
 
-    The lock is one byte of a file, at a place that follows from the text, and the kernel's: it goes with its process.
-    Where no lock can be had, in a folder that cannot be written to or on a file system without locks, nobody waits.
+    The lock is one byte of a file, at an offset derived from the text, and the kernel's: it ends with its process.
+    Where no lock can be had, in a read-only folder or on a file system without locks, no process waits.
     """
     place = int.from_bytes(hashlib.sha256(launch.encode()).digest()[:7], "big")
     with contextlib.ExitStack() as held:
@@ -107,7 +111,7 @@ def turn(results_dir: Path, launch: str, on_wait: Callable[[], None] = lambda: N
 
 
 def _try_lock(file: BinaryIO, place: int) -> bool:
-    """Whether this byte is ours now. Raises OSError where the file system has no locks."""
+    """Tries to lock this byte; returns True on success. Raises OSError where the file system has no locks."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
     except (BlockingIOError, PermissionError):  # POSIX permits either
@@ -116,7 +120,7 @@ def _try_lock(file: BinaryIO, place: int) -> bool:
 
 
 def write_search(results_dir: Path, row: SearchRow) -> None:
-    """Keeps what a search found; the same search again replaces it."""
+    """Writes the result of a search; the same search again replaces it."""
     folder = results_dir / SEARCHES
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{row.search_id}.{os.getpid()}"
@@ -125,5 +129,5 @@ def write_search(results_dir: Path, row: SearchRow) -> None:
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: a loss that is not finite is null."""
+    """Replaces non-finite numbers by null, since JSON has none."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

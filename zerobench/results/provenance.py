@@ -1,4 +1,4 @@
-"""Where a figure comes from: code, versions, machine. Also what makes two runs the same measurement."""
+"""Provenance of a figure: code, versions, machine; and the hashes that make two runs the same measurement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent.parent
 PACKAGES = ("zerobench", "torch", "numpy", "hydra-core", "transformers", "deepspeed")
-"""Whose versions are kept."""
+"""Packages whose versions are recorded."""
 
 
 @cache
@@ -43,7 +43,7 @@ def source_of(config: dict[str, Any]) -> str:
 
 @cache
 def device_class(device: str) -> str:
-    """ "cpu", or the GPU's model."""
+    """Returns "cpu", or the GPU's model."""
     if device != "cuda":
         return "cpu"
     import torch
@@ -52,20 +52,20 @@ def device_class(device: str) -> str:
 
 
 def torch_minor(torch_version: str) -> str:
-    """ "2.13" of "2.13.0+cpu": what bytes and times are comparable within."""
+    """Returns "2.13" of "2.13.0+cpu": bytes and times are comparable within a minor version."""
     return ".".join(torch_version.split("+")[0].split(".")[:2])
 
 
 def alloc_conf(device: str) -> str | None:
-    """What the environment tells CUDA's allocator, as "expandable_segments:True"; None elsewhere."""
+    """Returns the environment's setting of CUDA's allocator, such as "expandable_segments:True"; None elsewhere."""
     given = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
     return next(filter(None, given), None) if device == "cuda" else None
 
 
 def environment_hash(config: dict[str, Any]) -> str:
-    """Source, torch, device class and allocator of a resolved cell's run in one hash: 8 hex digits."""
+    """Hashes source, torch, device class and allocator of a resolved cell's run: 8 hex digits."""
     parts = [source_of(config), version("torch"), device_class(config["device"])]
-    if config["model"]["kind"] == "huggingface":  # whose code that is
+    if config["model"]["kind"] == "huggingface":  # whose code builds the model
         parts.append(_version("transformers") or "")
     spec = strategies.find(config["strategy"]["name"])
     if spec is not None and spec.requires is not None:
@@ -76,7 +76,7 @@ def environment_hash(config: dict[str, Any]) -> str:
 
 
 def provenance(config: dict[str, Any]) -> dict[str, Any]:
-    """All that is worth keeping about where this runs."""
+    """Collects the provenance of a resolved cell's run."""
     return {
         "source_hash": source_of(config),
         **started(config.get("nodes", 1)),
@@ -85,13 +85,13 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def started(nodes: int) -> dict[str, Any]:
-    """Who started the ranks, and on how many machines they were."""
+    """Returns the launcher of the ranks, and their number of machines."""
     mine = job.current_job()
     return {"launched_by": "zerobench" if mine is None else mine.job.launched_by, "nodes": nodes}
 
 
 def machine(device: str, backend: str) -> dict[str, Any]:
-    """What is worth keeping whatever was measured: code, torch and machine."""
+    """Collects the provenance of any measurement: code, torch and machine."""
     return {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
@@ -111,7 +111,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """What was typed, as far as it can be told."""
+    """Returns the command line, as far as it is known."""
     script = Path(sys.argv[0]).name
     program = "zerobench" if script in ("__main__.py", "zerobench") else script
     return shlex.join([program, *sys.argv[1:]])
@@ -119,7 +119,7 @@ def _command() -> str:
 
 @cache
 def _git(*arguments: str) -> str | None:
-    """What git says of the checkout that this package lies in, or None."""
+    """Returns git's output on the checkout that contains this package, or None."""
     try:
         done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -128,7 +128,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Of packages, in words: zerobench itself may run from a checkout and not be installed."""
+    """Returns versions of packages; zerobench itself may run from a checkout and not be installed."""
     return {name: _version(name) or "not installed" for name in names}
 
 

@@ -1,7 +1,7 @@
-"""What becomes of runs that cannot be written where they belong: the disk is full, say, or the folder was removed.
+"""Fallbacks for runs that cannot be written to their results folder: the disk is full, or the folder was removed.
 
 A run is tried in its results folder, there once more, then in a folder beside it, then in the system's temporary
-folder. Each of these is a results folder like any other. Where none takes it, its row is in the sweep's table alone.
+folder. Each of these is an ordinary results folder. Where all fail, the row is in the sweep's table only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .folders import claim_folder, write_run
 
 @dataclass(frozen=True)
 class Unwritten:
-    """A run that is not in its results folder. `error`: why not. `kept`: the folder that has it instead, or None."""
+    """A run outside of its results folder. `error`: the reason. `kept`: the folder that has it instead, or None."""
 
     results_dir: Path
     error: str
@@ -32,7 +32,7 @@ class Unwritten:
 
 
 def places(results_dir: Path) -> list[Path]:
-    """Where a run of this results folder may be written, in the order in which they are tried."""
+    """Returns the folders in which a run may be written, in the order in which they are tried."""
     beside = results_dir.absolute()
     return [
         results_dir,
@@ -42,7 +42,9 @@ def places(results_dir: Path) -> list[Path]:
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
-    """A folder to write a run in, in the first place that takes it. Raises the first one's OSError where none does."""
+    """Claims a folder to write a run in, in the first place that permits it. Raises the first one's OSError where none
+    does.
+    """
     errors = []
     for place in places(results_dir):
         try:
@@ -56,7 +58,7 @@ def keep(
     aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
-    """folders.write_run, wherever that works. None where the run is in its results folder."""
+    """Calls folders.write_run in the first place that works. Returns None where that is the results folder."""
     why = "" if aside.path.parent == results_dir else why_unwritable(results_dir)
     place = aside.path.parent
     try:
@@ -76,12 +78,12 @@ def _write_elsewhere(
     begun: Path, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path | None:  # fmt: skip
-    """The place that took the run, with the logs of the folder that was `begun`; None where none did."""
+    """Returns the place that took the run, with the logs of the folder that was `begun`; None where none did."""
     for place in places(results_dir):
         with suppress(OSError):
             aside = claim_folder(place, prefix)
             try:
-                with suppress(OSError, shutil.Error):  # what can be read of them
+                with suppress(OSError, shutil.Error):  # as many as can be read
                     shutil.copytree(begun / "logs", aside.path / "logs")
                 write_run(aside, prefix, row, config, provenance, tables)
             except OSError:
@@ -92,7 +94,7 @@ def _write_elsewhere(
 
 
 def why_unwritable(results_dir: Path) -> str:
-    """Why no run can be written there; empty where one can."""
+    """Returns the reason why no run can be written there; empty where one can."""
     try:
         probe = claim_folder(results_dir, "probe")
     except OSError as error:
@@ -103,7 +105,7 @@ def why_unwritable(results_dir: Path) -> str:
 
 
 def sentences(lost: Sequence[Unwritten]) -> list[str]:
-    """What the end of a sweep says of runs that are not where they belong."""
+    """Returns the sentences at the end of a sweep on runs outside of their results folder."""
     found = []
     for (results_dir, error, kept), count in Counter((one.results_dir, one.error, one.kept) for one in lost).items():
         those = f"{show_count(count, 'run')} could not be written to {results_dir} ({error})"

@@ -1,7 +1,7 @@
-"""What is wrong with a run that was read from files: anybody may have written them, and one bad run spoils no folder.
+"""Checks of a run that was read from files: any program may have written them, and one bad run must not spoil a folder.
 
-Each check returns a sentence's end, or nothing where all is well. Whatever passes can be sorted, named, summed up and
-written again without a further look.
+Each check returns the end of a sentence, or "" where the run is valid. A valid run can be sorted, named, summarized and
+written again without further checks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ IDENTITY = ("run_id", "cell_id", "status", "strategy", "model", "config", "sourc
 """Columns of a run that must have a value: it is found, grouped and ordered by them."""
 
 SECTIONS = ("strategy", "model", "precision", "optimizer", "data")
-"""Parts of a run's config; each is a mapping with a name."""
+"""Parts of a run's config, each a mapping with a name."""
 
 CHOICES = ("offload", "activation", "buffers", "zeropp")
-"""Parts that a config has where they are not at their usual choice."""
+"""Parts that a config has where they are not at their default."""
 
 _LARGEST_INT = 2**63
 
@@ -37,7 +37,7 @@ _ARROW_KINDS = {
 
 @cache
 def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
-    """Column names and base types of a row type; an optional column has its base type."""
+    """Returns column names and base types of a row type; an optional column has its base type."""
     hints = get_type_hints(kind)
     bases = (str, bool, int, float)
     return tuple(
@@ -47,7 +47,7 @@ def columns_of(kind: type) -> tuple[tuple[str, type], ...]:
 
 
 def problem_of_version(row: dict[str, Any]) -> str:
-    """`row` may be of this version or an older one."""
+    """Checks that `row` is of this version or an older one."""
     version = row.get("schema_version", 0)
     if not _is(version, int):
         return f"schema_version is {version!r:.60}, which is no version"
@@ -55,7 +55,7 @@ def problem_of_version(row: dict[str, Any]) -> str:
 
 
 def problem_of_values(row: dict[str, Any], kind: type) -> str:
-    """Every column of `kind` holds a value of its type, or None."""
+    """Checks that every column of `kind` holds a value of its type, or None."""
     for name, base in columns_of(kind):
         value = row.get(name)
         if value is not None and not _is(value, base):
@@ -64,7 +64,7 @@ def problem_of_values(row: dict[str, Any], kind: type) -> str:
 
 
 def problem_of_run(row: dict[str, Any]) -> str:
-    """A run can be told from others, has a date, and a config in which verbs find what they look for."""
+    """Checks that a run has an identity, a date, and a config with the parts that verbs read."""
     missing = [name for name in IDENTITY if row.get(name) is None]
     if missing:
         return f"{missing[0]} is missing"
@@ -95,7 +95,7 @@ def _problem_of_config(text: str) -> str:
 
 
 def problem_of_table(schema: pa.Schema, kind: type, own: bool) -> str:
-    """A table's columns have the types of `kind`. `own`: of one run, whose rows do not say which it is."""
+    """Checks that a table's columns have the types of `kind`. `own`: of one run, whose rows do not name it."""
     if own and "run_id" in schema.names:
         return "it has a column run_id, which the table of one run has not"
     if len(set(schema.names)) < len(schema.names):
@@ -108,7 +108,7 @@ def problem_of_table(schema: pa.Schema, kind: type, own: bool) -> str:
 
 
 def _is(value: Any, base: type) -> bool:
-    """Whether a value can stand in a column of this type, as a table on disk has it."""
+    """Returns True where a value can stand in a column of this type, as a table on disk has it."""
     if base is str:
         return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     if base is bool or isinstance(value, bool):

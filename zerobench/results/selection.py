@@ -1,4 +1,4 @@
-"""The runs that a verb or a figure takes: those of given keys (--where), less attempts that came to nothing (--all)."""
+"""Selects the runs of a verb or a figure: by keys (--where), without failed and superseded attempts unless --all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .conditions import Where
 from .tables import Results, latest
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
-"""Statuses of runs that came to nothing. Others are answers: that a cell does not fit (oom), say."""
+"""Statuses of runs without a result. Others are results: that a cell does not fit (oom), for example."""
 
 
 def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:
-    """The tables of the runs that are asked for, and a sentence on attempts that were left out, or nothing.
+    """Returns the tables of the selected runs, and a sentence on attempts that were left out, or nothing.
 
     Raises ValueError, a sentence, for a key that no run has, and for conditions that none meets.
     """
@@ -35,19 +35,19 @@ def chosen(results: Results, where: Sequence[Where], everything: bool = True) ->
 
 
 def standing(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs less failed attempts and those that a newer one of the same cell supersedes."""
+    """Returns the runs without failed attempts and without those that a newer one of the same cell supersedes."""
     ended = runs[~runs["status"].isin(ATTEMPTS)]
     return runs.loc[sorted(latest(ended).index)] if len(ended) else ended
 
 
 def standing_or_failed(runs: pd.DataFrame) -> pd.DataFrame:
-    """The same, and the attempts at cells that nothing else tells of."""
+    """Returns the standing runs, and the attempts at cells that have no other run."""
     good = standing(runs)
     return runs.loc[sorted([*good.index, *runs.index[~runs["cell_id"].isin(good["cell_id"])]])]
 
 
 def matching(runs: pd.DataFrame, where: Sequence[Where]) -> pd.DataFrame:
-    """The runs that meet every condition."""
+    """Returns the runs that meet every condition."""
     if not where or runs.empty:
         return runs
     configs = [by_key(json.loads(text)) for text in runs["config"]]
@@ -67,7 +67,7 @@ def _meets(one: Where, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> lis
 
 
 def _values(key: str, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list[Any]:
-    """Of each run: by its config or, for what is no key, its row."""
+    """Returns each run's value: from its config or, for a name that is not a key, from its row."""
     key = "threads" if key == "launch.threads" else key
     if any(key in config for config in configs):
         return [config.get(key) for config in configs]
@@ -78,7 +78,7 @@ def _values(key: str, runs: pd.DataFrame, configs: list[dict[str, Any]]) -> list
 
 
 def _equal(value: Any, wanted: str) -> bool:
-    """As text or, of numbers, as numbers: 1e-3 is 0.001."""
+    """Compares as text or, for numbers, as numbers: 1e-3 equals 0.001."""
     if show_value(value) == wanted:
         return True
     try:

@@ -1,8 +1,8 @@
-"""Launches of a cell -> one row: bytes at their largest, times over the launches.
+"""Summarizes the launches of a cell in one row: bytes at their largest, times over the launches.
 
-One launch: medians over its steps, with the interval that it brought along. Several: the geometric mean of their
-medians, with a 95 % t-interval of the logarithms in which the launch is the unit, for steps of one process are alike
-in ways in which two processes are not.
+One launch: medians over its steps, with the interval that it recorded. Several: the geometric mean of their medians,
+with a 95 % t-interval of the logarithms over launches, since steps of one process have common effects that two
+processes do not have.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .tables import latest
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
 
 MEANS = ("mfu", "hfu", "traced_step_s", "communication_s", "exposed_s")
-"""Columns that may be 0 or missing, and the shares: plain means over the launches."""
+"""Columns that may be 0 or missing, and the shares: arithmetic means over the launches."""
 
 TRAINING = ("training", "training_words", "loss_deviation", "grad_norm_deviation")
-"""Columns of the verdict on the training: of a launch that trained otherwise than DDP, where there is one."""
+"""Columns of the verdict on the training: of a launch that trained differently from DDP, where there is one."""
 
 LEAST_LAUNCHES = 3
-"""Two have an interval too, but one that says nothing: its t is 12.7."""
+"""Two launches have an interval too, but a useless one: its t is 12.7."""
 
 SETTING = ("model", "shape", "world_size", "batch", "sequence", "device", "precision", "optimizer", "data", "seed")
-"""What strategies are compared under: cells that agree in these train the same thing and belong side by side."""
+"""Columns of a comparison: cells that agree in these train the same thing and are compared."""
 
 NOT_SHAPE = ("name", "kind", "checkpointing", "tiles")
-"""A model's options that change what a step costs and not what it computes."""
+"""A model's options that change the cost of a step and not its result."""
 
 
 def summarize(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and `shape`,
-    the model's options in words, less those that train the same thing. A failed launch fails the cell.
+    """Returns a row per cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and
+    `shape`, the model's options in words, without those that train the same thing. A failed launch fails the cell.
     """
     kept = latest(runs)
     rows = [_summarize_cell(mine) for _, mine in kept.groupby("cell_id", sort=False)]
@@ -55,7 +55,7 @@ def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
 
 
 def _shape(config: dict[str, Any]) -> str:
-    """ "layers=5 hidden=128 ...", equal for cells whose models are."""
+    """Formats "layers=5 hidden=128 ...", equal for cells whose models are."""
     options = {**config["model"], **config.get("huggingface", {})}
     return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
 
@@ -80,14 +80,14 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
 
 
 def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:
-    """t-interval of the geometric mean of at least two positive values."""
+    """Returns the t-interval of the geometric mean of at least two positive values."""
     logs = np.log(values)
     reach = float(scipy.stats.sem(logs) * scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1))
     return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
 def _rates(row: dict[str, Any]) -> tuple[float, float]:
-    """The interval of tokens/s, as wide as that of the step; NaN where there is none."""
+    """Returns the interval of tokens/s, as wide as that of the step; NaN where there is none."""
     low, high = row["step_s_low"], row["step_s_high"]
     if row["status"] != "ok" or pd.isna(low) or low <= 0:
         return float("nan"), float("nan")

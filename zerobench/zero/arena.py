@@ -1,15 +1,14 @@
-"""Memory that comes and goes, in slots: one allocation a size, made once (M_D: ZeRO, arXiv 1910.02054, section 6.3).
+"""Slots: memory for buffers that come and go, one allocation per size, kept (M_D: ZeRO, arXiv 1910.02054, section 6.3).
 
-Whoever needs memory for a while asks for it here::
+Temporary buffers are allocated here::
 
-    Heap     torch's allocator each time: what is free is another's, and may be cut up by what lives longer
-    Arena    a slot of that size, made when it is first wanted and kept for good. A step wants what the one before it
-             wanted: from the second on nothing is allocated, and nothing that stays lies between what comes and goes
+    Heap     torch's allocator each time: freed memory goes to other tensors, and longer-lived ones may fragment it
+    Arena    a slot of that size, allocated on first use and kept for good. A step uses the sizes of the one before:
+             from the second step on nothing is allocated, and no long-lived tensor lies between temporary ones
 
-Of each size there are as many slots as were ever taken at once, each an allocation of its own. The paper moves tensors
-into one contiguous buffer; here nobody knows all sizes before the first step is over, and it is enough that none comes
-or goes after it: a slot that is kept for good does not come to lie between others. All of them belong to the stream
-that computes: they are taken and given back in its order.
+Each size has as many slots as were ever in use at once, each an allocation of its own. The paper moves tensors into
+one contiguous buffer; here the sizes are not known before the first step is over, and it suffices that no slot is
+allocated or freed after it. All slots belong to the compute stream: they are taken and given back in its order.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ import torch
 
 
 class Heap:
-    """torch's allocator: what is given back is anyone's."""
+    """torch's allocator: released memory can be reused by any tensor."""
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """(numel,), not filled."""
+        """Allocates (numel,), not filled."""
         return torch.empty(numel, dtype=dtype, device=device)
 
     def give_back(self, taken: torch.Tensor) -> None:
-        """`taken` is not needed any more. Its memory goes now, whoever still holds the tensor."""
+        """Frees the memory of `taken` at once, even where other references to the tensor remain."""
         taken.untyped_storage().resize_(0)
 
     def restore(self, tensor: torch.Tensor) -> None:
-        """`tensor`, one for life, has memory; not filled."""
+        """Gives memory to `tensor`, a permanent tensor object; not filled."""
         tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
 
     def release(self, tensor: torch.Tensor) -> None:
-        """`tensor`, one for life, needs no memory for a while."""
+        """Frees the memory of `tensor`, a permanent tensor object, until `restore`."""
         tensor.untyped_storage().resize_(0)
 
 
 class Arena(Heap):
-    """Slots that are made once. Tensors for life keep what they have been given."""
+    """Slots that are allocated once. Permanent tensors keep their memory."""
 
     def __init__(self) -> None:
         self._slots = Slots()
@@ -50,7 +49,7 @@ class Arena(Heap):
         self._slots.give_back(taken)
 
     def release(self, tensor: torch.Tensor) -> None:
-        """It keeps its memory: the next step wants it again."""
+        """Keeps the memory: the next step uses it again."""
 
 
 class Slots:
@@ -61,13 +60,13 @@ class Slots:
         self.free: dict[tuple[int, torch.device], list[torch.Tensor]] = {}
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
-        """(size,), not filled."""
+        """Returns a slot of (size,), not filled; allocates one where none of that size is free."""
         free = self.free.setdefault((size, device), [])
         slot = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=device)
         self.taken[slot.data_ptr()] = slot
         return slot
 
     def give_back(self, taken: torch.Tensor) -> None:
-        """A slot, or another view of it from its beginning on, is not needed any more."""
+        """Gives back a slot, or another view of it from its first byte on."""
         slot = self.taken.pop(taken.data_ptr())
         self.free[slot.numel(), slot.device].append(slot)

@@ -1,4 +1,4 @@
-"""What an engine has in common with the module and the optimizer in it, and what it says where it has not."""
+"""The attributes that an engine has in common with its module and optimizer, and its errors for those that it lacks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import nn
 
 
 class ModuleFace:
-    """The part of `Strategy`'s face that it shares with modules. `name`: the strategy's, as `initialize` has it."""
+    """The methods of `Strategy` that mirror nn.Module's. `name`: the strategy's name in `initialize`."""
 
     module: nn.Module
     name = ""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The module's parameters. Under zero3 their shapes are whole and their values are where a unit is gathered."""
+        """The module's parameters. Under zero3 shapes are full, and values are present while a unit is gathered."""
         return self.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with their names."""
+        """The module's parameters with their names."""
         return self.module.named_parameters()
 
     def buffers(self) -> Iterator[torch.Tensor]:
@@ -30,16 +30,16 @@ class ModuleFace:
 
     @property
     def training(self) -> bool:
-        """The module's mode."""
+        """The module's training mode."""
         return self.module.training
 
     def train(self: Any, mode: bool = True) -> Any:
-        """The module's `train`."""
+        """Sets the module's training mode."""
         self.module.train(mode)
         return self
 
     def eval(self) -> Any:
-        """The module's `eval`."""
+        """Sets the module's evaluation mode."""
         return self.train(False)
 
     def __repr__(self: Any) -> str:
@@ -65,7 +65,7 @@ class ModuleFace:
 
     @property
     def param_groups(self) -> NoReturn:
-        """An engine is no optimizer; torch's GradScaler takes it for one."""
+        """Raises AttributeError: an engine is not an optimizer, and torch's GradScaler would take it for one."""
         raise AttributeError(
             "param_groups: they are engine.optimizer's; where a GradScaler asks for them: the engine scales losses"
             " itself, with loss_scaling=zerobench.zero.LossScaling()"
@@ -73,7 +73,7 @@ class ModuleFace:
 
 
 def sizes_of(engine: Any) -> dict[str, int]:
-    """Bytes of the model states that this rank has in memory, of any tier, by category; a storage counts once."""
+    """Returns the bytes of this rank's model states in memory, of all tiers, by category; each storage counts once."""
     runs = [run for unit in engine.units for run in unit.runs]
     units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]

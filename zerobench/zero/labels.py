@@ -1,7 +1,7 @@
-"""Names for tensors and for runs of operations. The engine says what a tensor *is* and which physical
-operations make up one logical collective; it does no counting. Whoever measures listens here.
+"""Labels for tensors and for runs of operations: the interface between the engine and the probes.
 
-Without a listener every call costs one truth test.
+The engine states the category of each tensor, and which physical operations form one logical collective; it counts
+nothing. Probes register as observers. Without an observer every call costs one truth test.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INPUTS = "inputs"
 ACTIVATIONS = "activations"
 
 DEVICE, HOST, NVME = "device", "host", "nvme"
-"""Tiers. On a machine without a GPU device and host are one memory, and what the engine says tells them apart."""
+"""Tiers. Without a GPU, device and host are one memory, which only the engine's labels tell apart."""
 
 BUFFERS = "buffers"
-"""The unit of control traffic that carries a module's buffers, as large as they are."""
+"""The unit name of control traffic that carries a module's buffers, whatever their size."""
 
 READ, WRITE = "read", "write"
-"""Transfers between host memory and files, of which no operator of torch's tells."""
+"""Kinds of transfers between host memory and files, which no torch operator reports."""
 
 
 class EngineThread(threading.Thread):
@@ -36,58 +36,58 @@ class EngineThread(threading.Thread):
 
 
 class Observer(Protocol):
-    """Who wants to know."""
+    """Observer of labels."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """`tensor`'s storage belongs to `category` from now on (from its birth, if never said before), and lies in
-        `tier` all its life; None: where everybody would think.
+        """Records that `tensor`'s storage belongs to `category` from now on (from its birth, if it had no label
+        before).
         """
 
     def on_file(self, name: str, category: str, grown: int) -> None:
-        """What files hold of `category` under `name` has grown by so many bytes; below zero: shrunk."""
+        """Records that the files' bytes of `category` under `name` have grown by `grown`; negative: shrunk."""
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """So many bytes were read from a file, or written."""
+        """Records that `size` bytes were read from a file, or written."""
 
 
-_listeners: list[Observer] = []
+_observers: list[Observer] = []
 _collectives: list[tuple[str, str]] = []
 _tiers: list[str] = []
 _peers: list[Sequence[int]] = []
 
 
-def listen(listener: Observer) -> None:
-    """Starts telling `listener`."""
-    _listeners.append(listener)
+def listen(observer: Observer) -> None:
+    """Adds an observer."""
+    _observers.append(observer)
 
 
-def unlisten(listener: Observer) -> None:
-    """Stops telling `listener`."""
-    _listeners.remove(listener)
+def unlisten(observer: Observer) -> None:
+    """Removes an observer."""
+    _observers.remove(observer)
 
 
 def label(tensor: torch.Tensor, category: str, name: str = "", tier: str | None = None) -> torch.Tensor:
-    """Says that `tensor`'s storage belongs to `category` and lies in `tier`; returns the tensor."""
-    for listener in _listeners:
-        listener.on_tensor(tensor, category, name, tier)
+    """Tells observers that `tensor`'s storage belongs to `category` and lies in `tier`; returns the tensor."""
+    for observer in _observers:
+        observer.on_tensor(tensor, category, name, tier)
     return tensor
 
 
 def file(name: str, category: str, grown: int) -> None:
-    """Says that files hold so many bytes more of `category` under `name`."""
-    for listener in _listeners:
-        listener.on_file(name, category, grown)
+    """Tells observers that files hold `grown` more bytes of `category` under `name`."""
+    for observer in _observers:
+        observer.on_file(name, category, grown)
 
 
 def transfer(kind: str, size: int, name: str = "") -> None:
-    """Says that so many bytes were moved, READ from a file or WRITE to one. From any thread."""
-    for listener in _listeners:
-        listener.on_transfer(kind, size, name)
+    """Tells observers that `size` bytes were moved, READ from a file or WRITE to one. From any thread."""
+    for observer in _observers:
+        observer.on_transfer(kind, size, name)
 
 
 @contextmanager
 def on_tier(tier: str) -> Iterator[None]:
-    """What is made inside, in this thread, lies in `tier` where no label says otherwise: an update's temporaries."""
+    """Places tensors made inside, in this thread, in `tier` unless a label says otherwise: an update's temporaries."""
     _tiers.append(tier)
     try:
         yield
@@ -96,7 +96,7 @@ def on_tier(tier: str) -> Iterator[None]:
 
 
 def current_tier() -> str | None:
-    """The innermost tier of `on_tier`, or None outside any."""
+    """Returns the innermost tier of `on_tier`, or None outside any."""
     return _tiers[-1] if _tiers else None
 
 
@@ -115,7 +115,7 @@ def collective(name: str, unit: str = "") -> Iterator[None]:
 
 @contextmanager
 def standing_for(peers: Sequence[int]) -> Iterator[None]:
-    """Says that a send inside stands for one to each of `peers`, ranks of its group: of a simulated world."""
+    """Accounts a send inside as one to each of `peers`, ranks of its group: for a simulated world."""
     _peers.append(peers)
     try:
         yield
@@ -124,10 +124,10 @@ def standing_for(peers: Sequence[int]) -> Iterator[None]:
 
 
 def current_peers() -> Sequence[int] | None:
-    """Those of the innermost `standing_for`, or None outside any."""
+    """Returns the peers of the innermost `standing_for`, or None outside any."""
     return _peers[-1] if _peers else None
 
 
 def current_collective() -> tuple[str, str]:
-    """The innermost logical collective and unit, or empty strings outside any."""
+    """Returns the innermost logical collective and unit, or empty strings outside any."""
     return _collectives[-1] if _collectives else ("", "")

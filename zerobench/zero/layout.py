@@ -1,7 +1,7 @@
 """Shapes -> offsets, padding, shards: pure arithmetic, no tensors.
 
 [Note: the coordinates of a unit]
-A *unit* is a run of elements that move together. It is made of *pieces*, each a range of one
+A *unit* is a run of elements that are communicated together. It consists of *pieces*, each a range of one
 parameter's elements (a parameter larger than a bucket has a piece in each of several)::
 
     unit      | piece of p0 |gap| piece of p1  | piece of p2 |   padding   |
@@ -9,14 +9,14 @@ parameter's elements (a parameter larger than a bucket has a piece in each of se
     shards    |  rank 0             |  rank 1             |  rank 2        |
               0                     ^shard_numel
 
-Every rank owns one shard of `shard_numel = padded_numel / N` elements of *every* unit, whatever the
-edges of the parameters are. What a rank owns of a parameter is a *segment*: piece ∩ shard.
+Every rank owns one shard of `shard_numel = padded_numel / N` elements of *every* unit, independent of the
+parameters' boundaries. A rank's part of a parameter is a *segment*: piece ∩ shard.
 
 [Note: alignment]
-Parameters start, and shards and buckets end, at multiples of `align` elements (64 bytes). A fused
-optimizer updates the tail of a tensor with scalar code that rounds unlike its vector code; cuts at
-multiples of the vector leave every element on the side where it is in the whole parameter, so that a
-sharded update is equal to the whole one bit for bit. The gaps cost at most 60 bytes a parameter.
+Parameters start, and shards and buckets end, at multiples of `align` elements (64 bytes). A fused optimizer updates
+the tail of a tensor with scalar code that rounds differently from its vector code; boundaries at multiples of the
+vector keep every element in the same code path as in the whole parameter, so that a sharded update equals the whole
+one bit for bit. The gaps cost at most 60 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Range:
-    """Elements [start, stop) of parameter number `parameter`, at `offset` of something (all in elements)."""
+    """Elements [start, stop) of parameter number `parameter`, at `offset` of a buffer (all in elements)."""
 
     parameter: int
     start: int
@@ -37,21 +37,21 @@ class Range:
 
     @property
     def numel(self) -> int:
-        """Elements in this range."""
+        """Number of elements in this range."""
         return self.stop - self.start
 
 
 class Piece(Range):
-    """What a unit holds of a parameter; `offset` counts from the start of the unit."""
+    """A unit's part of a parameter; `offset` counts from the start of the unit."""
 
 
 class Segment(Range):
-    """What one rank owns of a parameter; `offset` counts from the start of the rank's shard."""
+    """One rank's part of a parameter; `offset` counts from the start of the rank's shard."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the pieces of one unit lie and how N ranks share it. `tail`: elements kept free at the unit's end."""
+    """The pieces of one unit and its partition over N ranks. `tail`: elements kept free at the unit's end."""
 
     pieces: tuple[Piece, ...]
     world_size: int
@@ -60,29 +60,31 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Elements that are parameters' own, padding apart."""
+        """Number of parameter elements, without padding."""
         return sum(piece.numel for piece in self.pieces)
 
     @cached_property
     def shard_numel(self) -> int:
-        """Elements that each rank owns, a multiple of `align`."""
+        """Elements per rank, a multiple of `align`."""
         end = self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
         return _round_up(-(-(end + self.tail) // self.world_size), self.align)
 
     @property
     def padded_numel(self) -> int:
-        """Elements that travel: N shards."""
+        """Elements that are communicated: N shards."""
         return self.shard_numel * self.world_size
 
     @cached_property
     def gaps(self) -> tuple[tuple[int, int], ...]:
-        """(offset, elements) of everything that is no parameter's own."""
+        """(offset, elements) of all padding."""
         ends = [0, *(piece.offset + piece.numel for piece in self.pieces)]
         starts = [*(piece.offset for piece in self.pieces), self.padded_numel]
         return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
 
     def segments(self, rank: int, most: int | None = None) -> Iterator[Segment]:
-        """The segments of `rank`'s shard, in the order of the pieces; cut where they have more than `most` elements."""
+        """Yields the segments of `rank`'s shard, in the order of the pieces; split where they
+        exceed `most` elements.
+        """
         low, high = rank * self.shard_numel, (rank + 1) * self.shard_numel
         for piece in self.pieces:
             first, last = max(piece.offset, low), min(piece.offset + piece.numel, high)
@@ -93,7 +95,7 @@ class Layout:
 
 
 def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1, tail: int = 0) -> Layout:
-    """A unit that holds whole parameters. `numels`: (parameter, elements), in order; empty ones are left out."""
+    """Lays out a unit of whole parameters. `numels`: (parameter, elements), in order; empty ones are left out."""
     pieces, offset = [], 0
     for parameter, numel in numels:
         if numel:
@@ -105,10 +107,10 @@ def one_unit(numels: Sequence[tuple[int, int]], world_size: int, align: int = 1,
 def buckets(
     numels: Sequence[tuple[int, int]], bucket_numel: int, world_size: int, align: int = 1
 ) -> list[list[Layout]]:
-    """Parameters in units of at most `bucket_numel` elements (rounded up to a multiple of N · `align`).
+    """Lays out parameters in units of at most `bucket_numel` elements (rounded up to a multiple of N · `align`).
 
-    An inner list is what lies in one buffer: one unit of whole parameters, or the equal units that cut a
-    parameter of more than `bucket_numel` elements. So a model is moved into its buffers one at a time.
+    An inner list is one buffer's content: one unit of whole parameters, or the equal units that divide a parameter of
+    more than `bucket_numel` elements. So a model is moved into its buffers one at a time.
     """
     bucket_numel = _round_up(bucket_numel, world_size * align)
     runs: list[list[Layout]] = []

@@ -1,4 +1,6 @@
-"""Options of `initialize` in words, as the command line has them: offload="cpu", zeropp="qwz", wire_dtype="bf16"."""
+"""Parses the word form of `initialize`'s options, as on the command line: offload="cpu", zeropp="qwz",
+wire_dtype="bf16".
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ WORDS: dict[str, dict[str, Any]] = {
 }
 
 KINDS: dict[str, type] = {"offload": Offload, "zeropp": Zeropp}
-"""What else an option may be, None apart."""
+"""Option -> the type that it may have besides a word, apart from None."""
 
 
 def spelled_out(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with words replaced by what they stand for. Raises ValueError for any others."""
+    """Returns `options` with words replaced by their values. Raises ValueError for unknown words."""
     return {name: _value_of(name, given) for name, given in options.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a caller of `zerobench.initialize` may choose, and the three modes that choose for him."""
+"""The options of `zerobench.initialize`, and the modes that set their defaults."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from .optim.update import Update
 from .precision import Dtypes, LossScaling
 
 AUTO = "auto"
-"""The value of an option that follows the model."""
+"""The value of an option that is derived from the model."""
 
 BUCKETS_A_SHARD = 2
 BUCKET_LIMITS = 2**20, 25 * 2**20
-"""An automatic bucket is so much of a rank's shard of the parameters, within these bytes: small beside the shards, of
-which two are under way, and large enough for the wire."""
+"""Smallest and largest automatic bucket in bytes: small beside the shards, since two buckets are in flight, and large
+enough to use the link's bandwidth.
+"""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
-"""Options of the strategies that have buckets; units of modules have none of them."""
+"""Options of the strategies with buckets; strategies whose units are modules have none."""
 
 MODES: dict[str, dict[str, Any]] = {
     "own": {},
@@ -36,50 +37,52 @@ MODES: dict[str, dict[str, Any]] = {
         "persistence_numel": 100_000,
     },
 }  # fmt: skip
-"""Defaults that make others' choices reproducible, so that a difference can be attributed to one of them.
+"""Sets of defaults that reproduce other systems, so that a difference can be attributed to a single choice.
 
-own      what we found best
+own      the best that we measured
 paper    ZeRO, arXiv 1910.02054: stage 3 gathers every parameter again for the backward, 3ψ in all
-vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 keeps what it has gathered until the
+vendor   DeepSpeed 0.19: buckets are all-reduced (stages 1, 2: 3ψ), stage 3 keeps gathered parameters until the
          backward (models below 0.5 G parameters, its max_reuse_distance) and parameters of up to 1e5 elements for good
 """
 
 TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-"""`Options.tile_bytes` by device where nobody says: each is a step of the optimizer, and a GPU soon done with it."""
+"""Default of `Options.tile_bytes` by device: each tile is a call of the optimizer, and on a GPU a small one is
+dominated by launch overhead.
+"""
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller may choose. Bytes are of the parameters' own dtype.
+    """The options of an engine. Bytes are of the parameters' own dtype.
 
-    `bucket_bytes`       most that a unit of stages 1 and 2 holds (a larger parameter is cut into several); "auto":
-                         half of a rank's shard of the parameters, from 1 to 25 MiB
+    `bucket_bytes`       largest unit of stages 1 and 2 (a larger parameter is divided over several); "auto": half of a
+                         rank's shard of the parameters, from 1 to 25 MiB
     `prefetch`           units gathered ahead in stage 3
     `units`              stage 3: the modules that are units; default: the elements of every outermost
                          nn.ModuleList, the rest is the root unit
     `persistence_numel`  stage 3: parameters of up to so many elements stay whole on every rank
-    `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is given back while backward
-                         is at others (units/root.py)
+    `keep_root`          stage 3: the root unit stays from forward to backward; "auto": and is freed while backward is
+                         at other units (units/root.py)
     `reshard_after_forward`  stage 3: False keeps every unit from forward to backward, 2ψ instead of 3ψ on the wire
-    `overlap_gather`     stages 1 and 2: updated parameters travel while the next forward runs
-    `reduce_with`        reduce_scatter, or all_reduce to send twice as much as others do
-    `gradient_dtype`     what the gradients of half parameters are accumulated in; default: the parameter's dtype
-    `wire_dtype`         what reductions send; default: the gradients' dtype
-    `tile_bytes`         most that the fp32 gradients made for one part of an update take; default: TILE_BYTES says, and
-                         None, one part, for an optimizer that is not torch's
+    `overlap_gather`     stages 1 and 2: updated parameters are gathered while the next forward runs
+    `reduce_with`        reduce_scatter, or all_reduce at twice the volume, as other systems do
+    `gradient_dtype`     dtype in which gradients of half parameters are accumulated; default: the parameter's dtype
+    `wire_dtype`         dtype that reductions send; default: the gradients' dtype
+    `tile_bytes`         largest temporary fp32 gradients of an update; default: TILE_BYTES, and None, one tile, for an
+                         optimizer that is not torch's
     `loss_scaling`       for fp16: see precision.LossScaling
-    `device`             where a model that was built on the meta device gets its values; default: the CPU
-    `initial_dtype`      the dtype that they are drawn in, before they are cast to the parameters' own
-    `initial_device`     the device that they are drawn on; default: the CPU, so that they do not depend on the device
-    `arena`              gradients that come and go live in slots that are made once: arena.py
+    `device`             device of a model that was built on the meta device; default: the CPU
+    `initial_dtype`      the dtype in which its values are drawn, before the cast to the parameters' own
+    `initial_device`     the device on which they are drawn; default: the CPU, so that they do not depend on the device
+    `arena`              temporary gradients use slots that are allocated once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
-    `elementwise`        vouches for an optimizer that is not torch's
-    `offload`            what leaves the device, and whereto: host.Offload
-    `node_size`          ranks a node has: gathers and reductions go in two hops (groups.py)
-    `shard_group`        ranks that share a shard, each group a replica of the others; default: all (groups.py)
-    `zeropp`             stage 3: which parts of ZeRO++ (comm/zeropp.py)
+    `elementwise`        declares an optimizer outside of torch elementwise
+    `offload`            the states that leave the device, and their tier: offload.cpu.Offload
+    `node_size`          ranks per node: gathers and reductions run in two hops (comm/hierarchical.py)
+    `shard_group`        ranks per shard group, the groups being replicas; default: all (comm/hierarchical.py)
+    `zeropp`             stage 3: the parts of ZeRO++ in use (comm/zeropp.py)
     """
 
     bucket_bytes: int | str = AUTO
@@ -106,7 +109,7 @@ class Options:
     zeropp: Zeropp | None = None
 
     def settled(self, trainable: Iterable[nn.Parameter], ranks: int) -> Options:
-        """The options for a model of these parameters that `ranks` share: with numbers for what follows the model."""
+        """Returns the options for a model of these parameters on `ranks` ranks, automatic ones replaced by numbers."""
         if self.bucket_bytes != AUTO:
             return self
         least, most = BUCKET_LIMITS
@@ -114,16 +117,18 @@ class Options:
         return replace(self, bucket_bytes=min(max(psi_bytes // ranks // BUCKETS_A_SHARD, least), most))
 
     def dtypes_of(self, parameter: torch.dtype, ranks: int) -> Dtypes:
-        """Of a unit of such parameters. Where nobody else is there, nothing travels, and nothing is rounded for it."""
+        """Returns the dtypes of a unit of such parameters. At world size 1 there is no
+        communication, so no wire dtype.
+        """
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
     def places(self, module: nn.Module) -> Places:
-        """Where the engine over `module` keeps things."""
+        """Creates the placement of the engine's tensors over `module`."""
         device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
         return Places() if self.offload is None else self.offload.places(device)
 
     def new_update(self, *parts: Any) -> Update:
-        """How the optimizer is run: in `step`, or late. `parts`: what Update is made of."""
+        """Creates the update that runs the optimizer, in `step` or delayed. `parts`: arguments of Update."""
         if self.offload is None or self.offload.delayed_after is None:
             return Update(*parts)
         update = DelayedUpdate(*parts)
@@ -132,7 +137,7 @@ class Options:
 
     @property
     def reduction(self) -> Reduction:
-        """How a unit's gradients are summed over the ranks."""
+        """The way in which a unit's gradients are summed over the ranks."""
         return REDUCTIONS[self.reduce_with]
 
     def check(self) -> None:

@@ -1,17 +1,17 @@
-"""Mixed precision: which dtype holds what, loss scaling, the gradients' norm, and the update of fp32 masters.
+"""Mixed precision: the dtype of each tensor, loss scaling, the norm of gradients, and the update of fp32 masters.
 
 [Note: the dtypes of a parameter]
 
-    parameters   the module's own: what forward and backward read
-    gradients    what gradients are accumulated in                     default: the parameter's
-    wire         what a reduction sends                                default: the gradients'
-    master       what the optimizer updates                            fp32 where the parameter is half
+    parameters   the module's own: read by forward and backward
+    gradients    dtype of accumulation                             default: the parameter's
+    wire         dtype that a reduction sends                      default: the gradients'
+    master       dtype of the optimizer's copy                     fp32 where the parameter is half
 
 Half precision with Adam: 2ψ parameters + 2ψ gradients + Kψ, K = 12: fp32 master, momentum, variance
 (ZeRO, arXiv 1910.02054, section 3.1; Micikevicius et al., arXiv 1710.03740).
 
-An optimizer wants gradients of its masters' dtype. They are cast a *tile* at a time, in one buffer, for a
-whole fp32 gradient would cost 4ψ/N more. The same tiles bound the temporaries of an unfused optimizer.
+An optimizer needs gradients of its masters' dtype. They are cast one *tile* at a time, in one buffer, since a whole
+fp32 gradient would cost 4ψ/N more. The same tiles bound the temporaries of an unfused optimizer.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from torch import nn, optim
 from . import labels
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""By the name that options and configs have for them."""
+"""Name in options and configs -> dtype."""
 
 HALF = (torch.bfloat16, torch.float16)
 
 NORM_CHUNK = 2**16
-"""Elements whose norm is taken at once on a CPU, in fp64: the copy of a chunk fits its cache."""
+"""Elements per step of the norm on a CPU, which is taken in fp64: the copy of a chunk fits the cache."""
 
 LOOKS_ITSELF = (optim.Adam, optim.AdamW)
-"""Optimizers whose fused kernels change nothing where `found_inf` is 1. So does torch's SGD, but it makes momentum in
-a first step that is left out, and never fills it."""
+"""Optimizers whose fused kernels change nothing where `found_inf` is 1. torch's SGD does so too, except that it creates
+momentum in a skipped first step and never fills it.
+"""
 
 
 @dataclass(frozen=True)
 class Dtypes:
-    """See the note."""
+    """The dtypes of a parameter's tensors (see the note)."""
 
     parameters: torch.dtype
     gradients: torch.dtype
@@ -51,7 +52,7 @@ class Dtypes:
 
     @staticmethod
     def of(parameter: torch.dtype, gradient: torch.dtype | None = None, wire: torch.dtype | None = None) -> Dtypes:
-        """For a parameter of that dtype. A choice for `gradient` binds half parameters, one for `wire` all but fp64."""
+        """Chooses them for a parameter's dtype; `gradient` applies to half parameters, `wire` to all but fp64."""
         half = parameter in HALF
         gradients = gradient if half and gradient else parameter
         sent = gradients if wire is None or parameter == torch.float64 else wire
@@ -60,10 +61,10 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class LossScaling:
-    """Dynamic loss scaling for fp16: the loss is multiplied so that small gradients do not vanish.
+    """Dynamic loss scaling for fp16: the loss is multiplied so that small gradients do not underflow.
 
-    After a step whose gradients overflowed, which no rank takes, the scale is multiplied by `backoff`; after
-    `interval` steps without, by `growth`. It never falls below `minimum`.
+    After a step whose gradients overflowed, which all ranks skip, the scale is multiplied by `backoff`; after
+    `interval` steps without overflow, by `growth`. It never falls below `minimum`.
     """
 
     initial: float = 65536.0
@@ -83,10 +84,10 @@ class LossScaling:
 
 
 class LossScaler:
-    """The scale now. Without a policy it is 1 and stays so.
+    """The current loss scale. Without a policy it is always 1.
 
     `scale`    0-dim fp32 on the device
-    `skipped`  whether the last step was skipped, 0-dim fp32 on the device, 0 or 1
+    `skipped`  1 where the last step was skipped, else 0; 0-dim fp32 on the device
     """
 
     scale: torch.Tensor | float = 1.0
@@ -100,19 +101,19 @@ class LossScaler:
 
     @property
     def unscaling(self) -> torch.Tensor | float:
-        """What takes the scale out of a gradient."""
+        """The factor that removes the scale from a gradient."""
         return 1.0 if self.policy is None else 1 / self.scale
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """What is to be backpropagated in place of `loss`."""
+        """Returns the loss to backpropagate in place of `loss`."""
         return loss if self.policy is None else loss * self.scale
 
     @contextmanager
     def judging(self, optimizer: optim.Optimizer, overflow: Callable[[], torch.Tensor]) -> Iterator[bool]:
-        """Around an optimizer's step; afterwards the scale is the next step's.
+        """Wraps an optimizer's step and updates the scale afterwards.
 
-        Gives True where the step is to be left out. An optimizer that looks at `found_inf` on the device itself is
-        always let run: it changes nothing where gradients overflowed, and nobody has waited for the device.
+        Yields True where the step must be skipped. An optimizer that reads `found_inf` on the device always runs: it
+        changes nothing where gradients overflowed, and the host does not wait for the device.
         """
         if self.policy is None:
             yield False
@@ -134,23 +135,23 @@ class LossScaler:
         self.scale.clamp_(min=policy.minimum)
 
     def state(self) -> dict[str, float]:
-        """What must be kept to go on."""
+        """Returns the values that training continues from."""
         return {"scale": float(self.scale), "since": int(self._since)}
 
     def load(self, state: dict[str, float]) -> None:
-        """Takes back what `state` gave."""
+        """Restores the result of `state`."""
         assert isinstance(self.scale, torch.Tensor)
         self.scale.fill_(float(state["scale"]))
         self._since.fill_(int(state["since"]))
 
 
 class Share:
-    """A run of one parameter's elements as the optimizer holds them.
+    """A segment of one parameter as the optimizer holds it.
 
     `tensor`     (numel,) view of the master: the optimizer's parameter
-    `tier`       where that lies
-    `gradient`   (numel,) where the gradient lies, in its own dtype; None where the parameter had no part in the step
-    `crosses`    whether that is another tier, from which it comes before it is cast
+    `tier`       the tier of `tensor`
+    `gradient`   (numel,) reduced gradient in its own dtype; None where the parameter took no part in the step
+    `crosses`    True where the gradient is in another tier, and is copied before the cast
     """
 
     tier = labels.DEVICE
@@ -164,7 +165,7 @@ class Share:
 
     @property
     def crosses(self) -> bool:
-        """See above."""
+        """True where the gradient is in another tier than `tensor`."""
         return False
 
 
@@ -172,7 +173,7 @@ S = TypeVar("S", bound=Share)
 
 
 def is_fused(optimizer: optim.Optimizer) -> bool:
-    """Whether every group runs torch's fused kernels, which need no temporaries."""
+    """Returns True where every group runs torch's fused kernels, which need no temporaries."""
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
@@ -181,7 +182,7 @@ def _is_on(optimizer: optim.Optimizer, device: torch.device) -> bool:
 
 
 def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
-    """Shares that are updated together: up to `tile_numel` elements a tile, unless a single share has more."""
+    """Groups shares that are updated together: up to `tile_numel` elements per tile, unless a single one has more."""
     tiles: list[list[S]] = []
     room = 0
     for share in shares:
@@ -194,7 +195,9 @@ def tiles_of(shares: Iterable[S], tile_numel: int) -> list[list[S]]:
 
 
 def sum_of_powers(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. fp32 sums err by 4e-4 on ten million elements."""
+    """Returns Σ |g|^p over all elements, 0-dim fp64; for p = inf the maximum. In fp32 sums err by 4e-4 on ten million
+    elements.
+    """
     there = list(gradients)
     norms = (_norms_at_once if there and there[0].is_cuda else _norms_by_chunk)(there, norm_type)
     if not norms:
@@ -209,15 +212,15 @@ def _norms_by_chunk(gradients: list[torch.Tensor], norm_type: float) -> list[tor
 
 
 def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
-    """On a GPU, where every kernel takes its time to start: one for many tensors, no fp64 copy of any."""
+    """Computes norms on a GPU with one kernel for many tensors, because launches dominate, and without fp64 copies."""
     return list(torch._foreach_norm(gradients, norm_type, dtype=torch.float64)) if gradients else []
 
 
 def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """The norm from the sum (or maximum) over all ranks."""
+    """Returns the norm from the sum (or maximum) over all ranks."""
     return total if norm_type == math.inf else total.pow(1 / norm_type)
 
 
 def clip_coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """What clipping multiplies gradients by, as torch.nn.utils.clip_grad_norm_ has it."""
+    """Returns the factor of gradient clipping, as torch.nn.utils.clip_grad_norm_ computes it."""
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)

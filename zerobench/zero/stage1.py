@@ -132,7 +132,7 @@ class Stage1(Strategy):
 
     def _adopt_frozen(self, parameter: nn.Parameter) -> None:
         order = self.orders[parameter]
-        if parameter.stride() != order.strides:  # a hollow one gets memory
+        if parameter.stride() != order.strides:  # a placeholder gets memory
             parameter.data = order.view(order.flatten(parameter.data).clone())
         self.share(order.flatten(parameter.data))
 

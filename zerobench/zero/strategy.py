@@ -60,13 +60,13 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         heap = Arena() if options.arena else Heap()
         self.places = options.places(module)
         self._buffers_due = True
-        hollow = meta_init.on_meta(module)
-        if hollow:
-            meta_init.hollow(module, options.device or torch.device("cpu"))
-        self.share = (lambda tensor: None) if hollow else comm.broadcast  # values come from rank 0, or from a replay
+        on_meta = meta_init.on_meta(module)
+        if on_meta:
+            meta_init.use_placeholders(module, options.device or torch.device("cpu"))
+        self.share = (lambda tensor: None) if on_meta else comm.broadcast  # values come from rank 0, or from a replay
         with torch.no_grad():
             self.adopt()
-            if hollow:
+            if on_meta:
                 meta_init.fill(module, self.store, comm, options.initial_dtype, options.initial_device)
             for buffer in module.buffers():
                 comm.broadcast(buffer)

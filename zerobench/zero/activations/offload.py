@@ -1,22 +1,22 @@
-"""Memory of activations, on its way to the host and back.
+"""Offloading of activations to host memory, and their prefetch in backward.
 
-[Note: the life of a moved]
-What autograd saves of a unit are views: of a parameter, or of memory that the unit's forward has made. A *moved* is
-such memory, a whole storage, whoever looks at it: three views of one storage travel once, and come back with the
-strides that they had, so that the same kernels run over them. ::
+[Note: the life of an offloaded storage]
+Tensors that autograd saves of a unit are views: of a parameter, or of memory that the unit's forward has allocated.
+Such memory is offloaded as a whole storage: three views of one storage are copied once, and come back with their
+strides, so that the same kernels run over them. ::
 
-    leaving     being copied to the host; the device's memory is still there           (a lane of their own down)
-    away        on the host alone
-    coming      the device has memory for it again, and it is being copied there       (another lane up)
-    back        it is on the device until autograd lets go of it; what is on the host goes with it
+    leaving     being copied to the host; the device memory is still allocated         (stream `down`)
+    away        in host memory only
+    coming      device memory is allocated again, and the copy back is running         (stream `up`)
+    back        on the device until autograd drops it; the host copy is freed with it
 
 A unit's storages are copied out while its forward runs, and must be gone when the next unit's forward ends: the compute
 stream then waits for the copies (the host waits for nothing), and the device memory is freed in stream order. At most
 two units' activations are so on the device. Backward fetches a unit's storages when it reaches the unit that ran after
 it. A storage that is needed before its copy has completed is kept on the device.
 
-Saved tensors are not to be written to. Autograd cannot see that behind hooks, so it is looked at here: when a moved is
-away, and when backward asks for what was kept.
+Saved tensors must not be written to. Autograd cannot check that behind hooks, so it is checked here: when a storage
+becomes away, and when backward reads a tensor that was kept.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ WRITTEN = "backward: {} was written to in place after the forward had saved it; 
 
 
 class AtOnce:
-    """No lane: on a CPU a copy is done when it has been asked for."""
+    """Runs copies at once: the CPU's substitute for a stream."""
 
     def launch(self, copy: Collective) -> Waitable:
-        """Does it."""
+        """Runs `copy`."""
         copy(async_op=False)
         return self
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Returns at once."""
 
 
 class Launcher(Protocol):
-    """Where copies run."""
+    """A stream for copies, or its substitute."""
 
     def launch(self, copy: Collective) -> Waitable:
-        """Starts `copy` behind what computes; who waits for what is returned comes after it."""
+        """Queues `copy` behind the current stream's work; `wait` of the result orders later work after the copy."""
 
 
 @dataclass
 class StreamPair:
-    """Two, for a bus carries both ways at once. `pinned`: whether the host's memory is to be page-locked."""
+    """A stream per direction, since a bus transfers both ways at once. `pinned`: page-locks the host memory."""
 
     down: Launcher
     up: Launcher
@@ -68,7 +68,7 @@ class StreamPair:
 
     @staticmethod
     def of(device: torch.device) -> StreamPair:
-        """A GPU's, or none."""
+        """Creates a GPU's streams, or the substitutes of another device."""
         return (
             StreamPair(CommStream(), CommStream(), pinned=True)
             if device.type == "cuda"
@@ -77,12 +77,12 @@ class StreamPair:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a (bytes,) uint8 tensor."""
+    """Returns the storage as a (bytes,) uint8 tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 class OffloadedStorage:
-    """See the note. Starts leaving. `name`: of the unit that it is of."""
+    """A storage of unit `name` on its way to the host and back (see the note); its creation starts the copy."""
 
     def __init__(self, storage: torch.UntypedStorage, streams: StreamPair, name: str) -> None:
         self.name = name
@@ -96,34 +96,34 @@ class OffloadedStorage:
         self._written = False
 
     def see(self, tensor: torch.Tensor) -> View:
-        """`tensor`, which autograd saves, as a view of this memory. While it is leaving."""
+        """Returns `tensor`, which autograd saves, as a view of this storage, while it is leaving."""
         self._seen.append((tensor, tensor._version))
         return view_of(tensor, self)
 
     @property
     def takes_more(self) -> bool:
-        """It is leaving, and nobody has written to it: what else is saved of this memory comes along."""
+        """True while it is leaving and has not been written to: further views of this memory share the copy."""
         return bool(self._seen) and self._is_intact()
 
     def _is_intact(self) -> bool:
         return all(tensor._version == version for tensor, version in self._seen)
 
     def go(self) -> None:
-        """leaving -> away."""
+        """Waits for the copy, checks for writes during it, and frees the device memory: leaving -> away."""
         if self._seen:
             self._arrive()
             self._written = not self._is_intact()
             self._seen, self._here = [], None
 
     def fetch(self) -> None:
-        """away -> coming."""
+        """Starts the copy back: away -> coming."""
         if self._here is None:
             here = torch.empty(self._host.numel(), dtype=torch.uint8, device=self._device)
             self._here = labels.label(here, labels.ACTIVATIONS, self.name)
             self._travel = self._streams.up.launch(partial(_copy, self._host, here))
 
     def here(self) -> torch.Tensor:
-        """-> back: the memory as (bytes,) on the device. Raises RuntimeError if its owner wrote to it while it left."""
+        """Returns the memory on the device, (bytes,): -> back. Raises RuntimeError if it was written to meanwhile."""
         self.fetch()
         if self._written or not self._is_intact():
             raise RuntimeError(WRITTEN.format(f"an activation of {self.name}"))
@@ -139,7 +139,7 @@ class OffloadedStorage:
 
     def __del__(self) -> None:
         if hasattr(self, "_travel"):
-            self._arrive()  # a copy that nobody has waited for still reads and writes what is given back here
+            self._arrive()  # an unfinished copy still reads and writes the memory that is freed here
 
 
 def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> None:
@@ -147,15 +147,15 @@ def _copy(source: torch.Tensor, destination: torch.Tensor, async_op: bool) -> No
 
 
 class Memory(Protocol):
-    """Where a view's bytes are."""
+    """The memory of a view."""
 
     def here(self) -> torch.Tensor:
-        """(bytes,) uint8 on the device."""
+        """Returns (bytes,) uint8 on the device."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What autograd holds in place of a tensor whose memory may be elsewhere."""
+    """The object that autograd holds in place of a tensor whose memory may be elsewhere."""
 
     memory: Memory
     dtype: torch.dtype
@@ -164,62 +164,62 @@ class View:
     stride: tuple[int, ...]
 
     def tensor(self) -> torch.Tensor:
-        """The tensor, bit for bit, with the strides that it had."""
+        """Rebuilds the tensor, bit for bit, with its strides."""
         here = self.memory.here()
         like = torch.empty(0, dtype=self.dtype, device=here.device)
         return like.set_(here.untyped_storage(), self.offset, self.shape, self.stride)
 
 
 def view_of(tensor: torch.Tensor, memory: Memory) -> View:
-    """`tensor`'s view of what its storage holds, now in `memory`."""
+    """Returns `tensor`'s view of its storage, whose content is now in `memory`."""
     return View(memory, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
 @dataclass(frozen=True)
 class KeptTensor:
-    """What autograd holds of a tensor that stays where it is."""
+    """The object that autograd holds for a tensor that is not offloaded."""
 
     saved: torch.Tensor
     version: int
 
     def tensor(self) -> torch.Tensor:
-        """The tensor. Raises RuntimeError if it was written to."""
+        """Returns the tensor. Raises RuntimeError if it was written to."""
         if self.saved._version != self.version:
             raise RuntimeError(WRITTEN.format(f"a saved tensor of shape {list(self.saved.shape)}"))
         return self.saved
 
 
 def unpack(saved: View | KeptTensor) -> torch.Tensor:
-    """The hook that autograd calls in backward."""
+    """Rebuilds a saved tensor: the hook that autograd calls in backward."""
     return saved.tensor()
 
 
 class UnitForward:
-    """One run of a unit in a forward: its storages, which live as long as autograd wants them, and the run before."""
+    """One run of a unit in a forward: weak references to its storages, which autograd owns, and to the run before."""
 
     def __init__(self, before: UnitForward | None) -> None:
         self.before = weakref.ref(before) if before is not None else lambda: None
         self._storages: list[weakref.ref[OffloadedStorage]] = []
 
     def add(self, moved: OffloadedStorage) -> None:
-        """A moved of this run's."""
+        """Adds a storage of this run."""
         self._storages.append(weakref.ref(moved))
 
     def storages(self) -> list[OffloadedStorage]:
-        """Those that are still wanted."""
+        """Returns the storages that autograd still holds."""
         return [moved for one in self._storages if (moved := one()) is not None]
 
     def fetch_before(self, _gradient: torch.Tensor) -> None:
-        """Backward has come to this unit: what the one before it has saved is wanted next, the last tensors first."""
+        """Prefetches the previous unit's storages, last saved first, when backward reaches this unit."""
         before = self.before()
         for moved in reversed(before.storages() if before is not None else []):
             moved.fetch()
 
 
 class Offloader:
-    """Sends what autograd saves of units to the host, storages of `least_bytes` and more.
+    """Offloads the tensors that autograd saves of units to the host, in storages of `least_bytes` and more.
 
-    `streams`: by device type, made as they are needed.
+    `streams`: by device type, created on first use.
     """
 
     def __init__(self, least_bytes: int, streams: dict[str, StreamPair] | None = None) -> None:
@@ -229,7 +229,7 @@ class Offloader:
         self._leaving: weakref.WeakValueDictionary[int, OffloadedStorage] = weakref.WeakValueDictionary()  # by address
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
-        """The forward of a unit; what it returns. Backward comes to the last one first: nothing of it is sent."""
+        """Runs the forward of a unit and returns its result. The last unit stays: backward reads it first."""
         before, run = self._last, UnitForward(self._last)
         with saved_tensors_hooks(partial(self._pack, run, unit, name), unpack) if not is_last else nullcontext():
             output = forward()
@@ -238,7 +238,7 @@ class Offloader:
         self._last = run
         tensors = list(tensors_that_require_grad(output))
         if tensors:
-            register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # which keeps the run as long as the graph
+            register_multi_grad_hook(tensors, run.fetch_before, mode="any")  # keeps the run alive with the graph
         return output
 
     def _pack(self, run: UnitForward, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
@@ -256,8 +256,8 @@ class Offloader:
 
 
 def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
-    """Whether what autograd saves of `unit` is small, or no plain memory, or lies in the unit's own parameters and
-    buffers: those have an owner, who may take and bring their memory.
+    """Returns True where a saved tensor is small, not plain memory, or part of the unit's own parameters and buffers,
+    whose memory the strategy may free and gather itself.
     """
     if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < least_bytes:
         return True
@@ -266,6 +266,6 @@ def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense memory and nothing else, on a device that has memory."""
+    """Returns True where a tensor is a plain dense one, on a device with memory."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
     return plain and tensor.device.type != "meta" and not (tensor.is_conj() or tensor.is_neg())

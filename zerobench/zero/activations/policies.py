@@ -1,19 +1,20 @@
-"""ZeRO-R for activations: what becomes, between forward and backward, of what backward will need.
+"""ZeRO-R for activations: policies for the tensors that autograd keeps between forward and backward.
 
-Of each *unit* (modules.blocks: a transformer's blocks), beside small tensors::
+For each *unit* (modules.blocks: a transformer's blocks), except small tensors::
 
-    policy               on the device                              in host memory    what it costs
-    none                 all that autograd saves                    -
-    checkpoint           its inputs                                 -                 a second forward
-    offload              of the last unit all, of two on their way  all but that      bytes to the host and back
-    checkpoint_offload   of the last unit its inputs                the inputs        both
+    policy               on the device                            in host memory    cost
+    none                 all saved tensors                        -
+    checkpoint           the unit's inputs                        -                 a second forward
+    offload              the last unit's, and two in transfer     all others        bytes to the host and back
+    checkpoint_offload   the last unit's inputs                   other inputs      both
 
 (ZeRO, arXiv 1910.02054, section 6.1, without the partitioning over model-parallel ranks, P_a; checkpointing: Chen et
-al., arXiv 1604.06174.) The last unit's stay: backward, which comes to it first, would wait for all of it.
+al., arXiv 1604.06174.) The last unit's tensors stay: backward reads them first, and would wait for all of them.
 
-A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that comes later brings a
-unit's parameters before backward comes to the unit, and so before that is computed again. Wrapped twice, the inner way
-comes first: what checkpointing saves, the inputs, is what goes to the host. In a copy of the module all is plain.
+A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that is applied later gathers a
+unit's parameters before backward reaches the unit, and so before its recomputation. Where a unit is wrapped twice, the
+inner wrapper acts first: the tensors that checkpointing saves, the inputs, are those that are offloaded. In a copy of
+the module all forwards are plain.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from .slots import SlotSwapper
 Forward = Callable[..., Any]
 
 LEAST_BYTES = 64 * 1024
-"""Smaller tensors are not worth a copy of their own."""
+"""Size in bytes below which a copy costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class ActivationPolicy:
-    """`recompute`: units keep their inputs alone. `keep`: where what units save waits, a row of KEEPERS.
-    `least_bytes`: what is smaller stays where it is.
+    """A policy for units. `recompute`: keeps only their inputs. `keep`: the place of saved tensors, a row of KEEPERS or
+    "device". `least_bytes`: smaller storages are never moved.
     """
 
     recompute: bool = False
@@ -54,28 +55,28 @@ POLICIES: dict[str, ActivationPolicy] = {
     "offload": ActivationPolicy(keep="host"),
     "checkpoint_offload": ActivationPolicy(recompute=True, keep="host"),
 }
-"""By the names that a user gives them."""
+"""Name in the configuration -> policy."""
 
 
 class Keeper(Protocol):
-    """Has what units save wait elsewhere."""
+    """Stores the saved tensors of units outside of autograd."""
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
-        """The forward of a unit; what it returns."""
+        """Runs the forward of a unit and returns its result."""
 
 
 KEEPERS: dict[str, Callable[[int], Keeper]] = {"host": Offloader, "slab": SlotSwapper}
-"""Each from the least bytes that it takes. With "device" all stays where autograd has it."""
+"""Name -> constructor, from the smallest storage to move in bytes. With "device" autograd keeps everything."""
 
 
 class Wrapped:
-    """A module's forward with something around it. A copy of the module has its plain forward."""
+    """A wrapper around a module's forward. A copy of the module has its plain forward."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The forward."""
+        """Runs the forward."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -83,17 +84,17 @@ class Wrapped:
 
 
 class Recomputed(Wrapped):
-    """What forward makes is made again in backward, with the random numbers that it drew."""
+    """A forward that is recomputed in backward, with the same random numbers."""
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         return checkpoint(self.forward, *inputs, use_reentrant=False, **named_inputs)
 
 
 class OffloadedForward(Wrapped):
-    """What forward saves waits where `keeper` has it; but where somebody else has hooks on it, it is theirs.
+    """A forward whose saved tensors go to `keeper`, except where other saved-tensor hooks are active.
 
-    Recomputation around a unit has: it counts what is saved, and were a part of that kept from it, the rest would be
-    taken for something else.
+    Recomputation around a unit has such hooks: it matches saved tensors by their count, and would mistake the rest if
+    some were taken away from it.
     """
 
     def __init__(self, forward: Forward, keeper: Keeper, unit: nn.Module, name: str, is_last: bool) -> None:
@@ -111,12 +112,12 @@ def _plain(forward: Forward) -> Forward:
 
 
 def recompute(unit: nn.Module) -> None:
-    """From now on `unit` keeps its inputs alone for the backward."""
+    """Makes `unit` keep only its inputs for the backward."""
     unit.forward = Recomputed(unit.forward)
 
 
 def apply(model: nn.Module, policy: ActivationPolicy) -> None:
-    """Puts the model's units under `policy`, before any strategy has the model.
+    """Puts the model's units under `policy`, before a strategy wraps the model.
 
     Raises ValueError, one sentence, for a model without units.
     """
@@ -125,7 +126,7 @@ def apply(model: nn.Module, policy: ActivationPolicy) -> None:
     units = blocks(model)
     if not units:
         raise ValueError(
-            f"activation: {type(model).__name__} has no blocks to treat so; put them into an nn.ModuleList or an"
+            f"activation: {type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an"
             " nn.Sequential, or use activation=none"
         )
     keeper = KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None

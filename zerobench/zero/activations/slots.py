@@ -1,4 +1,4 @@
-"""Inputs of recomputed units in slots (arena.py): what autograd saves is copied there; nothing is allocated anew."""
+"""Inputs of recomputed units in slots (arena.py): tensors that autograd saves are copied there, without allocations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .offload import KeptTensor, View, bytes_of, stays_put, unpack, view_of
 
 
 class InSlot:
-    """The bytes of a storage, copied to a slot, which is given back when nobody wants them any more."""
+    """The bytes of a storage, copied to a slot, which is given back when autograd drops the last reference."""
 
     def __init__(self, storage_bytes: torch.Tensor, slots: Slots, name: str) -> None:
         self._slots = slots
@@ -25,7 +25,7 @@ class InSlot:
         self._slot.copy_(storage_bytes)
 
     def here(self) -> torch.Tensor:
-        """The slot."""
+        """Returns the slot."""
         return self._slot
 
     def __del__(self) -> None:
@@ -34,14 +34,14 @@ class InSlot:
 
 
 class SlotSwapper:
-    """Keeps what autograd saves of units in slots, storages of `least_bytes` and more: inputs of recomputed units."""
+    """Stores tensors that autograd saves of units in slots, from `least_bytes` on: inputs of recomputed units."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least = least_bytes
         self._slots = Slots()
 
     def run(self, unit: nn.Module, name: str, is_last: bool, forward: Callable[[], Any]) -> Any:
-        """The forward of a unit; what it returns."""
+        """Runs the forward of a unit and returns its result."""
         with saved_tensors_hooks(partial(self._pack, unit, name), unpack):
             return forward()
 

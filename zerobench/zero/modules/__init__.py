@@ -1,1 +1,1 @@
-"""Modules as the engine sees them: groups that are units, tied and large layers, models without memory."""
+"""Modules as the engine handles them: units, tied parameters, tiled layers, construction on the meta device."""

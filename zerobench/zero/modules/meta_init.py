@@ -1,17 +1,16 @@
-"""A model on the meta device gets its values, and no rank ever holds more of it than its stage does.
+"""Gives a model on the meta device its values, while no rank ever holds more of it than its stage does.
 
-    hollow    every parameter a NaN of its shape on the real device: no memory
-    adopted   the stage has cut them into units, still without values
-    filled    the model's initializers have run again, a module at a time, each into scratch tensors of which
-              every rank keeps its part
+    placeholders   every parameter is a NaN of its shape on the real device, without memory
+    adopted        the stage has divided them into units, still without values
+    filled         the model's initializers have run again, one module at a time, each into scratch tensors of which
+                   every rank keeps its part
 
-Building on meta draws no random numbers. The replay draws them in the order of a plain construction: first
-what each module's constructor draws (`reset_parameters`, children before parents), then what the model does
-on top, which it must tell: `model.initializers()` yields (module, function of the module) in order. All
-ranks draw with rank 0's generator, of the CPU unless told otherwise, so that the values are those of a plain
-construction there.
+Construction on meta draws no random numbers. The replay draws them in the order of a plain construction: first those
+of each module's constructor (`reset_parameters`, children before parents), then those of the model's own steps, which
+it must declare: `model.initializers()` yields (module, function of the module) in order. All ranks draw with rank 0's
+generator, of the CPU unless told otherwise, so that the values equal those of a plain construction there.
 
-Of a tied parameter the first place counts; what is drawn for the others is thrown away.
+A tied parameter takes the values of its first place; those drawn for other places are discarded.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from ..strides import MemoryOrder
 Initializer = Callable[[nn.Module], Any]
 Store = Callable[[nn.Parameter, torch.Tensor], None]
 
-_HOLLOW = "_zerobench_hollow"
+_PLACEHOLDERS = "_zerobench_placeholders"
 
 _OWN_WAYS = ("_init_weights", "init_weights", "_reset_parameters")
-"""Methods by which models outside of ours initialize themselves, and which a replay would miss."""
+"""Methods by which models outside of this package initialize themselves, which a replay would miss."""
 
 
 def on_meta(model: nn.Module) -> bool:
-    """Whether the model was built on the meta device. Raises ValueError for a model that was in parts."""
-    if hasattr(model, _HOLLOW):
+    """Returns True where the model was built on the meta device. Raises ValueError where only part of it was."""
+    if hasattr(model, _PLACEHOLDERS):
         return True
     meta = {parameter.is_meta for parameter in model.parameters()}
     if len(meta) == 2:
@@ -64,9 +63,9 @@ def check_replay(model: nn.Module) -> None:
             )
 
 
-def hollow(model: nn.Module, device: torch.device) -> None:
-    """meta -> hollow. The parameters stay the same objects, for an optimizer may hold them."""
-    if hasattr(model, _HOLLOW):
+def use_placeholders(model: nn.Module, device: torch.device) -> None:
+    """Replaces meta parameters by placeholders on `device`, in place: an optimizer may hold the parameter objects."""
+    if hasattr(model, _PLACEHOLDERS):
         return
     orders = {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
     for parameter in orders:
@@ -76,23 +75,24 @@ def hollow(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
-    setattr(model, _HOLLOW, orders)
+    setattr(model, _PLACEHOLDERS, orders)
 
 
 def orders_of(model: nn.Module) -> dict[nn.Parameter, MemoryOrder]:
-    """How each parameter lies in memory; of a hollow one, how it would have."""
-    found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _HOLLOW, None)
+    """Returns each parameter's memory order; of a placeholder, that of the meta parameter."""
+    found: dict[nn.Parameter, MemoryOrder] | None = getattr(model, _PLACEHOLDERS, None)
     return found or {parameter: MemoryOrder.of(parameter) for parameter in model.parameters()}
 
 
 def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device: torch.device | None = None) -> None:
-    """adopted -> filled. `store(parameter, values)` keeps this rank's part of `values`, of `dtype`, on `device`, by
-    default the CPU.
+    """Fills a model of placeholders that a stage has adopted. `store(parameter, values)` keeps this rank's part of
+    `values`, which are of `dtype` and drawn on `device`, by default the CPU. Raises ValueError for values that no step
+    restores.
     """
     device = device or torch.device("cpu")
     versions = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
     mine = _generator_state(device)
-    state = mine.to(next(model.parameters()).device, copy=True)  # where the ranks can send it
+    state = mine.to(next(model.parameters()).device, copy=True)  # on a device that the ranks can communicate from
     comm.broadcast(state)
     state = state.cpu()
     _set_generator_state(state, device)
@@ -102,11 +102,11 @@ def fill(model: nn.Module, store: Store, comm: Comm, dtype: torch.dtype, device:
         for parameter, values in _run(module, initialize, places, dtype=dtype, device=device):
             store(parameter, values)
             stored.add(parameter)
-    if not torch.equal(mine, state):  # this rank draws numbers of its own: it goes on with them
+    if not torch.equal(mine, state):  # this rank was seeded differently: it continues with its own generator
         _set_generator_state(mine, device)
     lost = [name for name, parameter in model.named_parameters() if parameter not in stored and parameter.numel()]
     lost += [name for name, (buffer, version) in versions.items() if buffer._version == version and buffer.numel()]
-    delattr(model, _HOLLOW)
+    delattr(model, _PLACEHOLDERS)
     if lost:
         raise ValueError(
             f"{lost[0]}: nothing has restored its values, lost on the meta device; restore it in its module's"
@@ -150,7 +150,7 @@ def _children_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Modu
 
 
 def _generator_state(device: torch.device) -> torch.Tensor:
-    """(bytes,) uint8, on the CPU."""
+    """Returns the generator's state, (bytes,) uint8, on the CPU."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
@@ -164,7 +164,9 @@ def _set_generator_state(state: torch.Tensor, device: torch.device) -> None:
 def _run(
     module: nn.Module, initialize: Initializer, places: dict[nn.Parameter, tuple[nn.Module, str]], **like: Any
 ) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """The values that one initializer gives to the module's own parameters, those it leaves alone apart."""
+    """Yields the values that one initializer gives to the module's own parameters, except those that it leaves
+    unchanged.
+    """
     own = {name: p for name, p in module._parameters.items() if p is not None}
     scratch = {name: nn.Parameter(torch.full(p.shape, float("nan"), **like)) for name, p in own.items()}
     versions = {name: p._version for name, p in scratch.items()}

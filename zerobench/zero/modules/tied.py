@@ -1,14 +1,14 @@
 """The uses of a tied parameter, each with a gradient of its own.
 
-Autograd sums the gradients of one leaf before it hands them over: of a head tied to its embedding it keeps
-the head's gradient through the whole backward, and at the end holds three of that size. Here each use in a
-module is an *alias*: a tensor over the parameter's memory, made by a Function whose backward gives the use's
-gradient to the engine and nothing to the parameter. The sum is taken, in the same order, where gradients are
-gathered anyway; when autograd comes to the parameter itself, all its uses have been.
+Autograd sums the gradients of one leaf before it delivers them: for a head tied to its embedding it keeps the head's
+gradient through the whole backward, and at the end holds three tensors of that size. Here each use in a module is an
+*alias*: a tensor over the parameter's memory, made by a Function whose backward passes the use's gradient to the
+engine and none to the parameter. The sum is computed, in the same order, where gradients are accumulated anyway; when
+autograd reaches the parameter itself, all its uses have been handled.
 
-An alias stands in its module only while that runs, is a Parameter of the same class, and has the parameter's own
-attributes. Gradients take autograd's way, summed, where the parameter is owed them: for torch.autograd.grad, for
-another engine's backward, and for hooks on it, which may be registered at any time.
+An alias replaces the parameter in its module only while that runs, is a Parameter of the same class, and has the
+parameter's own attributes. Where the parameter itself needs the summed gradient, gradients take autograd's way: for
+torch.autograd.grad, for another engine's backward, and for hooks on it, which may be registered at any time.
 
 Inside of a forward `first.weight is second.weight` does not hold, nor is an alias a leaf; outside both hold.
 """
@@ -24,11 +24,11 @@ from torch import nn
 from .wrapping import Hook
 
 Take = Callable[[torch.Tensor], torch.Tensor | None]
-"""Given the gradient of a use: what of it is to go on to the parameter."""
+"""Takes the gradient of one use and returns the part that goes on to the parameter."""
 
 
 class TiedPlace:
-    """`module.name` is one of several places of a tied `parameter`; `take` gets the gradient of each use."""
+    """One of several places, `module.name`, of a tied `parameter`; `take` receives the gradient of each use."""
 
     def __init__(self, parameter: nn.Parameter, module: nn.Module, name: str, take: Take) -> None:
         self._parameter = parameter
@@ -41,7 +41,7 @@ class TiedPlace:
 
     def _put_alias(self, *_: Any) -> None:
         places = self._module._parameters
-        is_there = places.get(self._name) is self._parameter  # and not what functional_call has put in its place
+        is_there = places.get(self._name) is self._parameter  # False where functional_call has replaced it
         if is_there and self._parameter.requires_grad and torch.is_grad_enabled():
             places[self._name] = self._alias = alias_of(self._parameter, self._take)
 
@@ -52,7 +52,7 @@ class TiedPlace:
 
 
 def alias_of(parameter: nn.Parameter, take: Take) -> nn.Parameter:
-    """Another tensor of the parameter's class, attributes, memory and version counter, for one use."""
+    """Returns another tensor of the parameter's class, attributes, memory and version counter, for one use."""
     alias: nn.Parameter = _Use.apply(parameter, take)
     alias.__class__ = type(parameter)
     alias.__dict__ = parameter.__dict__
@@ -60,7 +60,7 @@ def alias_of(parameter: nn.Parameter, take: Take) -> nn.Parameter:
 
 
 class _Use(torch.autograd.Function):
-    """The identity. Backward gives the gradient to `take`; one that is not there stays so."""
+    """The identity, whose backward passes the gradient to `take`; an undefined gradient stays undefined."""
 
     generate_vmap_rule = True
 
@@ -79,9 +79,9 @@ class _Use(torch.autograd.Function):
 
 
 class ArrivalHook:
-    """The engine's hook on a parameter: called when autograd has made its gradient, after all hooks of the user's.
+    """The engine's hook on a parameter, called when autograd has computed its gradient, after all hooks of the user.
 
-    Names of torch's own, tested: `_backward_hooks` and `_post_accumulate_grad_hooks` of parameters.
+    torch-private names, tested: `_backward_hooks` and `_post_accumulate_grad_hooks` of parameters.
     """
 
     def __init__(self, parameter: nn.Parameter, arrive: Callable[[torch.Tensor], None]) -> None:
@@ -90,11 +90,11 @@ class ArrivalHook:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else is owed the parameter's gradient."""
+        """True where nothing but the engine uses the parameter's gradient."""
         return not self._parameter._backward_hooks and len(self._registered) == 1
 
     def go_last(self) -> None:
-        """Hooks that were registered since will find the gradient, too."""
+        """Moves the engine's hook behind hooks that were registered since, so that they receive the gradient too."""
         if next(reversed(self._registered)) != self._handle.id:
             self._registered[self._handle.id] = self._registered.pop(self._handle.id)
 
@@ -104,7 +104,7 @@ class ArrivalHook:
 
 
 def tied_places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """(module, name) of every place of each trainable parameter that has more than one."""
+    """Finds (module, name) of every place of each trainable parameter that has more than one."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

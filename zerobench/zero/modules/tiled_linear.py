@@ -1,17 +1,17 @@
 """Memory-centric tiling: a large Linear as many small ones (ZeRO-Infinity, arXiv 2104.07857, section 5.1.3).
 
-A Linear of (out, in) is cut into out_splits × in_splits *tiles*, as even as can be; tile (o, i) holds::
+A Linear of (out, in) is divided into out_splits × in_splits *tiles*, as evenly as possible; tile (o, i) holds::
 
     weight   (out_o, in_i)   rows and columns of the whole
-    bias     (out_o,)        in the first tile of a row alone
+    bias     (out_o,)        in the first tile of a row only
 
-    y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles make parts of the output, side by side
+    y_o  =  ((x_0 W_o0ᵀ + b_o) + x_1 W_o1ᵀ) + ...        rows of tiles compute parts of the output, concatenated
 
-Under stage 3 each tile is a unit of its own, gathered when it runs and given back when it has run: whole at once are
-that tile and those that prefetch brings, not the layer. With out_splits alone the output is the whole Linear's to the
-bit; in_splits sum in another order, and so do gradients of the input, over the rows of tiles.
+Under stage 3 each tile is a unit, gathered before and freed after it runs: full at once are that tile and the
+prefetched ones, not the layer. With out_splits alone the output equals the whole Linear's bit for bit; in_splits sum
+in another order, and so do gradients of the input, over the rows of tiles.
 
-A whole Linear's initial values are drawn whole and cut, so that a seed means one model however it is tiled.
+Initial values are drawn for the whole Linear and then divided, so that a seed gives one model however it is tiled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Draw = Callable[[torch.Tensor], Any]
 
 
 class TiledLinear(nn.Module):
-    """(..., in_features) -> (..., out_features), as nn.Linear. Raises ValueError for splits that leave a tile empty."""
+    """A Linear in tiles: (..., in_features) -> (..., out_features). Raises ValueError for splits that leave a tile
+    empty.
+    """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, in_splits: int = 1, out_splits: int = 1,
@@ -54,7 +56,7 @@ class TiledLinear(nn.Module):
 
     @staticmethod
     def from_linear(linear: nn.Linear, in_splits: int = 1, out_splits: int = 1) -> TiledLinear:
-        """The same function in tiles, with copies of the values."""
+        """Builds the equivalent of `linear` in tiles, with copies of its values."""
         like, has_bias = linear.weight, linear.bias is not None
         shape = linear.in_features, linear.out_features, has_bias, in_splits, out_splits
         tiled = TiledLinear(*shape, device="meta", dtype=like.dtype).to_empty(device=like.device)
@@ -63,11 +65,11 @@ class TiledLinear(nn.Module):
 
     @property
     def tiles(self) -> list[Tile]:
-        """Row by row."""
+        """The tiles, row by row."""
         return [tile for row in self._rows for tile in row]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
+        """Maps (..., in_features) to (..., out_features)."""
         columns = x.split(self._in_sizes, dim=-1) if len(self._in_sizes) > 1 else [x]
         rows = [
             reduce(torch.add, (tile(column) for tile, column in zip(row, columns, strict=True))) for row in self._rows
@@ -87,13 +89,13 @@ class TiledLinear(nn.Module):
 
     @torch.no_grad()
     def load_whole(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """Takes the values of a whole Linear; those of the bias stay where none is given."""
+        """Copies the values of a whole Linear; without `bias` that of the tiles is unchanged."""
         for tile in self.tiles:
             tile.take(weight, bias)
 
 
 class Tile(nn.Module):
-    """Rows and columns of a Linear, with its bias where they are the first columns. A unit of stage 3."""
+    """Rows and columns of a Linear, with its bias in the tile of the first columns. A unit of stage 3."""
 
     def __init__(self, whole: nn.Linear, rows: slice, columns: slice, drawn: Drawn) -> None:
         super().__init__()
@@ -104,7 +106,7 @@ class Tile(nn.Module):
         self.bias = nn.Parameter(whole.bias.detach()[rows].clone()) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., columns) -> (..., rows)."""
+        """Maps (..., columns) to (..., rows)."""
         return F.linear(x, self.weight, self.bias)
 
     def take(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -115,13 +117,13 @@ class Tile(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Its part of the values that nn.Linear starts with."""
+        """Takes this tile's part of nn.Linear's initial values."""
         whole = self._drawn.by(self, nn.Linear.reset_parameters)
         self.take(whole.weight, whole.bias)
 
     @torch.no_grad()
     def draw_weight(self, draw: Draw) -> None:
-        """Its part of what `draw` makes of the whole weight."""
+        """Takes this tile's part of a whole weight that `draw` has filled."""
         self.take(self._drawn.by(self, lambda whole: draw(whole.weight)).weight, None)
 
     def extra_repr(self) -> str:
@@ -129,8 +131,8 @@ class Tile(nn.Module):
 
 
 class Drawn:
-    """A whole Linear while its tiles take their parts, one after the other in their order, the first one first: drawn
-    for the first, let go of by the last. Between that there is nothing.
+    """A whole Linear, drawn for its first tile and released by its last; each tile in between takes
+    its part, in order.
     """
 
     def __init__(self, like: nn.Linear) -> None:
@@ -138,7 +140,7 @@ class Drawn:
         self._whole: nn.Linear | None = None
 
     def by(self, tile: Tile, draw: Callable[[nn.Linear], Any]) -> nn.Linear:
-        """The whole for `tile`, of its dtype and on its device."""
+        """Returns the whole for `tile`, of its dtype and on its device."""
         columns, rows, _ = self._shape
         if (tile.rows.start, tile.columns.start) == (0, 0):
             like = tile.weight
@@ -152,7 +154,7 @@ class Drawn:
 
 
 def draw_weight(module: nn.Module, draw: Draw) -> None:
-    """Has `draw` fill the weight of a module, or of the whole that a tile is a part of."""
+    """Has `draw` fill the weight of a module, or of the whole Linear that a tile belongs to."""
     if isinstance(module, Tile):
         module.draw_weight(draw)
     else:
@@ -160,12 +162,14 @@ def draw_weight(module: nn.Module, draw: Draw) -> None:
 
 
 def parts_of(linear: nn.Module) -> Sequence[nn.Module]:
-    """The tiles of a TiledLinear; of another module itself."""
+    """Returns the tiles of a TiledLinear; of another module, the module itself."""
     return linear.tiles if isinstance(linear, TiledLinear) else [linear]
 
 
 def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state`, of a model with TiledLinears, as that of the same model with Linears; what is cut is copied."""
+    """Converts `state` of a model with TiledLinears to that of its equivalent with Linears; joined
+    tensors are copies.
+    """
     found = dict(state)
     for path, tiled in _tiled(model):
         weights, biases = [], []
@@ -182,7 +186,7 @@ def whole_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str
 
 
 def tiled_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state`, of a model with Linears, as that of `model`, which has TiledLinears in their places; views."""
+    """Converts `state` of a model with Linears to that of `model`, which has TiledLinears in their places; views."""
     found = dict(state)
     for path, tiled in _tiled(model):
         weight, bias = found.pop(f"{path}weight"), found.pop(f"{path}bias", None)
@@ -200,6 +204,6 @@ def _tiled(model: nn.Module) -> list[tuple[str, TiledLinear]]:
 
 
 def _slices(size: int, splits: int) -> list[slice]:
-    """`size` in as many parts, the first ones one larger where it does not divide."""
+    """Divides `size` into `splits` parts, the first ones larger by one where it does not divide."""
     edges = [size // splits * part + min(part, size % splits) for part in range(splits + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]

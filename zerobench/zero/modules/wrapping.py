@@ -1,4 +1,4 @@
-"""What stage 3 needs to know of modules: which are units, which tensors they return, when they recompute."""
+"""Queries on modules for stage 3: which are units, which tensors they return, when they are recomputed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from .tiled_linear import Tile
 
 ROOT = ""
-"""The path of the unit that holds what no other unit does: the model's own path."""
+"""The path of the root unit, which holds the parameters of no other unit: the model's own path."""
 
 
 class Hook:
-    """A hook of the engine's on a module. In a copy of the module, a plain one, it does nothing."""
+    """A hook of the engine on a module. In a copy of the module, which is plain, it does nothing."""
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
         self._run = run
@@ -32,13 +32,14 @@ class Hook:
 
 
 def blocks(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The elements of every outermost nn.ModuleList, which by custom are a transformer's blocks; in a model
-    without one, those of every outermost nn.Sequential. A list inside a list is no block: its elements are."""
+    """Returns the elements of every outermost nn.ModuleList, by convention a transformer's blocks; in a model without
+    one, those of every outermost nn.Sequential. A list inside a list is not a block: its elements are.
+    """
     return _elements_of(root, nn.ModuleList) or _elements_of(root, nn.Sequential)
 
 
 def default_units(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The blocks, and the tiles of Linears, in blocks or not, in the order of the model's modules."""
+    """Returns the blocks, and all tiles of Linears, in the order of the model's modules."""
     names = {module: name for name, module in blocks(root)}
     names |= {module: name for name, module in root.named_modules() if isinstance(module, Tile)}
     return [(names[module], module) for module in root.modules() if module in names]
@@ -57,7 +58,7 @@ def _elements_of(root: nn.Module, container: type[nn.Module]) -> list[tuple[str,
 
 
 def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[str, nn.Module]]:
-    """The chosen modules with their names. Raises ValueError for one that is not part of the model."""
+    """Returns the chosen modules with their names. Raises ValueError for one that is not part of the model."""
     names = {module: name for name, module in root.named_modules()}
     for module in chosen:
         if module not in names or module is root:
@@ -66,7 +67,7 @@ def named_units(root: nn.Module, chosen: tuple[nn.Module, ...]) -> list[tuple[st
 
 
 def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> dict[nn.Parameter, str]:
-    """Each unique parameter's unit: the innermost around it; ROOT around none, or where it stands in several."""
+    """Maps each unique parameter to its innermost unit; to ROOT where it is in none, or in several."""
     names = {module: name for name, module in units}
     found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
 
@@ -82,7 +83,7 @@ def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> d
 
 
 def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a module's output that backward will pass; looks into containers and dataclasses."""
+    """Yields the tensors in a module's output that backward will pass; searches containers and dataclasses."""
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad:
@@ -93,15 +94,15 @@ def tensors_that_require_grad(output: Any) -> Iterator[torch.Tensor]:
 
 
 def tensors_left_in(modules: list[nn.Module]) -> list[torch.Tensor]:
-    """Tensors in the modules' attributes that were computed: auxiliary losses, which the model picks up afterwards."""
+    """Returns computed tensors in the modules' attributes: auxiliary losses, which the model collects afterwards."""
     values = (value for module in modules for value in vars(module).values())
     return [value for value in values if isinstance(value, torch.Tensor) and value.grad_fn is not None]
 
 
 def check_visible(name: str, output: Any) -> None:
-    """Raises ValueError for the output of unit `name` if it may hold tensors where nobody sees them.
+    """Raises ValueError for the output of unit `name` if it may hide tensors that require a gradient.
 
-    That is where it shows none, or has objects of unknown kinds. Tensors that need no gradient are fine: detached.
+    That is where it contains no tensors, or objects of unknown kinds. Tensors without a gradient are accepted.
     """
     leaves = pytree.tree_leaves(output)
     plain = (torch.Tensor, type(None), str, bytes, int, float, complex, torch.dtype, torch.device)
@@ -114,7 +115,7 @@ def check_visible(name: str, output: Any) -> None:
 
 
 def warn_of_modules_not_called(names: list[str]) -> None:
-    """A block that is run by another method than its forward would read NaN: says so, once, where that may be."""
+    """Warns, once, of units that forward did not call: one that runs by another method would read NaN."""
     if names:
         warnings.warn(
             f"zero3: the first forward did not call {', '.join(names)}; parameters that are read in another way than by"
@@ -124,10 +125,12 @@ def warn_of_modules_not_called(names: list[str]) -> None:
 
 
 def inside_backward() -> bool:
-    """Whether autograd is at work: a module that runs now is being recomputed. (torch-private, tested.)"""
+    """Returns True inside a backward: a module that runs then is being recomputed. (torch-private, tested.)"""
     return torch._C._current_graph_task_id() != -1
 
 
 def saved_by_others() -> bool:
-    """Whether somebody's hooks get what autograd saves now. (torch-private, tested.)"""
+    """Returns True where other saved-tensor hooks receive the tensors that autograd saves now.
+    (torch-private, tested.)
+    """
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -1,1 +1,1 @@
-"""Parameters as users meet them while the engine holds their values: absent, written to, of any memory layout."""
+"""Parameters as users see them while the engine holds their values: hidden, written to, in any memory order."""

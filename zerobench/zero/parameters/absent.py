@@ -1,11 +1,11 @@
-"""Parameters whose values are away: gathered late (stages 1 and 2), or held in parts (stage 3).
+"""Hidden parameters, whose values are absent: not yet gathered (stages 1 and 2), or sharded (stage 3).
 
-A hidden parameter is a NaN of its shape, and of a subclass of its class, which hears of every operation on it: the
-engine, asked, brings the values, or refuses in a sentence. What is no value (shapes, flags, hooks, gradients) passes.
-Once shown it is as it was, and nothing looks on: what torch decides by the kind of its inputs (its layers' fast paths)
-is decided as without an engine.
+A hidden parameter is a NaN of its shape, and of a subclass of its class, which intercepts every operation on it: the
+engine then gathers the values, or raises with a sentence. Operations that do not read values (shapes, flags, hooks,
+gradients) pass. A shown parameter is of its own class again, without interception, so that torch's choices by the type
+of its inputs (its layers' fast paths) are those without an engine.
 
-What reads memory by itself, in C++, passes by this, and finds the NaN.
+C++ code that reads memory directly is not intercepted, and reads the NaN.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from torch.utils import _pytree as pytree
 from ..modules.wrapping import Hook
 
 as_they_are = torch._C.DisableTorchFunctionSubclass
-"""Inside, nobody is asked: for the engine itself."""
+"""A context without interception, for the engine itself."""
 
 _NO_VALUES = frozenset((
     "size", "dim", "ndimension", "numel", "nelement", "element_size", "get_device", "is_floating_point", "is_complex",
     "requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook",
 ))  # fmt: skip
 _VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
-"""Properties that are the values, or views of them."""
+"""Properties that return the values, or views of them."""
 
 _PLACES = frozenset((
     "data", "detach", "data_ptr", "untyped_storage", "storage_offset", "stride", "is_contiguous", "__len__", "__repr__",
 ))  # fmt: skip
-"""What tells of the memory, or hands it over, and does not compute."""
+"""Methods that describe the memory, or return it, and do not compute."""
 
 _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Hiding:
-    """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden one.
+    """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
+    parameter.
 
-    With `lets_detach` what does not compute passes, too: views without a gradient, addresses, writes, copies.
+    With `lets_detach` operations that do not compute pass too: views without a gradient, addresses, writes, copies.
     """
 
     def __init__(self, asked: Callable[[nn.Parameter], None], lets_detach: bool = False) -> None:
@@ -51,34 +52,34 @@ class Hiding:
         self._classes: dict[type, type] = {}
 
     def hide(self, parameter: nn.Parameter, hole: torch.Tensor) -> None:
-        """`hole`: its placeholder."""
+        """Hides `parameter`. `hole`: its placeholder."""
         parameter.data = hole
         self.listen(parameter)
 
     def listen(self, parameter: nn.Parameter) -> None:
-        """It has its values, and `asked` hears all the same."""
+        """Intercepts operations on `parameter` although it has its values."""
         kind = type(parameter)
         if kind not in self._classes:
             self._classes[kind] = _subclass(kind, self)
         parameter.__class__ = self._classes[kind]
 
     def show(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """It is a view of `values` again."""
+        """Makes `parameter` a view of `values` again."""
         self.bare(parameter)
         parameter.data = values
 
     def bare(self, parameter: nn.Parameter) -> None:
-        """It stays a NaN, and nobody hears of what is done to it."""
+        """Makes `parameter` a NaN without interception."""
         if isinstance(parameter, _Hidden):
             parameter.__class__ = parameter.kind
 
     def bare_all(self, parameters: list[nn.Parameter], *_: Any) -> None:
-        """The same of several."""
+        """Makes several parameters NaN without interception."""
         for parameter in parameters:
             self.bare(parameter)
 
     def ask(self, parameter: nn.Parameter) -> None:
-        """Whoever hides it shows it, or raises."""
+        """Asks the engine that hides `parameter` to show it; raises where it refuses."""
         asked = self._asked()
         if asked is None:
             raise RuntimeError(
@@ -87,7 +88,7 @@ class Hiding:
         asked(parameter)
 
     def is_asked(self, operation: Any) -> bool:
-        """Whether a torch function, or an access to a property, is about the values."""
+        """Returns True where a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
         if name in ("__get__", "__set__", "__delete__"):
             name = getattr(operation.__self__, "__name__", "data")
@@ -99,14 +100,14 @@ class Hiding:
 
 
 def let_look(model: nn.Module, hiding: Hiding) -> None:
-    """torch's TransformerEncoder looks at its first layer's parameters before that runs, to choose a way."""
+    """Lets torch's TransformerEncoder read its first layer's parameters before that runs, to choose its path."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and len(module.layers):
             module.register_forward_pre_hook(Hook(partial(hiding.bare_all, list(module.layers[0].parameters()))))
 
 
 class _Hidden:
-    """What a hidden parameter is beside its own class, `kind`."""
+    """The interception that a hidden parameter has on top of its own class, `kind`."""
 
     kind: type
     hiding: Hiding
@@ -125,14 +126,14 @@ class _Hidden:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if not self.hiding.lets_detach:
             self.hiding.ask(self)  # type: ignore[arg-type]
-            return type(self).__deepcopy__(self, memo)  # it is of its own class again
+            return type(self).__deepcopy__(self, memo)  # shown again: of its own class
         with as_they_are():
             copied = self.kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
         copied.__class__ = self.kind
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle, and torch.save of a module: values that are brought, or refused; never the NaN."""
+        """Gathers the values for pickle, as in torch.save of a module, or raises; never pickles the NaN."""
         kind = self.kind
         self.hiding.ask(self)  # type: ignore[arg-type]
         with as_they_are():
@@ -144,7 +145,7 @@ def _subclass(kind: type, hiding: Hiding) -> type:
 
 
 def placeholder(parameter: nn.Parameter) -> torch.Tensor:
-    """A NaN of the parameter's shape, without memory: whatever reads it shows that it did."""
+    """Returns a NaN of the parameter's shape, without memory. Reads of absent values yield NaN."""
     key = (parameter.dtype, parameter.device)
     if key not in _nan:
         _nan[key] = torch.full((), float("nan"), dtype=key[0], device=key[1])
@@ -152,13 +153,13 @@ def placeholder(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def restore_placeholders() -> None:
-    """One of them was filled, which torch lets through: all are NaN again."""
+    """Makes all placeholders NaN again after one was filled, which torch permits."""
     for nan in _nan.values():
         nan.fill_(float("nan"))
 
 
 def is_placeholder(parameter: nn.Parameter) -> bool:
-    """Whether it reads as such a NaN now."""
+    """Returns True where the parameter reads as such a NaN now."""
     with as_they_are():
         nan = _nan.get((parameter.dtype, parameter.device))
         return nan is not None and parameter.data_ptr() == nan.data_ptr()

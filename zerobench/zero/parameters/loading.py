@@ -1,13 +1,13 @@
-"""torch's `module.load_state_dict`, of the whole module or a part of it, on a module that is under an engine.
+"""torch's `module.load_state_dict`, of the whole module or of a part, on a module that is under an engine.
 
-before    gathers in flight are waited for; a parameter of which this rank holds a part gets memory for all of it
+before    waits for gathers in flight; a sharded parameter gets memory for all of its elements
 copied    torch compares names and shapes, and copies
-after     this rank's part is kept, the memory goes; the masters follow at the next forward or step (writes.py)
+after     keeps this rank's part and frees the memory; masters follow at the next forward or step (writes.py)
 
-`module.state_dict()` of parameters in parts is refused, for it would be of NaN.
+`module.state_dict()` of sharded parameters is refused, since it would hold NaN.
 
-There is no collective: every rank loads the same. `assign=True` copies, too: the parameters must stay where they are.
-Optimizer states stay as they are.
+There is no collective: every rank loads equal values. `assign=True` copies too, since the parameters' memory is fixed.
+Optimizer states are unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def take_loads(engine: Strategy) -> None:
-    """Hooks the modules that have parameters of their own."""
+    """Registers the hooks on the modules that have parameters of their own."""
     unit_of = {p: unit for unit in engine.holders() for p in engine.parameters_of(unit)}
     for module in engine.module.modules():
         if any(True for _ in module.parameters(recurse=False)):
@@ -51,10 +51,10 @@ def _check_whole(held: Collection[nn.Parameter], module: nn.Module, prefix: str,
 
 
 class Load:
-    """What a load does to one module's own parameters.
+    """The state of a load into one module's own parameters.
 
-    `_versions`  theirs before it, by which those that torch has copied to are known
-    `_lent`      those with memory for the load alone
+    `_versions`  their versions before it, by which the written ones are found
+    `_lent`      parameters with memory for the load only
     """
 
     def __init__(self, engine: Strategy, unit_of: dict[nn.Parameter, Unit]) -> None:
@@ -64,7 +64,7 @@ class Load:
         self._lent: set[nn.Parameter] = set()
 
     def before(self, module: nn.Module, _state: Any, _prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-        """Every parameter of the module can be copied to."""
+        """Makes every parameter of the module writable."""
         self._engine.settle()
         metadata["assign_to_params_buffers"] = False
         for parameter in module.parameters(recurse=False):
@@ -74,7 +74,7 @@ class Load:
                 self._lent.add(parameter)
 
     def after(self, _module: nn.Module, *_: Any) -> None:
-        """What was copied is kept."""
+        """Keeps the values that were copied."""
         versions, lent = self._versions, self._lent
         self._versions, self._lent = {}, set()
         for parameter, version in versions.items():

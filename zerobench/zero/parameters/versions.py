@@ -1,6 +1,6 @@
-"""How often tensors have been written to, as autograd counts it: every operation in place adds one.
+"""Write detection by autograd's version counters: every in-place operation adds one.
 
-A detached tensor shares the count, one from `.data` has its own. (`_version` is torch's; tested.)
+A detached tensor has the counter of its source, one from `.data` its own. (`_version` is torch's; tested.)
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from .absent import as_they_are
 
 
 class Versions:
-    """Those of `parameters`, as they were at the last look."""
+    """The versions of `parameters` at the last call of `note`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter] = ()) -> None:
         self.parameters = parameters
         self.note()
 
     def note(self) -> None:
-        """What was written so far is known."""
+        """Records the current versions."""
         with as_they_are():
             self._known = [parameter._version for parameter in self.parameters]
 
     def written(self) -> list[nn.Parameter]:
-        """The parameters that have been written to since the last look."""
+        """Returns the parameters that have been written to since the last `note`."""
         with as_they_are():
             now = [parameter._version for parameter in self.parameters]
         if now == self._known:

@@ -1,15 +1,15 @@
-"""Writes to parameters that do not pass through the optimizer, and what becomes of them.
+"""Writes to parameters outside of the optimizer, and their consequences.
 
-    p.mul_(), nn.init, load_state_dict     the parameter's version tells: the masters follow
+    p.mul_(), nn.init, load_state_dict     found by the parameter's version: the masters follow
     anything inside full_parameters()      values are compared at its end: shards and masters follow
-    p.data = ..., module.double()          the parameter's place tells: refused at the next forward or step, but taken
-                                           home at the end of full_parameters()
-    module.weight = nn.Parameter(...)      the module tells: refused
-    edits of optimizer.param_groups        the groups tell: refused at the next step
+    p.data = ..., module.double()          found by the parameter's address: refused at the next forward or step, but
+                                           copied back at the end of full_parameters()
+    module.weight = nn.Parameter(...)      found in the module: refused
+    edits of optimizer.param_groups        found in the groups: refused at the next step
 
-A rank writes to its own part alone, without a collective: every rank must write the same, as under DDP.
+A rank updates its own part only, without a collective: every rank must write equal values, as under DDP.
 
-A forward looks at places and versions, a step at versions: some 0.3 µs of the host for each parameter in all.
+A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in all.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HOW = (
 
 
 class Writes:
-    """What the engine left, to be compared with what it finds.
+    """The state that the engine left, for comparison.
 
-    `homes`  of each parameter that the engine has moved: the view that it is, whenever its values are there
+    `homes`  parameters that the engine has moved -> the view that each is while its values are present
     """
 
     def __init__(self, engine: Strategy) -> None:
@@ -46,10 +46,10 @@ class Writes:
         held = {p: home for unit in engine.holders() for p, home in unit.homes()}
         self.homes = held or {p: p.data for p in engine.trainable}
         self._look_at_module()
-        self._known_places: list[int] = []  # where all were at the last look, and rightly
+        self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
-        self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has copied to
-        self._stored: dict[Unit, None] = {}  # units with parameters that it has copied to while they were in parts
+        self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
+        self._stored: dict[Unit, None] = {}  # units with parameters that it has written while they were sharded
         for unit in self._units:
             unit.versions = Versions(engine.parameters_of(unit))
 
@@ -60,12 +60,12 @@ class Writes:
     # -- the check ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Masters follow what was written in place. Raises RuntimeError for what cannot be followed."""
+        """Updates masters after in-place writes. Raises RuntimeError for changes that cannot be followed."""
         self.check_places()
         self.follow()
 
     def follow(self) -> None:
-        """The same, but for the places, at which the next forward will look."""
+        """Updates masters after in-place writes, without the check of addresses, which the next forward makes."""
         for unit in self._stored:
             unit.follow(self._loaded)
         self._stored.clear()
@@ -75,19 +75,19 @@ class Writes:
         self._loaded.clear()
 
     def note(self) -> None:
-        """The engine itself has written, over whatever others had."""
+        """Records the engine's own writes, which replace all others."""
         self._loaded.clear()
         self._stored.clear()
         for unit in self._units:
             unit.versions.note()
 
     def loaded(self, parameter: nn.Parameter) -> None:
-        """All of `parameter` was copied to, and is to be that to the bit, in its master too."""
+        """Records that all of `parameter` was loaded: its master takes exactly these values."""
         if parameter in self._numbers:
             self._loaded.add(self._numbers[parameter])
 
     def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
-        """`values`, of the parameter's shape, were loaded while this rank holds a part of it only: keeps that part."""
+        """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
         self._engine.update.check_writable(self._names[parameter])
         unit.places.wait()
         self._engine.store(parameter, values)
@@ -95,7 +95,7 @@ class Writes:
         unit.versions.note()
 
     def check_places(self) -> None:
-        """Raises RuntimeError, one sentence, where a parameter is not where the engine put it."""
+        """Raises RuntimeError, one sentence, where a parameter's memory is not the engine's."""
         if self._size() != self._known_size or any(own.get(key) is not one for own, key, one in self._sites):
             self._look_at_module()
         with as_they_are():
@@ -119,7 +119,9 @@ class Writes:
         return f"its .data was replaced (`p.data = ...`, vector_to_parameters) and would not be trained; {HOW}"
 
     def _look_at_module(self) -> None:
-        """Its parts are others than they were: fine where its parameters are there and no others are to be trained."""
+        """Checks a module whose parts have changed: allowed if its parameters are present and no others require
+        gradients.
+        """
         self._modules = list(self._engine.module.modules())
         parts: list[dict[str, Any]] = [own for m in self._modules for own in (m._parameters, m._modules)]
         self._sites = [(own, name, one) for own in parts for name, one in own.items() if one is not None]
@@ -142,7 +144,7 @@ class Writes:
         return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
     def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
-        """`parameter` of `unit`, and maybe others, were written to in place."""
+        """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
             raise RuntimeError(
@@ -155,7 +157,9 @@ class Writes:
 
     @contextmanager
     def keeping(self, unit: Unit) -> Iterator[None]:
-        """What is written inside to the parameters of `unit`, which is whole, comes into shards and masters."""
+        """Copies values that are written inside to the parameters of `unit`, which is whole, into
+        shards and masters.
+        """
         before = unit.own_slice(unit.full_parameters).clone()
         try:
             yield
@@ -167,7 +171,7 @@ class Writes:
                 unit.keep_parameters(self._loaded)
 
     def _take_home(self, unit: Unit) -> None:
-        """Parameters of which `.data` was replaced by another tensor of their kind: its values are taken."""
+        """Copies the values of parameters whose `.data` was replaced by another tensor of their kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]
             alike = (parameter.shape, parameter.dtype, parameter.device) == (home.shape, home.dtype, home.device)
