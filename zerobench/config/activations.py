@@ -76,7 +76,7 @@ def problems_of_units(plain: dict[str, Any]) -> list[str]:
         return []
     if blocks(model):
         return []
-    words = f"{type(model).__name__} has no blocks to treat so; put them into an nn.ModuleList or an nn.Sequential"
+    words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
     return [f"activation={name}: {words}, or use activation=none"]
 
 
