@@ -1,6 +1,7 @@
 """Control traffic of a step, payload bytes on each rank: what is neither parameters nor gradients.
 
-    flags      4 bytes a trained parameter: which had a gradient on any rank                     our stages
+    flags      4 bytes per trained parameter: which had a gradient on any rank                   our stages
+               the same, per reduction: which were used                                          DDP, if asked for
     norm       8 bytes, fp64, where a step takes the gradients' norm (clipping, overflow)        our stages
     buffers    the module's, which become rank 0's before a forward that is reduced              all
 
@@ -19,7 +20,12 @@ def predict_control(strategy: StrategyShape, schedule: Schedule, world_size: int
     """Control traffic of DDP or of our stages. `norms`: how often a step takes the gradients' norm."""
     if world_size == 1:
         return 0
-    buffers = strategy.reductions(schedule.micro_batches) * buffer_bytes
+    reductions, flags = strategy.reductions(schedule.micro_batches), flags_bytes(schedule)
     if not strategy.theory.optimizer:
-        return buffers
-    return buffers + FLAG_BYTES * sum(shape.trainable for shape in schedule.shapes) + NORM_BYTES * norms
+        return reductions * (buffer_bytes + flags * strategy.find_unused_parameters)
+    return reductions * buffer_bytes + flags + NORM_BYTES * norms
+
+
+def flags_bytes(schedule: Schedule) -> int:
+    """Bytes of a 32-bit flag per trained parameter."""
+    return FLAG_BYTES * sum(shape.trainable for shape in schedule.shapes)

@@ -38,6 +38,7 @@ class StrategyShape:
     prefetch: int = 0
     keep_root: bool | str = True
     reshard_after_forward: bool = True
+    find_unused_parameters: bool = False
 
     @staticmethod
     def of(theory: StrategyTheory, section: Mapping[str, Any]) -> StrategyShape:

@@ -2,13 +2,14 @@
 
 no_sync keeps the gradients of the micro-batches before the last beside DDP's buckets: another G while they accumulate,
 for after zero_grad the parameters have lost their views of the buckets. Below fp32 there are fp32 masters, and an
-update needs a tile of fp32 gradients besides.
+update needs a tile of fp32 gradients besides. To find unused parameters DDP keeps a 32-bit flag for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..control import flags_bytes
 from ..groups import GroupShape
 from ..layout import ALIGN_BYTES
 from ..shapes import OptimizerShape, PrecisionShape, Schedule, bytes_of, is_half, master_bytes, trainable
@@ -28,6 +29,7 @@ def replay_ddp(
     replay.hold("master", "all", sum(master_bytes(shapes[i]) for i in trainable(shapes) if is_half(shapes[i])))
     kept = [(master_bytes(shapes[i]), -(-master_bytes(shapes[i]) // most) if most else 1) for i in used]
     replay.hold("optimizer", "all", sum(optimizer.bytes_of(size, tensors) for size, tensors in kept))
+    replay.hold("communication", "flags", flags_bytes(schedule) if strategy.find_unused_parameters else 0)
     replay.hold("gradients", "buckets", sum(bytes_of(shapes[i]) for i in trainable(shapes)))
     for micro in range(min(schedule.micro_batches, 3)):  # the fourth is like the third
         last = micro == schedule.micro_batches - 1
