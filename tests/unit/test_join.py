@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from tests.cells import cell
 from zerobench.config.schema import Measure, Search
 from zerobench.config.world import has_times
 from zerobench.probes.nvidia_smi import GpuState
-from zerobench.records import CATEGORIES, MemoryRow, StepRow
+from zerobench.records import CATEGORIES, MemoryRow, StepRow, TrafficRow
 from zerobench.results import tables
 from zerobench.results.summary import summarize
 from zerobench.sweep.aggregate import (  # fmt: skip
@@ -18,9 +20,11 @@ from zerobench.sweep.aggregate import (  # fmt: skip
     _join_gpu,
     _join_losses,
     _join_memory,
+    _join_norms,
     _join_process_memory,
     _join_time,
     _join_trace,
+    _join_traffic,
     median_interval,
 )
 from zerobench.sweep.cell import _blank_row, passes_of, run_cell
@@ -71,6 +75,32 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
+
+
+def test_replicas_of_a_gradient_count_once_in_its_norm() -> None:
+    for holders, norm in ((1, 5.0), (2, 5 / math.sqrt(2))):
+        ranks = [record(rank, "accounted", [1.0], [1.0]) for rank in (0, 1)]
+        for one, squares in zip(ranks, (9.0, 16.0), strict=True):
+            one.gradient_holders, one.steps[0].grad_squares = holders, squares
+        _join_norms(ranks)
+        assert [one.steps[0].grad_norm for one in ranks] == [pytest.approx(norm)] * 2
+
+
+def test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_rank_with_most() -> None:
+    def sent(rank: int, size: int) -> RankRecord:
+        of_step = TrafficRow(
+            rank, 2, "backward", "send", "reduce_scatter", "reduce_scatter", "bucket 0", "float32", 2, 1, size // 4,
+            size, size / 2, size / 4, control=False, known=True,
+        )  # fmt: skip
+        one = record(rank, "accounted", [1.0], [1.0])
+        one.traffic.extend([of_step, replace(of_step, step=3), replace(of_step, control=True)])
+        return one
+
+    one = row()
+    one.psi = 100
+    _join_traffic(one, [sent(0, 400), sent(1, 800)], steps=2)
+    assert (one.payload_bytes, one.wire_bytes, one.control_bytes) == (800, 300, 400)
+    assert one.volume_psi == one.volume_reduce_scatter_psi == 2.0
 
 
 @pytest.mark.parametrize(

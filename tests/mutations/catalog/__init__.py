@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from ..mutant import Mutant, PlantedByTest
-from . import choices, comm, engine, harness, judging, measuring, memory, saving, updating
+from . import choices, comm, engine, harness, judging, measuring, memory, predicting, saving, updating
 
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS, *updating.MUTANTS, *comm.MUTANTS, *memory.MUTANTS, *saving.MUTANTS, *measuring.MUTANTS,
-    *judging.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
+    *judging.MUTANTS, *predicting.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
 )  # fmt: skip
 
 
 PLANTED_BY_TESTS = {
     "a rank's gradients lost, gradients doubled, those of some parameters doubled": (
         "tests/distributed/test_training_check.py::test_planted_faults_of_training_are_named"
+    ),
+    "a closed form that is divided wrongly, halved or doubled": (
+        "tests/distributed/test_formulas.py::test_a_wrong_formula_is_seen"
+    ),
+    "a term of what is in flight that is left out": (
+        "tests/distributed/test_formulas.py::test_every_term_in_flight_is_needed"
     ),
     "a loss that is no number": "tests/distributed/test_training_check.py::test_a_loss_that_is_lost_is_a_status",
     "buffers that are used before their collective is done": (

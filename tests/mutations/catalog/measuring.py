@@ -182,7 +182,7 @@ MUTANTS = (
         "zerobench/sweep",
         "round(sum(per_step(traffic, value) for traffic in data) / len(data))",
         "round(sum(per_step(traffic, value) for traffic in data))",
-        (JOIN,),
+        (f"{JOIN}::test_bytes_on_the_wire_are_the_mean_over_the_ranks_and_payload_that_of_the_rank_with_most",),
     ),
     Mutant(
         "row-nan-loss-is-ok",
@@ -198,7 +198,7 @@ MUTANTS = (
         "zerobench/sweep",
         "row.grad_norm = math.sqrt(sum(known) / holders)",
         "row.grad_norm = math.sqrt(sum(known))",
-        (JOIN,),
+        (f"{JOIN}::test_replicas_of_a_gradient_count_once_in_its_norm",),
     ),
     Mutant(
         "flops-recomputation-is-the-model-s",

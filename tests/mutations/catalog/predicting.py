@@ -1,0 +1,117 @@
+"""Faults of theory: closed forms and the replay of a step's schedule."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+GROUPING = "tests/unit/test_grouping.py"
+LAYOUT = "tests/unit/test_layout.py"
+MEASUREMENT = "tests/distributed/test_measurement.py"
+PARITY = "tests/unit/test_parity.py"
+PLANTED = "tests/faults/test_planted.py"
+SUITE = "tests/unit/test_suite.py"
+
+MUTANTS = (
+    Mutant(
+        "theory-optimizer-on-every-rank",
+        "The closed form has the optimizer's states whole on every rank under ZeRO-1.",
+        "zerobench/theory",
+        "updated = n if theory.optimizer else None",
+        "updated = n if theory.gradients else None",
+        (f"{PARITY}::test_the_formula_stands_beside_the_prediction_before_a_run",),
+    ),
+    Mutant(
+        "theory-gradients-on-every-rank",
+        "The closed form has whole gradients under ZeRO-2 and ZeRO-3.",
+        "zerobench/theory",
+        "reduced = n if theory.gradients or tiers.gradients else None",
+        "reduced = n if tiers.gradients else None",
+        (f"{PARITY}::test_the_formula_stands_beside_the_prediction_before_a_run",),
+    ),
+    Mutant(
+        "theory-all-reduce-counts-once",
+        "An all-reduce counts one times its elements in the volume, where the paper counts two.",
+        "zerobench/theory",
+        "return Moved(2 * numel, (1 - crossing) * sent, crossing * sent)",
+        "return Moved(numel, (1 - crossing) * sent, crossing * sent)",
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
+        "theory-no-gather-for-the-backward",
+        "A unit is gathered for each use in forward, and not again for the backward.",
+        "zerobench/theory",
+        "return len(uses) + any(uses)",
+        "return len(uses)",
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
+        "theory-waiting-gradient-dropped",
+        "The replay forgets the bias's gradient that waits while its weight's is handed over.",
+        "zerobench/theory",
+        'replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))',
+        'replay.hold("gradients", "beside", 0 * len(waits))',
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
+        "theory-one-reduction-a-step",
+        "Gradients that are reduced in every micro-batch are counted as reduced once a step.",
+        "zerobench/theory",
+        'return micro_batches if self.accumulate == "every" else 1',
+        "return 1",
+        (f"{MEASUREMENT}::test_accumulation_is_counted_and_changes_nothing_else[zero2-2]",),
+    ),
+    Mutant(
+        "theory-no-room-for-stamps",
+        "Units of stage 3 are laid out without the elements that their stamps need.",
+        "zerobench/theory",
+        "TAIL_NUMEL = 8\n",
+        "TAIL_NUMEL = 0\n",
+        (
+            LAYOUT,
+            f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",
+        ),
+    ),
+    Mutant(
+        "theory-payload-without-scales",
+        "The payload of a coded slice lacks the scales of its blocks.",
+        "zerobench/theory",
+        "used = -(-values // 4) * 4 + 4 * -(-numel // block) + STAMP_BYTES",
+        "used = -(-values // 4) * 4 + STAMP_BYTES",
+        (GROUPING,),
+    ),
+    Mutant(
+        "theory-second-hop-lost",
+        "A gather in two hops is counted without the hop between nodes.",
+        "zerobench/theory",
+        "return moved + (Moved(numel // inside, 0, (outside - 1)",
+        "return moved + (Moved(0, 0, 0 * (outside - 1)",
+        (GROUPING,),
+    ),
+    Mutant(
+        "theory-logits-in-two-bytes",
+        "The activations of a GPT's head are counted in the model's precision, where they are in fp32.",
+        "zerobench/theory",
+        "at_the_end = 2 * stream + 12 * shape.tokens * shape.vocabulary",
+        "at_the_end = 2 * stream + 6 * shape.tokens * shape.vocabulary",
+        (
+            f"{SUITE}::test_activations_are_as_the_formula_says",
+            f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",
+        ),
+    ),
+    Mutant(
+        "theory-flags-of-a-byte",
+        "A flag that a parameter has a gradient is counted as one byte.",
+        "zerobench/theory",
+        "FLAG_BYTES, NORM_BYTES = 4, 8",
+        "FLAG_BYTES, NORM_BYTES = 1, 8",
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
+        "theory-pool-forgotten",
+        "The host memory through which files are read and written is not predicted.",
+        "zerobench/theory",
+        'return block * self.buffers + POOL_ALIGN_BYTES if self.place == "nvme" else 0',
+        "return 0",
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+)
