@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..choices import settle
+from ..gathers import gathers_of
 from ..groups import GroupShape
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
 from ..ranks import slice_of
 from ..shapes import OptimizerShape, PrecisionShape, Schedule, gradient_bytes, trainable, wire_bytes
 from ..strategy import StrategyShape
 from ..tiers import POOL_ALIGN_BYTES, TierShape
-from .traffic import gathers_of
 
 
 @dataclass

@@ -15,13 +15,13 @@ Secondary shards serve every gather of a unit but the first in a step; of what i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from ..choices import frees_root, reads, settle
+from ..choices import settle
+from ..gathers import gathers_of
 from ..groups import GroupShape, Moved
 from ..layout import FlatBuffer, by_kind, by_unit, lay_out, lay_out_buckets
-from ..shapes import ROOT, PrecisionShape, Schedule, wire_bytes
+from ..shapes import PrecisionShape, Schedule, wire_bytes
 from ..strategy import StrategyShape
 
 REDUCTION, GATHER = "reduce_scatter", "all_gather"
@@ -118,27 +118,3 @@ class _Flow:
         size = wire_bytes(self.schedule.shapes[buffer.spans[0].parameter], self.precision)
         by_all = self.reduces_by == "all_reduce"
         return (self.groups.all_reduction if by_all else self.groups.reduction)(numel, size)
-
-
-def gathers_of(strategy: StrategyShape, schedule: Schedule, name: str) -> int:
-    """All-gathers of a unit in one micro-batch."""
-    if name == ROOT:
-        return 1 + (returns_of_root(schedule) if frees_root(strategy, schedule.shapes) else not strategy.keep_root)
-    returns = schedule.returns or (True,) * len(schedule.uses)
-    uses = [back for use, back in zip(schedule.uses, returns, strict=True) if use == name]
-    if not strategy.reshard_after_forward:
-        return min(1, len(uses))
-    return len(uses) + any(uses)
-
-
-def returns_of_root(schedule: Schedule) -> int:
-    """How often the root, given back when backward comes to another unit, is gathered again."""
-    left, whole, gathers = Counter(schedule.arrivals), True, 0
-    for i in schedule.arrivals:
-        shape = schedule.shapes[i]
-        if shape.unit != ROOT:
-            whole = False
-        elif not whole and reads(shape, left[i]):
-            whole, gathers = True, gathers + 1
-        left[i] -= 1
-    return gathers

@@ -1,0 +1,153 @@
+"""The closed forms against the figures that their papers print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zerobench.theory.formula import Formula, Term
+from zerobench.theory.groups import GroupShape
+from zerobench.theory.replay.traffic import predict_traffic
+from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
+from zerobench.theory.states import floor_bytes, state_formulas
+from zerobench.theory.strategies import DDP, MEGATRON, ZERO1, ZERO2, ZERO3
+from zerobench.theory.strategy import StrategyShape, StrategyTheory
+from zerobench.theory.tiers import TierShape
+from zerobench.theory.volume import between_nodes_formula, bounded_volume, volume_formula
+
+ADAM, HALF = OptimizerShape(2, 1), PrecisionShape(2, 2, 4 * 2**20)
+WIDE, AT_ONCE = PrecisionShape(4, 4), PrecisionShape(2, 2, None)
+
+
+def model(psi: int, element_bytes: int = 2, frozen: int = 0) -> list[ParameterShape]:
+    return [ParameterShape(psi, element_bytes, True, "blocks.0"), ParameterShape(frozen, element_bytes, False, "")]
+
+
+def states(theory: StrategyTheory, psi: int, n: int, precision: PrecisionShape = HALF, **more: int) -> Formula:
+    return state_formulas(StrategyShape(theory), model(psi, **more), GroupShape(n), ADAM, precision)["states"]
+
+
+@pytest.mark.parametrize(
+    ("n", "row"),
+    [
+        (1, (120, 120, 120, 2048, 2048, 2048, 16000, 16000, 16000)),
+        (4, (52.5, 41.3, 30, 896, 704, 512, 7000, 5500, 4000)),
+        (16, (35.6, 21.6, 7.5, 608, 368, 128, 4750, 2875, 1000)),
+        (64, (31.4, 16.6, 1.88, 536, 284, 32, 4187, 2218, 250)),
+        (256, (30.4, 15.4, 0.47, 518, 263, 8, 4046, 2054, 62.5)),
+        (1024, (30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6)),
+    ],
+)
+def test_states_are_those_of_the_papers_table(n: int, row: tuple[float, ...]) -> None:
+    """ZeRO, table 1, GB per device; it rounds some cells and cuts others off: within a unit of the last digit."""
+    cells = [(size, theory) for size in (7.5e9, 128e9, 1e12) for theory in (ZERO1, ZERO2, ZERO3)]
+    for (psi, theory), printed in zip(cells, row, strict=True):
+        digits = len(str(printed).partition(".")[2]) if printed % 1 else 0
+        assert states(theory, int(psi), n).value / 1e9 == pytest.approx(printed, abs=10.0**-digits)
+
+
+@pytest.mark.parametrize(
+    ("theory", "equation"),
+    [
+        (DDP, "(2 + 2 + K)ψ"),
+        (ZERO1, "(2 + 2)ψ + Kψ/N"),
+        (ZERO2, "2ψ + (2 + K)ψ/N"),
+        (ZERO3, "(2 + 2 + K)ψ/N"),
+    ],
+)
+def test_equations_read_as_the_paper_prints_them(theory: StrategyTheory, equation: str) -> None:
+    found = states(theory, 1000, 4)
+    assert found.equation == equation
+    assert found.numbers == {"ψ": 1000, "K": 12} | ({"N": 4} if theory.optimizer else {})
+
+
+@pytest.mark.parametrize(
+    ("precision", "size", "each"), [(AT_ONCE, 2, (4, 16)), (WIDE, 2, (6, 12)), (PrecisionShape(), 4, (8, 8))]
+)
+def test_megatrons_distributed_optimizer_is_that_of_its_table(precision, size: int, each: tuple[int, int]) -> None:
+    for d in (1, 4, 64):
+        found = states(MEGATRON, 64_000, d, precision, element_bytes=size)
+        assert found.value == each[0] * 64_000 + each[1] * 64_000 // d
+
+
+def test_a_model_with_frozen_parameters_or_of_several_dtypes_has_other_symbols() -> None:
+    assert states(ZERO2, 1000, 4, frozen=300).equation == "2ψ + 2φ + (2 + K)ψ/N"
+    mixed = [*model(1000), ParameterShape(10, 8, True, "")]
+    found = state_formulas(StrategyShape(ZERO2), mixed, GroupShape(4), ADAM, HALF)["states"]
+    assert (found.equation, dict(found.numbers)) == ("P + (G + O)/N", {"P": 2080, "G": 2080, "O": 12160, "N": 4})
+    grouped = state_formulas(StrategyShape(ZERO3), model(1000), GroupShape(8, shard_group=2), ADAM, HALF)["states"]
+    assert (grouped.equation, grouped.numbers["k"]) == ("(2 + 2 + K)ψ/k", 2)
+
+
+@pytest.mark.parametrize(("optimizer", "gradients", "left"), [(False, True, 14), (True, False, 4), (True, True, 2)])
+def test_what_leaves_the_device_is_that_of_zero_offloads_table(optimizer: bool, gradients: bool, left: int) -> None:
+    """Table 1, of one GPU; its last row is printed as 4 and is 2."""
+    tiers = TierShape("host", optimizer=optimizer, gradients=gradients)
+    for theory in (ZERO1, ZERO2):
+        assert floor_bytes(StrategyShape(theory), model(1000), GroupShape(1), ADAM, HALF, tiers) == left * 1000
+
+
+def test_a_part_that_leaves_is_written_as_one() -> None:
+    tiers = TierShape("host", optimizer=True, gradients=True, fraction=0.25)
+    found = state_formulas(StrategyShape(ZERO2), model(1000), GroupShape(4), ADAM, HALF, tiers)
+    assert found["states"].equation == "2ψ + ((1 − f)·2 + (1 − f)·K)ψ/N"
+    assert found["states"].value == 2000 + 0.75 * 14 * 1000 / 4
+    whole = state_formulas(
+        StrategyShape(ZERO1), model(1000), GroupShape(4), ADAM, HALF, replace(tiers, optimizer=False)
+    )
+    assert whole["gradients"].value == 0.75 * 2 * 1000 / 4  # nothing whole is left of gradients that leave one by one
+
+
+@pytest.mark.parametrize(("theory", "each"), [(DDP, 2), (ZERO1, 2), (MEGATRON, 2), (ZERO2, 2), (ZERO3, 3)])
+def test_volumes_are_those_of_section_7(theory: StrategyTheory, each: int) -> None:
+    one = volume_formula(StrategyShape(theory), Schedule.sequential(model(1000)), 4)
+    assert (one.equation, one.value) == (f"{each}ψ", each * 1000)
+    three = Schedule.sequential(model(1000), 3)
+    reduced = {DDP: 6, ZERO3: 9}.get(theory, 4)
+    assert volume_formula(StrategyShape(theory, accumulate="every"), three, 4).value == reduced * 1000
+    assert volume_formula(StrategyShape(theory), three, 1).value == 0
+
+
+SHAPES = [
+    ParameterShape(1000, 4, True, ""), ParameterShape(37, 4, True, "blocks.0"), ParameterShape(5, 4, False, "blocks.0"),
+    ParameterShape(70, 4, True, "blocks.1"), ParameterShape(9, 4, True, "blocks.1"),
+]  # fmt: skip
+
+
+OPTIONS = (
+    {}, {"accumulate": "every"}, {"reduce_with": "all_reduce"}, {"persistence_numel": 9}, {"keep_root": False},
+    {"reshard_after_forward": False},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("theory", [DDP, ZERO1, ZERO2, ZERO3, MEGATRON])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_volume_is_the_formula_and_its_terms(theory: StrategyTheory, options: dict) -> None:
+    strategy = StrategyShape(theory, bucket_bytes=1024, **options)
+    for micro_batches in (1, 3):
+        usual = Schedule.sequential(SHAPES, micro_batches)
+        for schedule in (usual, replace(usual, uses=("blocks.0", "blocks.0"), returns=(), arrivals=(2, 1, 1, 0))):
+            formula = bounded_volume(strategy, schedule, GroupShape(3))
+            total = formula.value + sum(term.size for term in formula.in_flight)
+            assert total == predict_traffic(strategy, schedule, 3).volume
+
+
+def test_zeropp_sends_a_quarter_between_nodes() -> None:
+    """ZeRO++, table 1: 3M become 0.75M; each part for itself, and beside the replay, which has scales and padding."""
+    schedule, strategy = Schedule.sequential(model(2**20)), StrategyShape(ZERO3, keep_root=False)
+    plain = between_nodes_formula(strategy, schedule, GroupShape(8, 4), HALF)
+    parts = {"weight_block": 2048, "gradient_block": 512, "secondary": True}
+    left = {"weight_block": 2 / 3, "gradient_block": 0.75, "secondary": 2 / 3}
+    for chosen, share in [*(({key}, left[key]) for key in parts), (set(parts), 0.25)]:
+        groups = GroupShape(8, 4, **{key: parts[key] for key in chosen})
+        found = between_nodes_formula(strategy, schedule, groups, HALF)
+        assert found.value == share * plain.value
+        sent = predict_traffic(strategy, schedule, 8, groups, HALF).between
+        assert found.value <= sent < 1.02 * found.value
+    assert plain.equation == "6ψ(Z − 1)/N"
+
+
+def test_bounds_add_what_is_more_and_take_what_is_less() -> None:
+    formula = Formula("2ψ", 100, {"ψ": 50}, (Term("padding", 7), Term("unused", -30)))
+    assert (formula.least, formula.most) == (70, 107)
