@@ -1,4 +1,7 @@
-"""Seals: ranks that have launched other collectives than one another hear of it in their next agreement."""
+"""Seals: ranks that have launched other collectives than one another hear of it in their next agreement.
+
+And stamps: those of every hop are looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import torch
 
 from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.checked_later import Sealed
+from zerobench.zero.comm.hierarchical import Hierarchical, Nodes, ShardGroup
 
 FLAGS = [1, 0, 0, 1, 0]
 GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
@@ -45,3 +49,23 @@ def test_ranks_that_did_not_are_told(other: tuple[tuple[str, str], ...]) -> None
 def test_ranks_that_ask_for_different_things_are_told() -> None:
     with pytest.raises(RuntimeError, match="the ranks"):
         agree([GATHERS, GATHERS], ("step", "clip_grad_norm_"))
+
+
+class Looked(Comm):
+    """Of so many ranks; says when its stamps are looked at."""
+
+    def __init__(self, name: str, size: int, looked: list[str]) -> None:
+        self.name, self.size, self.looked = name, size, looked
+
+    def check_stamps(self) -> None:
+        self.looked.append(self.name)
+
+
+@pytest.mark.parametrize("kind", ["nodes", "shard groups"])
+def test_stamps_of_every_hop_are_looked_at(kind: str) -> None:
+    looked: list[str] = []
+    everybody, within, between = (Looked(n, s, looked) for n, s in (("all", 4), ("within", 2), ("between", 2)))
+    nodes = Nodes(within, between)
+    comm = Hierarchical(everybody, nodes) if kind == "nodes" else ShardGroup(everybody, within, between)
+    comm.check_stamps()
+    assert sorted(looked) == ["all", "between", "within"]

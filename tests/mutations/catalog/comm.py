@@ -98,7 +98,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         "for comm in (self._below, self.nodes.within, self.nodes.between):",
         "for comm in (self._below, self.nodes.within, self.nodes.within):",
-        (f"{GROUPS}::test_a_rank_that_is_elsewhere_is_heard_of_in_groups",),
+        (f"{SEALS}::test_stamps_of_every_hop_are_looked_at",),
     ),
     Mutant(
         "codec-scale-off",

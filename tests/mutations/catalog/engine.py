@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+ACCUMULATION = "tests/unit/test_accumulation.py"
 BRANCHES = "tests/distributed/test_branches.py"
 ENGINE_OPTIONS = "tests/distributed/test_engine_options.py"
 FORWARDS = "tests/distributed/test_forwards.py"
@@ -27,7 +28,7 @@ MUTANTS = (
         "zerobench/zero",
         "        if piece in self.filled:\n            place.add_(gradient, alpha=scale)",
         "        if piece is None:\n            place.add_(gradient, alpha=scale)",
-        (f"{PARITY}::test_accumulation[True]",),
+        (f"{ACCUMULATION}::test_micro_batches_add_up",),
     ),
     Mutant(
         "gradient-unused-keeps-old",
@@ -145,10 +146,11 @@ MUTANTS = (
     ),
     Mutant(
         "unit-gathered-twice",
-        "A unit that is on its way already is gathered again where it is needed.",
+        "A unit is gathered twice for each use.",
         "zerobench/zero/units",
-        "        if self.is_whole or self.gather is not None:\n            return",
-        "        if self.is_whole:\n            return",
+        "            self.gather = self.source.launch(",
+        "            self.source.launch(full, self.name, self._stamp(self)).wait()\n"
+        "            self.gather = self.source.launch(",
         (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero3-odd-3]",),
     ),
     Mutant(

@@ -80,10 +80,10 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoint-overlap-allowed",
-        "A forged index may point a tensor at another tensor's bytes.",
+        "A forged index may point a tensor at another tensor's bytes, and leave its own to none.",
         "zerobench/zero/checkpoint",
         "_require(begin == end, f",
-        "_require(begin <= end, f",
+        "_require(begin >= 0, f",
         (f"{FAULTS_CHECKPOINT}::test_a_forged_index_is_refused_and_changes_nothing",),
     ),
     Mutant(
@@ -92,7 +92,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if (folder / name).resolve().parent != folder.resolve():",
         "if not (folder / name).resolve():",
-        (f"{FAULTS_CHECKPOINT}::test_a_damaged_checkpoint_is_refused_and_changes_nothing",),
+        ("tests/faults/test_checkpoint.py::test_a_forged_index_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "weights-pickle-opened",

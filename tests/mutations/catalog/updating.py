@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+ACCUMULATION = "tests/unit/test_accumulation.py"
 BRANCHES = "tests/distributed/test_branches.py"
-LINKS = "tests/distributed/test_links.py"
 OFFLOAD = "tests/distributed/test_offload.py"
-TIERS = "tests/distributed/test_tiers.py"
 TRAINING_CHECK = "tests/distributed/test_training_check.py"
 
 MUTANTS = (
@@ -73,9 +72,6 @@ MUTANTS = (
         "zerobench/zero/gradients",
         "self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=self.is_reduced)",
         "self.sink.take(mean.narrow(0, 0, self.offloaded_numel), adds=False)",
-        (
-            LINKS,
-            f"{TIERS}::test_every_way_to_keep_a_state",
-        ),
+        (f"{ACCUMULATION}::test_micro_batches_add_up",),
     ),
 )
