@@ -86,14 +86,14 @@ VERBS = {
     "codes": "quantization_error",
     "gpu-suite": "gpu_suite.command",
 }
-"""The module of commands/ that has a function of the verb's name, with _ for -; imported when asked for."""
+"""Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 
 VERSIONS = ("zerobench", "torch", "hydra-core")
-"""What --version tells."""
+"""Packages that --version lists."""
 
 
 def main() -> None:
-    """The console script; exits. In a rank process, which runs a user's script again to know it, it does nothing."""
+    """Runs the console script; exits. In a rank process, which imports a user's script again, it does nothing."""
     reimported = getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__"
     is_rank = reimported or multiprocessing.parent_process() is not None
     if not is_rank:
@@ -128,7 +128,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _join(arguments: list[str]) -> int:
-    """As a process of a job where the environment describes one: rank 0 acts, the others run what it publishes."""
+    """Runs a process of a job where the environment describes one: rank 0 acts, the others run its orders."""
     try:
         job = find_job(os.environ)
     except JobError as error:
@@ -148,7 +148,7 @@ def _run(arguments: list[str]) -> int:
         verb = arguments[0].replace("-", "_")
         try:
             code: int = getattr(import_module(f".commands.{VERBS[arguments[0]]}", __package__), verb)(arguments[1:])
-        except OSError as error:  # a file that cannot be read or written to, which the error names
+        except OSError as error:  # a file that cannot be read or written; the error names it
             print(printable(f"zerobench {arguments[0]}: {error}"), file=sys.stderr)
             return 2
         return code
@@ -156,7 +156,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _help(words: list[str], extra_dirs: list[Path]) -> int:
-    """Of the whole command line, or of each of `words`: a verb, a group, GROUP=CHOICE or a key."""
+    """Prints help for the whole command line, or for each of `words`: a verb, a group, GROUP=CHOICE or a key."""
     from .config import help
     from .config.compose import checker
 
@@ -180,7 +180,7 @@ def _installed(package: str) -> str:
 
 
 def _sweep(arguments: list[str]) -> int:
-    if "--version" in arguments:  # ahead of the imports: a version is asked for often, and torch takes a second
+    if "--version" in arguments:  # ahead of the imports, since torch takes a second
         print(", ".join(f"{name} {_installed(name)}" for name in VERSIONS))
         return 0
     from .config.flags import only_compose, split_arguments, unknown_flags
@@ -199,7 +199,7 @@ def _sweep(arguments: list[str]) -> int:
 
     try:
         if set(completion.FLAGS) & set(flags):
-            checker(extra_dirs)  # what users have registered is among what can be chosen
+            checker(extra_dirs)  # users' registered choices are valid too
             completion.complete(words, tuple(VERBS))
             return 0
         cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))

@@ -1,7 +1,7 @@
-"""Batches for training: tokens of a text file read byte by byte, seeded random ones, or what a user's builder gives.
+"""Batches for training: tokens of a text file read byte by byte, seeded random ones, or those of a user's builder.
 
-A step's *global* batch depends on the seed and the step only. Rank r of N takes its r-th part, and that part
-is split into micro-batches, so that N ranks together see what one rank would, however they accumulate.
+A step's *global* batch depends on the seed and the step only. Rank r of N takes its r-th part, which is split into
+micro-batches, so that N ranks together train on the batch of one rank, for every accumulation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Batches:
     device: torch.device
 
     def batch(self, step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and targets (the tokens that follow), both (micro_batch, sequence) int64, of one micro-batch."""
+        """Returns tokens and targets (the following tokens), both (micro_batch, sequence) int64, of one micro-batch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         rows, length = self.micro_batch * self.accumulation * self.world_size, self.sequence + 1
         if self.text is None:
@@ -50,12 +50,12 @@ class Batches:
         return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
     def _place(self, tokens: torch.Tensor) -> torch.Tensor:
-        """On the device; a GPU fetches them from pinned memory when it gets to it."""
+        """Moves tokens to the device; to a GPU asynchronously, from pinned memory."""
         return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
 
 
 class OwnBatches:
-    """Batches of one rank from what a user's builder returned: a function of step and micro-batch, or an iterable.
+    """Batches of one rank from a user's builder: a function of step and micro-batch, or an iterable.
 
     Tensors in a batch, at any depth of tuples, lists and dicts, are moved to `device`; floating-point ones become
     `dtype`. Raises TypeError for anything else.
@@ -73,7 +73,7 @@ class OwnBatches:
         self._source: Callable[[int, int], Any] = source if callable(source) else _Repeated(name, source)
 
     def batch(self, step: int, micro: int = 0) -> Any:
-        """The batch of one micro-batch, on the device."""
+        """Returns the batch of one micro-batch, on the device."""
         with _blamed_on(self.name):
             return self._place(self._source(step, micro))
 
@@ -90,7 +90,7 @@ class OwnBatches:
 
 
 class _Repeated:
-    """An iterable as a function of step and micro-batch, asked for in their order; begun again at its end."""
+    """An iterable as a function of step and micro-batch, called in their order; restarted at its end."""
 
     def __init__(self, name: str, source: Iterable[Any]) -> None:
         self._name, self._source = name, source
@@ -105,14 +105,14 @@ class _Repeated:
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the named arguments with which a model is called on a batch."""
+    """Returns the positional and the named arguments with which a model is called on a batch."""
     if isinstance(batch, dict):
         return (), batch
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,), {}
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors in a batch, at any depth."""
+    """Returns the tensors in a batch, at any depth."""
     if isinstance(batch, torch.Tensor):
         return [batch]
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
@@ -120,7 +120,7 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def words_of(batch: Any) -> str:
-    """A call with this batch, as a sentence has it: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
+    """Describes a call with this batch: "forward(float32 (8, 3, 32, 32), int64 (8,))"."""
     inputs, named = arguments_of(batch)
     parts = [_word(one) for one in inputs] + [f"{key}={_word(one)}" for key, one in named.items()]
     return f"forward({', '.join(parts)})"
@@ -133,7 +133,7 @@ def _word(part: Any) -> str:
 
 
 def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> Batches | OwnBatches:
-    """The batches of one rank of a resolved cell."""
+    """Builds the batches of one rank of a resolved cell."""
     section, dtype = config["data"], DTYPES[config["precision"]["name"]]
     if section["name"] not in DATA.own:
         return OwnBatches(section["name"], _build_own(section, config | {"rank": rank}), device, dtype)
@@ -145,7 +145,7 @@ def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> Ba
 
 
 def _build_own(section: dict[str, Any], known: dict[str, Any]) -> Any:
-    """What a user's builder makes of its options and of those things known of the run that it asks for."""
+    """Calls a user's builder with its options and with those values of the run that it takes as parameters."""
     options = {key: value for key, value in section.items() if key != DATA.identity}
     filled = {key: known[key] for key in DATA.filled if DATA.takes(section["name"], key)}
     with _blamed_on(section["name"]):
@@ -154,7 +154,7 @@ def _build_own(section: dict[str, Any], known: dict[str, Any]) -> Any:
 
 @contextmanager
 def _blamed_on(name: str) -> Iterator[None]:
-    """What is raised inside carries a note on where it comes from."""
+    """Adds a note on the origin to errors that are raised inside."""
     try:
         yield
     except Exception as error:
@@ -163,7 +163,7 @@ def _blamed_on(name: str) -> Iterator[None]:
 
 
 def default_text() -> Path:
-    """English that every Python carries: the source of `pydoc_data.topics`, about half a megabyte."""
+    """Returns an English text that every Python includes: the source of `pydoc_data.topics`, about half a megabyte."""
     spec = importlib.util.find_spec("pydoc_data.topics")
     if spec is None or spec.origin is None:
         raise ValueError("data.path: this Python carries no pydoc_data.topics; name a text file of your own")
@@ -171,7 +171,7 @@ def default_text() -> Path:
 
 
 def read_text(path: str | None, sequence: int) -> torch.Tensor:
-    """The bytes of `path` (default: `default_text`), (bytes,) uint8. Raises ValueError with a sentence."""
+    """Returns the bytes of `path` (default: `default_text`), (bytes,) uint8. Raises ValueError with a sentence."""
     where = Path(path).expanduser() if path else default_text()
     if not where.is_file():
         raise ValueError(f"data.path={path}: there is no such file; name a local text file")
@@ -182,6 +182,6 @@ def read_text(path: str | None, sequence: int) -> torch.Tensor:
 
 
 def text_hash(path: str | None) -> str:
-    """SHA-256 of the text, 16 hex digits; it goes into the row, for texts differ between machines."""
+    """Returns the SHA-256 of the text, 16 hex digits; it is part of the row, since texts differ between machines."""
     where = Path(path).expanduser() if path else default_text()
     return hashlib.sha256(where.read_bytes()).hexdigest()[:16]

@@ -18,7 +18,7 @@ TYPES = (int, float, str, bool)
 
 
 def check_name(function: str, name: str, build: Builder) -> None:
-    """Raises ValueError, for a call of `function`, where `name` is no name or `build` no builder."""
+    """Raises ValueError, for a call of `function`, where `name` is not a valid name or `build` not a builder."""
     if not name.isidentifier():
         raise ValueError(f"{function}: {name!r} is no usable name; use letters, digits and _")
     if not callable(build):
@@ -26,7 +26,9 @@ def check_name(function: str, name: str, build: Builder) -> None:
 
 
 def check_leading(function: str, name: str, build: Builder, leading: int) -> list[inspect.Parameter]:
-    """A builder's parameters after the `leading` positional ones. Raises ValueError where it does not take so many."""
+    """Returns a builder's parameters after the `leading` positional ones. Raises ValueError where it does not take so
+    many.
+    """
     parameters = list(inspect.signature(build).parameters.values())
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if len(positional) < leading:
@@ -64,7 +66,7 @@ def options_of(
 
 
 def source_of(build: Builder) -> bytes:
-    """The file that defines a builder; nothing where there is none."""
+    """Returns the file that defines a builder; empty where there is none."""
     where = inspect.getsourcefile(build if inspect.isroutine(build) or inspect.isclass(build) else type(build))
     if where is None:
         return b""
@@ -88,7 +90,7 @@ class Registry:
     builders: dict[str, Builder] = field(default_factory=dict)
 
     def register(self, name: str, build: Builder) -> None:
-        """Takes `build` under `name`. Raises ValueError for a name or a parameter that cannot be used."""
+        """Registers `build` under `name`. Raises ValueError for a name or a parameter that cannot be used."""
         check_name(self.function, name, build)
         if name in self.own or self.builders.get(name, build) is not build:
             raise ValueError(f"{self.function}: the name {name!r} is taken")
@@ -96,22 +98,22 @@ class Registry:
         self.builders[name] = build
 
     def all(self) -> dict[str, Builder]:
-        """Registered builders, and those that installed packages offer by entry points of `zerobench.GROUP`."""
+        """Returns registered builders, and those that installed packages offer by entry points of `zerobench.GROUP`."""
         for point in entry_points(group=self.group):
             if point.name not in self.builders:
                 self.register(point.name, point.load())
         return dict(self.builders)
 
     def schema_of(self, name: str, build: Builder, base: type = object) -> type:
-        """A dataclass, below `base`, of the builder's options and the key that identifies it."""
+        """Returns a dataclass, below `base`, of the builder's options and the key that identifies it."""
         return options_of(self.function, name, build, self.filled, self.shown, self.identity, base)
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Whether the builder of that name has such a parameter."""
+        """Returns True where the builder of that name has such a parameter."""
         return name in self.all() and parameter in inspect.signature(self.all()[name]).parameters
 
     def source_of(self, name: str) -> bytes:
-        """The file that defines the builder of that name; nothing where there is none."""
+        """Returns the file that defines the builder of that name; empty where there is none."""
         return source_of(self.all()[name]) if name in self.all() else b""
 
 

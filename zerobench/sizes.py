@@ -1,4 +1,4 @@
-"""Sizes as people write them: "24 GiB" <-> bytes."""
+"""Sizes in words: "24 GiB" <-> bytes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIZES = {
 }  # fmt: skip
 
 LONGEST = 2000
-"""Characters of what is said of one thing."""
+"""Longest text, in characters, in a message."""
 
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
-    """ "96 MiB" -> 100663296. A bare number is bytes. Raises ValueError with what would be right."""
+    """Parses "96 MiB" -> 100663296. A bare number is bytes. Raises ValueError that names valid forms."""
     found = _SIZE.fullmatch(str(text).strip())
     unit = (found[2].lower() or "b") if found else ""
     if found is None or unit not in SIZES or not math.isfinite(float(found[1]) * SIZES[unit]):
@@ -28,7 +28,9 @@ def parse_bytes(text: str | int) -> int:
 
 
 def show_bytes(size: float | None) -> str:
-    """In the largest binary unit that keeps it above 1: "1.50 GiB", "96.0 MiB", "512 B"; a dash where there is none."""
+    """Formats bytes in the largest binary unit that keeps them above 1: "1.50 GiB", "96.0 MiB", "512 B"; None as a
+    dash.
+    """
     if not isinstance(size, Real) or size != size:
         return "–"
     for unit, digits in (("tib", 2), ("gib", 2), ("mib", 1), ("kib", 1)):
@@ -38,16 +40,16 @@ def show_bytes(size: float | None) -> str:
 
 
 def show_ms(seconds: float | None) -> str:
-    """ "205.3 ms", or a dash where there is no time (NaN or None)."""
+    """Formats "205.3 ms", or a dash for NaN or None."""
     return "–" if seconds is None or seconds != seconds else f"{seconds * 1000:.1f} ms"
 
 
 def show_count(count: int, noun: str) -> str:
-    """ "1 run", "2 runs"."""
+    """Formats "1 run", "2 runs"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
 def printable(text: object) -> str:
-    """A text in one line that a terminal shows and does not obey: control characters are escaped, a long middle cut."""
+    """Returns a text in one line without terminal control: control characters are escaped, a long middle is cut."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 4 :]}"

@@ -1,4 +1,4 @@
-"""What a model is called with and must return; a crash in a user's `forward` says so beside its own words."""
+"""The calling convention of models; an error in a user's `forward` gets a note on how it was called."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..registry import DATA, MODELS
 
 
 def loss_of(engine: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
-    """The loss of a batch, a scalar. Raises TypeError where the model returns anything else; what a user's model or
-    data raises carries a note on how it was called.
+    """Returns the loss of a batch, a scalar. Raises TypeError where the model returns anything else; errors of a user's
+    model or data carry a note on how it was called.
     """
     inputs, named = arguments_of(batch)
     try:

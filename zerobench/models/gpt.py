@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.mlp_out = linear(4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, H) -> (B, S, H)."""
+        """Maps (B, S, H) to (B, S, H)."""
         x = x + self.attend(self.attention_norm(x))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
 
@@ -78,18 +78,18 @@ class GPT(nn.Module):
                 policies.recompute(block)
 
     def initializers(self) -> Iterator[tuple[nn.Module, Callable[[nn.Module], None]]]:
-        """What the constructor does to its modules, in order; a model built on meta is initialized by it later."""
+        """Yields the constructor's initialization steps, in order; a model built on meta runs them later."""
         for module in self.modules():
             yield module, _initialize
         smaller = partial(_initialize_projection, std=0.02 / (2 * len(self.blocks)) ** 0.5)
-        for block in self.blocks:  # GPT-2: residual projections start smaller by the depth
+        for block in self.blocks:  # GPT-2: the deeper the model, the smaller its residual projections start
             assert isinstance(block, Block)
             yield block.attention_out, smaller
             for part in tiled_linear.parts_of(block.mlp_out):
                 yield part, smaller
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of predicting `targets`, both (B, S)."""
+        """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
         positions = torch.arange(tokens.size(1), device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:

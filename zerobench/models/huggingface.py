@@ -1,4 +1,4 @@
-"""Known architectures from transformers, with random weights: nothing is downloaded, no code of others is run."""
+"""Known architectures from transformers, with random weights: nothing is downloaded, no external code is executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CausalLM(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of predicting `targets`, both (B, S)."""
+        """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
         logits = self.model(input_ids=tokens, use_cache=False).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
@@ -31,11 +31,11 @@ SHAPE_KEYS = {
     "torch_dtype": "precision",
     "dtype": "precision",
 }
-"""transformers' names of what has a key of its own here."""
+"""transformers' names of options that have a key of their own here."""
 
 
 def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
-    """Sentences on what keeps `architecture` with `options` from being built."""
+    """Returns sentences on the reasons why `architecture` with `options` cannot be built."""
     try:
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -69,7 +69,7 @@ def build(
     positions: int,
     options: dict[str, Any],
 ) -> nn.Module:
-    """A causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` finds nothing wrong with."""
+    """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     shape = {

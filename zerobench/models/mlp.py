@@ -1,4 +1,4 @@
-"""An MLP that predicts the next token from the present one: embedding, hidden layers, head.
+"""An MLP that predicts the next token from the current one: embedding, hidden layers, head.
 
 Shapes: tokens and targets (B, S) int64; hidden (B, S, H); logits (B, S, V).
 """
@@ -20,7 +20,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of predicting `targets`, both (B, S)."""
+        """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
         x = self.embedding(tokens)
         for layer in self.layers:
             x = F.gelu(layer(x))

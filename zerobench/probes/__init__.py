@@ -1,6 +1,6 @@
-"""Three passes, one face. The timed pass carries a clock and nothing else; the accounted pass the ledger and the
-traffic meter; the traced pass, where it is asked for, a profiler. All sit beneath every strategy and ask none of them
-anything.
+"""Probes of the three passes, with one interface. The timed pass has a clock and nothing else; the accounted pass the
+ledger and the traffic meter; the traced pass, where requested, a profiler. All work beneath every strategy, without
+its cooperation.
 """
 
 from __future__ import annotations

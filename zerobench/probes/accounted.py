@@ -1,7 +1,7 @@
 """The accounted pass: the ledger and the traffic meter over one rank, entered before the model is built.
 
-On CUDA the allocator's own peaks are taken beside the ledger, phase by phase. All of it is the host's: nothing is taken
-on the device, and nothing waits for it.
+On CUDA the allocator's own peaks are recorded beside the ledger, phase by phase. All accounting is in host memory:
+nothing is allocated on the device, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
 class AccountedPass:
-    """Same face as the timed pass. Read `memory_rows`, `tensor_rows` and `traffic` when it is over."""
+    """The probe of the accounted pass. Read `memory_rows`, `tensor_rows` and `traffic` when it is over."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -45,21 +45,23 @@ class AccountedPass:
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
-        """(measured step, one of like operations, how many)."""
+        """(measured step, operation, number of equal ones)."""
         self.arrivals: list[int] = []
-        """Parameters, by number, in the order in which their gradients came in the last step."""
+        """Parameters, by number, in the order in which their gradients were computed in the last step."""
         self.modules_run: list[tuple[str, bool]] = []
-        """Modules in the order in which the forward of the last step ran them, and whether backward comes back."""
+        """Modules in the order in which the forward of the last step ran them, and True where backward
+        returns to them.
+        """
         self._names: dict[nn.Module, str] = {}
-        self._running: list[tuple[str, int]] = []  # and its place in `modules_run`
+        self._running: list[tuple[str, int]] = []  # and its index in `modules_run`
         self._tied = WeakTensorKeyDictionary()
         self._tied_names: set[str] = set()
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
-        self._hooked = WeakTensorKeyDictionary()  # weak, as the next: to measure is not to keep alive
+        self._hooked = WeakTensorKeyDictionary()  # weak, as the next: measuring must not keep tensors alive
         self._measured = 0
         self._heap = HeapGrowth()
         self.kept = ""
-        """The largest storage that lived through a measured step and should not have, in words."""
+        """The largest storage that survived a measured step and should not have, in words."""
         self._stack = ExitStack()
 
     def __enter__(self) -> AccountedPass:
@@ -90,7 +92,7 @@ class AccountedPass:
             self.memory |= cuda_memory.process_memory(self.allocator.of["step"])
 
     def adopt(self, model: nn.Module) -> None:
-        """The model is built and no strategy has it yet: its parameters, buffers and gradients get their names."""
+        """Labels parameters, buffers and gradients after the model is built, before a strategy wraps it."""
         self._names = {module: name for name, module in model.named_modules()}
         for name, parameter in model.named_parameters():
             labels.label(parameter, labels.PARAMETERS, name)
@@ -104,12 +106,12 @@ class AccountedPass:
         tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
         self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
         for name, parameter in model.named_parameters():
-            if parameter not in tied:  # of a tied one a strategy may put other leaves in its places
+            if parameter not in tied:  # a strategy may put other leaves in the places of a tied one
                 self._listen_to(parameter, numbers[parameter], name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of a step, or "init". Arrivals and modules are those of the step's last forward."""
+        """Runs a phase of a step, or "init". Arrivals and modules are those of the step's last forward."""
         if name == "forward":
             self.arrivals.clear()
             self.modules_run.clear()
@@ -122,7 +124,7 @@ class AccountedPass:
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """One whole step; what is not measured leaves no trace."""
+        """Runs one whole step; one that is not measured leaves no records."""
         if measured and not self._measured and self._cuda:
             cuda_memory.reset_peaks()
         self.ledger.begin()
@@ -142,26 +144,28 @@ class AccountedPass:
             self._measured += 1
         self.meter.operations.clear()
         if measured:
-            self.ledger.begin()  # what it has written down is memory, too
+            self.ledger.begin()  # the records are memory too
             self.memory["heap_bytes"] = self._heap.most()
 
     may_wait = True
-    """It has no times."""
+    """True: this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Whether gradients may be looked at before the update: what that takes is not counted, but by a profiler."""
+        """Returns True where the harness may read gradients before the update: only a profiler would
+        count its memory.
+        """
         return self._profiled is None or not measured
 
     def end_steps(self) -> None:
-        """The last step is over; a ledger does not care."""
+        """Ends the steps; nothing to do for a ledger."""
 
     def inputs(self, *tensors: torch.Tensor) -> None:
-        """The step's inputs."""
+        """Labels the step's inputs."""
         for tensor in tensors:
             labels.label(tensor, labels.INPUTS, "batch")
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """A tied parameter gets a gradient from each place of use, kept until they are summed: gradients all."""
+        """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
         if not self._tied:
             return
         seen: set[Any] = set()
@@ -178,8 +182,8 @@ class AccountedPass:
                 nodes.append(following)
 
     def after_backward(self, model: nn.Module) -> None:
-        """Gradients that a strategy keeps on the parameters (DDP's buckets) are gradients, DTensors' shards what the
-        DTensors are.
+        """Labels gradients that a strategy keeps on the parameters (DDP's buckets), DTensors' shards as
+        the DTensors.
         """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
@@ -188,7 +192,7 @@ class AccountedPass:
                 _label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """What the optimizer keeps are optimizer states; ZeroRedundancyOptimizer's are those of the one inside it."""
+        """Labels optimizer states; ZeroRedundancyOptimizer's are those of the optimizer inside it."""
         for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
             tier = self.ledger.tier_of(parameter) if type(parameter.data) is torch.Tensor else None
             for name, value in state.items():
@@ -196,7 +200,9 @@ class AccountedPass:
                     _label_parts(value, labels.OPTIMIZER, name, tier)
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
-        """Each phase's extremes, a row a category; on CUDA the allocator's beside them; then those of other tiers."""
+        """Returns each phase's extremes, a row per category; on CUDA the allocator's beside them; then those of other
+        tiers.
+        """
         rows: list[MemoryRow] = []
         for phase, extremes in self.ledger.extremes.items():
             seen = extremes.peak if self._cuda else self.ledger.in_memory[phase]
@@ -206,14 +212,14 @@ class AccountedPass:
         return rows
 
     def tensor_rows(self, rank: int) -> list[TensorRow]:
-        """The largest storages at the peak instant."""
+        """Returns the largest storages at the peak instant."""
         return [
             TensorRow(rank, size, category, stored.name, stored.module, stored.phase)
             for size, stored, category in self.ledger.extremes["step"].largest
         ]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
-        """Every operation of the measured steps, like ones of a step together."""
+        """Returns every operation of the measured steps, equal ones of a step combined."""
         rows = []
         for step, operation, calls in self.traffic:
             one = operation._asdict()
@@ -223,7 +229,7 @@ class AccountedPass:
         return rows
 
     def timeline_rows(self, rank: int) -> list[TimelineRow]:
-        """The last measured step, instant by instant."""
+        """Returns the last measured step, instant by instant."""
         return [
             TimelineRow(
                 rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES},
@@ -234,7 +240,7 @@ class AccountedPass:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The largest sum of live bytes in the measured steps so far."""
+        """Returns the largest sum of live bytes in the measured steps so far."""
         step = self.ledger.extremes.get("step")
         return step.peak if step is not None else None
 
@@ -274,7 +280,9 @@ class AccountedPass:
             parameter.register_hook(partial(self._gradient_arrived, number, name))
 
     def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
-        """A module that runs has its parameters whole, also those that a strategy has put there for the time being."""
+        """Labels the full parameters of a module that runs, including those that a strategy has put
+        there temporarily.
+        """
         for own, parameter in module.named_parameters(recurse=False):
             if (module, own) in self._places and type(parameter.data) is torch.Tensor:
                 number, name = self._places[module, own]
@@ -283,7 +291,8 @@ class AccountedPass:
                     self._listen_to(parameter, number, name)
         name, place = self._running.pop()
         self.ledger.module = self._running[-1][0] if self._running else ""
-        if self.ledger.phase == "forward":  # reentrant recomputation runs it without gradients, and comes back too
+        # Reentrant recomputation runs it without gradients, and backward returns to it too.
+        if self.ledger.phase == "forward":
             returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
             self.modules_run[place] = (name, returns)
 

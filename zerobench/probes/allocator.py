@@ -1,7 +1,7 @@
-"""The allocator by phase, beside the ledger: its peaks are taken and start anew wherever a phase begins.
+"""The allocator's peaks by phase, beside the ledger: taken and reset wherever a phase begins.
 
-Its counters live on the host, CUDA's too, and move when a tensor is made or freed there, as the ledger does, so a phase
-is the same stretch of time for both, whatever the device is still busy with. Which allocator: allocator_total.py.
+Its counters live on the host, CUDA's too, and change when a tensor is allocated or freed there, as the ledger does, so
+a phase is the same interval for both, whatever the device is still executing. The allocators: allocator_total.py.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from ..records import ALLOCATOR, MemoryRow
 from .ledger_maxima import ASIDE
 
 IN_MEMORY = ("allocated", "outside_ledger")
-"""What of ALLOCATOR there is of an allocator that keeps nothing back: a CPU's."""
+"""Rows of ALLOCATOR that exist for an allocator without a cache: a CPU's."""
 
 
 def nothing() -> dict[str, int]:
-    """The peaks where no allocator keeps any."""
+    """Returns the peaks where no allocator records any."""
     return {}
 
 
 class PhasePeaks:
-    """`take`: the peaks by name since the last call, "allocated" and on CUDA those of probes/cuda_memory.py;
-    `categories`: the rows that there are of them. `begin` and `end` bound a stretch, as they do for
-    the ledger; `of` has the largest of each phase and of each whole stretch, by name.
+    """Peaks by phase. `take`: the peaks by name since the last call, "allocated" and on CUDA those of
+    probes/cuda_memory.py;
+    `categories`: the rows that exist. `begin` and `end` bound an interval, as they do for the ledger; `of` has the
+    largest of each phase and of each whole interval, by name.
     """
 
     def __init__(self, take: Callable[[], Mapping[str, int]], categories: Sequence[str] = ALLOCATOR) -> None:
@@ -34,17 +35,17 @@ class PhasePeaks:
         self._stretch: dict[str, Counter[str]] = {}
 
     def enter_phase(self, phase: str) -> None:
-        """What was allocated until now belongs to the phase before, what comes to `phase`."""
+        """Assigns the peaks until now to the previous phase, later ones to `phase`."""
         self._see(self._stretch, self._phase, Counter(self._take()))
         self._phase = phase
 
     def begin(self) -> None:
-        """A stretch begins: forgets what was since the last."""
+        """Begins an interval: drops the peaks since the last."""
         self._take()
         self._stretch = {}
 
     def end(self, whole: str) -> None:
-        """The stretch is over: its phases go into `of`, and the largest of them as `whole`."""
+        """Ends the interval: its phases are merged into `of`, and the largest of them as `whole`."""
         self.enter_phase(self._phase)
         self._stretch.pop(ASIDE, None)
         for phase, peaks in self._stretch.items():
@@ -53,14 +54,14 @@ class PhasePeaks:
 
     @staticmethod
     def _see(table: dict[str, Counter[str]], phase: str, peaks: Counter[str]) -> None:
-        table[phase] = table.get(phase, Counter()) | peaks  # the larger of the two, name by name
+        table[phase] = table.get(phase, Counter()) | peaks  # the elementwise maximum, by name
 
     def rows(self, rank: int, phase: str, ledger_peak: int) -> Iterator[MemoryRow]:
-        """The allocator's rows of a phase. `ledger_peak`: the ledger's bytes in the same memory at most."""
+        """Yields the allocator's rows of a phase. `ledger_peak`: the ledger's peak bytes in the same memory."""
         peaks = self.of.get(phase)
         if not peaks:
             return
-        sizes = Counter(peaks)  # not `peaks` itself; it has no names of what was 0 all the time
+        sizes = Counter(peaks)  # a copy: `peaks` lacks the names that were 0 all the time
         sizes["outside_ledger"] = peaks["allocated"] - ledger_peak
         sizes["fragmentation"] = peaks["reserved"] - peaks["allocated"]
         for category in self._categories:

@@ -1,9 +1,9 @@
-"""torch's CPU allocator, counted beneath every strategy and in every thread, gloo's included.
+"""Counts torch's CPU allocator beneath every strategy and in every thread, gloo's included.
 
-A small C++ file stands in for the allocator's deleter (allocator_hook.cpp says how). It needs torch's c10 headers
-alone, compiles in a second or two, and is kept in the user's cache folder for each torch, compiler and source. It costs
-less than can be measured, and there is none of it in the numbers: the same blocks lie at the same addresses. Without a
-compiler (`CXX` names another one) there is no hook, and no run fails for that.
+A small C++ file replaces the allocator's deleter (allocator_hook.cpp explains how). It needs torch's c10 headers alone,
+compiles in a second or two, and is cached in the user's cache folder by torch, compiler and source. Its cost is not
+measurable, and it does not change the figures: the same blocks have the same addresses. Without a compiler (`CXX` names
+another one) there is no hook, and no run fails for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_BYTES = 64 * 1024
 
 
 class AllocatorHook:
-    """Counts what is alive since it was installed, bytes asked for, once in a process and for its life."""
+    """Counts the bytes that are alive, as requested, since its installation; once per process and for its life."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._live, self._take_peak = functions.zerobench_live, functions.zerobench_take_peak
@@ -35,17 +35,17 @@ class AllocatorHook:
             function.restype = ctypes.c_int64
 
     def live_bytes(self) -> int:
-        """Bytes alive now."""
+        """Returns the bytes alive now."""
         return int(self._live())
 
     def take_peak(self) -> int:
-        """The most that was alive since the last call."""
+        """Returns the peak since the last call."""
         return int(self._take_peak())
 
 
 @cache
 def install() -> AllocatorHook | None:
-    """The hook of this process, which counts from the first call on; None where there can be none."""
+    """Installs the hook of this process, which counts from the first call on; None where it is not available."""
     path = library()
     if path is None:
         return None
@@ -64,7 +64,7 @@ def install() -> AllocatorHook | None:
 
 
 def library() -> Path | None:
-    """The compiled hook, from the cache or new; None without a compiler or where it refuses.
+    """Returns the compiled hook, from the cache or new; None without a compiler or where that fails.
 
     Several processes may compile at once: each writes aside and renames.
     """
@@ -80,7 +80,7 @@ def library() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".compiling-") as aside:
             return _compile(compiler, root, Path(aside) / "hook.so", path)
-    except OSError:  # a cache that cannot be written, say
+    except OSError:  # such as a read-only cache
         return None
 
 
@@ -101,15 +101,15 @@ def _compile(compiler: str, root: Path, made: Path, path: Path) -> Path | None:
 
 
 def _compiler() -> str | None:
-    """The C++ compiler's path: of the one that `CXX` names, else the first that is at hand."""
+    """Returns the C++ compiler's path: of the one that `CXX` names, else the first one found."""
     named = os.environ.get("CXX")
     return next((found for name in ([named] if named else COMPILERS) if (found := shutil.which(name))), None)
 
 
 def _cache_folder() -> Path | None:
-    """Where compiled hooks are kept: the user's cache, which nobody else writes to."""
+    """Returns the folder of compiled hooks in the user's cache, which other users cannot write to."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "zerobench"
-    except RuntimeError:  # no home
+    except RuntimeError:  # no home folder
         return None

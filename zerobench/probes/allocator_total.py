@@ -1,10 +1,10 @@
-"""The allocator's own total, which has the last word on memory: the ledger names bytes, this says if it saw them all.
+"""The allocator's own total, the final reference for memory: the ledger names bytes, this shows if it saw all of them.
 
-cuda       CUDA's caching allocator keeps its peaks itself
-hook       on a CPU, every call of torch's allocator, in whichever thread (allocator_hook.py)
-profiler   without a compiler: torch.profiler's memory events, in the threads that torch itself starts; in the
-           accounted pass alone, which it slows down
-none       nothing tells
+cuda       CUDA's caching allocator records its peaks itself
+hook       on a CPU, every call of torch's allocator, in any thread (allocator_hook.py)
+profiler   without a compiler: torch.profiler's memory events, in the threads that torch itself starts; only in the
+           accounted pass, which it slows down
+none       no source
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STEP = "zerobench.measured_step"
 
 
 def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str, int]]]:
-    """The witness's name, and what gives the allocator's peaks by name since its last call. Call it before the first
-    tensor of the rank is made.
+    """Returns the source's name, and a function that returns the allocator's peaks by name since its last call. Call it
+    before the rank allocates its first tensor.
     """
     if device.type == "cuda":
         return CUDA, cuda_memory.take_phase
@@ -39,18 +39,18 @@ def take_allocated(device: torch.device) -> tuple[str, Callable[[], Mapping[str,
 
 
 class ProfiledPeak:
-    """Stands in for the hook: the profiler's memory events, added up when all is over. Of the measured steps alone."""
+    """Replaces the hook by the profiler's memory events, summed at the end, of the measured steps only."""
 
     def __init__(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def start(self) -> None:
-        """From now on events are kept."""
+        """Starts recording events."""
         self._profile.start()
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One measured step."""
+        """Runs one measured step."""
         with record_function(_STEP):
             yield
 
@@ -68,7 +68,9 @@ class ProfiledPeak:
 
 
 def largest_within(moved: list[tuple[int, int]], spans: list[tuple[int, int]]) -> int:
-    """The largest running sum of (time, bytes), in time's order, within any of the spans, at their begin included."""
+    """Returns the largest running sum of (time, bytes), in order of time, within any of the spans, including their
+    begin.
+    """
     live = most = 0
     to_come = sorted(spans)
     for at, size in moved:

@@ -1,16 +1,16 @@
-"""The timed pass: when each phase of a step began and ended, and the allocator's total, which costs nothing.
+"""The timed pass: begin and end of each phase of a step, and the allocator's total, which costs nothing.
 
-To draw a step's batch is no part of its time, nor is the harness's look at gradients in the warm-up. Python's garbage
-is collected between measured steps and not within them; what was there before the first is left alone. Both count in
-the wall time from the first measured step to the last, of which tokens/s are made.
+Drawing a step's batch is not part of its time, nor is the harness's reading of gradients in the warm-up. Python's
+garbage is collected between measured steps, not within them; objects from before the first are left alone. Both count
+in the wall time from the first measured step to the last, from which tokens/s are computed.
 
-On CUDA nothing in a step, nor between steps, waits for the device: marks are events, and are read when all is over. A
-step lasts until the next begins there, and the last one until what it has left on its way has come: gathers that
-overlap the next forward are part of somebody's step.
+On CUDA nothing in a step, nor between steps, waits for the device: marks are events, which are read at the end. A step
+lasts until the next begins on the device, and the last one until the work that it launched is done: gathers that
+overlap the next forward are part of a step's time.
 
-What else is worth knowing of the machine is read before the first measured step and after the last: memory as the
-system and CUDA's allocator see it, and the GPU's clocks. On CUDA the ranks meet again before they start, so that none
-waits in a step for another's reading.
+Other figures of the machine are read before the first measured step and after the last: memory as the system and
+CUDA's allocator see it, and the GPU's clocks. On CUDA the ranks meet again before they start, so that none waits in a
+step for another's reading.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .ledger_maxima import ASIDE
 from .nvidia_smi import GpuState, read_state
 
 APART = ("data", ASIDE)
-"""Phases within a step that are no part of its time."""
+"""Phases within a step that are not part of its time."""
 
 
 class TimedPass:
-    """Marks at the edges of phases: perf_counter on CPU, events on CUDA."""
+    """Marks at the boundaries of phases: perf_counter on CPU, events on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,9 +51,9 @@ class TimedPass:
         self.times: list[dict[str, float]] = []
         self.memory: dict[str, int | None] = {}
         self.wall_s: float | None = None
-        """From the begin of the first measured step to the end of the last."""
+        """Seconds from the begin of the first measured step to the end of the last."""
         self.gpu_states: list[GpuState] = []
-        """Before the first measured step and after the last, where the GPU's state can be read."""
+        """Readings before the first measured step and after the last, where the GPU's state can be read."""
 
     def __enter__(self) -> Self:
         if not self._cuda:  # CUDA's peaks are process_memory's
@@ -72,18 +72,18 @@ class TimedPass:
             self._read_gpu()
 
     def adopt(self, model: nn.Module) -> None:
-        """The model is built; a clock does not care."""
+        """Ignores the model: a clock does not need it."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of a step, or "init"; one that comes again adds to its time."""
+        """Times a phase of a step, or "init"; a repeated one adds to its time."""
         begin = self._mark()
         yield
         self._marks.setdefault(name, []).append((begin, self._mark()))
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """One whole step."""
+        """Times one whole step."""
         if measured and not self._measuring:
             self._measuring, self._first = True, len(self._steps)
             self._begin_measuring()
@@ -95,7 +95,7 @@ class TimedPass:
             gc.collect()
 
     def end_steps(self) -> None:
-        """The last step is over, and what it had on its way has come: marks become times."""
+        """Converts marks to times once the last step's work has completed."""
         self.memory["timed_allocator_peak_bytes"] = self._take_allocated().get("allocated")
         if self._cuda and self._steps:
             begins = [marks["step"][0][0] for marks in self._steps]
@@ -108,35 +108,35 @@ class TimedPass:
             self.wall_s = self._between(measured[0]["step"][0][0], measured[-1]["step"][0][1])
 
     def _times(self, marks: dict[str, list[tuple[Any, Any]]]) -> dict[str, float]:
-        """Seconds of each phase, and of the step without what is no part of it."""
+        """Returns the seconds of each phase, and of the step without the phases that are not part of it."""
         times = {name: sum(self._between(*one) for one in pairs) for name, pairs in marks.items()}
         return times | {"step": times["step"] - sum(times.get(name, 0.0) for name in APART)}
 
     @property
     def may_wait(self) -> bool:
-        """Whether the device may be asked for a value between steps."""
+        """False on CUDA, where reading a value between steps would wait for the device."""
         return not self._cuda
 
     def may_look(self, measured: bool) -> bool:
-        """Whether gradients may be looked at before the update: not in a step whose time counts."""
+        """Returns True where the harness may read gradients before the update: not in a measured step."""
         return not measured
 
     @property
     def peak_bytes(self) -> int | None:
-        """The allocator's peak so far, where it keeps one without being asked: on CUDA."""
+        """Returns the allocator's peak so far, where it records one by itself: on CUDA."""
         return cuda_memory.max_allocated() if self._cuda else None
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """The loss is there; a clock does not care."""
+        """Ignores the loss."""
 
     def after_backward(self, model: nn.Module) -> None:
-        """Gradients are there; a clock does not care."""
+        """Ignores the gradients."""
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Optimizer states are there; a clock does not care."""
+        """Ignores the optimizer's states."""
 
     def inputs(self, *tensors: torch.Tensor) -> None:
-        """The step's inputs; a clock does not care."""
+        """Ignores the step's inputs."""
 
     def _begin_measuring(self) -> None:
         gc.collect()

@@ -1,4 +1,6 @@
-"""torch's collectives, by operator: which argument is the full tensor, and what one rank sends of it (traffic.py)."""
+"""torch's collectives by operator: which argument is the full tensor, and the bytes that one rank sends
+(traffic.py).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 
 class OperatorRule(NamedTuple):
-    """How to count one operator: which argument is the full tensor, and its factors for n ranks."""
+    """The accounting of one operator: its full tensor, and its factors for n ranks."""
 
     full: Callable[[tuple[Any, ...]], list[torch.Tensor]]
     wire: Callable[[int], float]
@@ -83,23 +85,23 @@ KINDS = {
     "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor_coalesced_": "reduce_scatter",
 }
-"""Operator -> what its volume is counted under where no label says better; the others under "other"."""
+"""Operator -> category of its volume where no label is given; others are counted under "other"."""
 
 
 def gloo_factor(operator: str) -> int:
-    """Bytes that gloo sends for an operator over those of the ring optimum: a reduce-scatter of torch's is a clone of
-    its input and an all-reduce there.
+    """Returns gloo's bytes for an operator relative to the ring optimum: torch's reduce-scatter is a clone and an all-
+    reduce there.
     """
     return 2 if "reduce_scatter" in operator else 1
 
 
 NAMESPACES = ("c10d", "_c10d_functional")
-"""Of torch's collectives: those of torch.distributed, and those that torch.compile and DTensor prefer."""
+"""Namespaces of torch's collectives: those of torch.distributed, and those of torch.compile and DTensor."""
 
 SILENT = {"recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
-"""Operators that move nothing of their own: a receive is counted where it is sent."""
+"""Operators without bytes of their own: a receive is counted where it is sent."""
 
 
 def tensors_in(args: tuple[Any, ...], rule: OperatorRule | None) -> list[torch.Tensor]:
-    """The full tensors by the rule; of an unknown operator all."""
+    """Returns the full tensors by the rule; of an unknown operator all."""
     return rule.full(args) if rule else [t for a in args if isinstance(a, torch.Tensor | list) for t in _flat(a)]

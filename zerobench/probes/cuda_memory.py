@@ -1,8 +1,9 @@
-"""What CUDA tells of memory: the one place where probes ask torch.cuda for it. Nothing here takes any on the device.
+"""CUDA's memory statistics: the only module in which probes call torch.cuda for them. It allocates nothing on the
+device.
 
-A *segment* is what torch's caching allocator has from the device, a *block* a piece of one. *allocated*: bytes in
-blocks that tensors use, *reserved*: in segments, *split*: in blocks that are free beside used ones. The *host
-allocator* hands out pinned memory in the same way. A *peak* is the most since peaks were last taken or reset.
+A *segment* is memory that torch's caching allocator has from the device, a *block* a piece of one. *allocated*: bytes
+in blocks that tensors use, *reserved*: in segments, *split*: in free blocks beside used ones. The *host allocator*
+manages pinned memory in the same way. A *peak* is the maximum since peaks were last taken or reset.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ PEAKS = {
     "reserved": "reserved_bytes.all.peak",
     "split": "inactive_split_bytes.all.peak",
 }
-"""Our name of a peak -> torch.cuda.memory_stats's."""
+"""Our name of a peak -> that of torch.cuda.memory_stats."""
 
 
 def take_peaks() -> dict[str, int]:
-    """The device allocator's peaks, by the names of PEAKS; from now on they count anew."""
+    """Returns the device allocator's peaks, by the names of PEAKS, and resets them."""
     torch.cuda.init()  # without it there are no statistics, and resetting them raises
     stats = torch.cuda.memory_stats()
     torch.cuda.reset_peak_memory_stats()
@@ -29,26 +30,26 @@ def take_peaks() -> dict[str, int]:
 
 
 def take_phase() -> dict[str, int]:
-    """`take_peaks`, and what the host's allocator holds and the device has in use now."""
+    """Returns `take_peaks`, and the bytes that the host allocator holds and that the device has in use now."""
     free, total = torch.cuda.mem_get_info()
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     return take_peaks() | {"pinned": host.get("allocated_bytes.current", 0), "device_used": total - free}
 
 
 def reset_peaks() -> None:
-    """The peaks of both allocators count anew."""
+    """Resets the peaks of both allocators."""
     take_peaks()
     if hasattr(torch.cuda, "reset_peak_host_memory_stats"):
         torch.cuda.reset_peak_host_memory_stats()
 
 
 def max_allocated() -> int:
-    """The allocated peak, without starting it anew."""
+    """Returns the allocated peak without resetting it."""
     return torch.cuda.max_memory_allocated()
 
 
 def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
-    """The columns of RunRow that are CUDA's, of this process, now. `peaks`: of the measured steps, as `take_peaks`."""
+    """Returns the CUDA columns of RunRow for this process, now. `peaks`: of the measured steps, from `take_peaks`."""
     host = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     free, total = torch.cuda.mem_get_info()
     return {
@@ -65,6 +66,6 @@ def process_memory(peaks: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def largest_free_block(segments: Iterable[Mapping[str, Any]], device: int) -> int:
-    """The largest block that nobody uses on `device`, or 0. `segments`: as torch.cuda.memory_snapshot has them."""
+    """Returns the largest free block on `device`, or 0. `segments`: from torch.cuda.memory_snapshot."""
     mine = (segment for segment in segments if segment["device"] == device)
     return max((b["size"] for segment in mine for b in segment["blocks"] if b["state"] == "inactive"), default=0)

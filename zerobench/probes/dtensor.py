@@ -1,4 +1,4 @@
-"""Tensors that hold others (DTensor): the probes count what they hold."""
+"""Tensors that contain others (DTensor): the probes count their contents."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def holds_others(types: Iterable[type]) -> bool:
-    """Whether one of an operator's arguments is such a tensor: it then sees to it that the operator comes again."""
+    """Returns True where an operator's argument is such a tensor, which then dispatches the operator again on its
+    contents.
+    """
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that hold the values: the tensor itself, as a rule."""
+    """Yields the plain tensors that hold the values: usually the tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return

@@ -1,5 +1,5 @@
 """Activations that a model needs by itself, from shapes alone: its forward and backward under fake tensors, which have
-no values, seen by the ledger. No engine, no ranks: what a run has beyond it, the engine keeps.
+no values, observed by the ledger. Without engine or ranks: a run's excess over it is the engine's.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .ledger import Ledger
 
 
 class ShapesOnly(Ledger):
-    """Counts storages of fake tensors, which are on the meta device, as what they stand for."""
+    """Counts storages of fake tensors, which are on the meta device, on the device that they stand for."""
 
     def _bytes_of(self, storage: torch.UntypedStorage) -> int:
         return storage.nbytes()
 
 
 def activation_bytes(model: nn.Module, inputs: Sequence[torch.Tensor]) -> int:
-    """The most that is alive of activations in a forward and backward of `model(*inputs)`, a loss.
+    """Returns the peak bytes of activations in a forward and backward of `model(*inputs)`, a loss.
 
-    `model`: on the meta device; it is spoilt. `inputs`: their shapes and dtypes count. Raises what a model raises that
-    looks at values.
+    `model`: on the meta device; it is unusable afterwards. `inputs`: only shapes and dtypes are used. Passes on the
+    error of a model that reads values.
     """
     mode = FakeTensorMode()
     _make_fake(model, mode)
@@ -47,7 +47,7 @@ def activation_bytes(model: nn.Module, inputs: Sequence[torch.Tensor]) -> int:
 
 
 def _make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Puts fake CPU tensors in the places of parameters and buffers; tied ones stay tied."""
+    """Replaces parameters and buffers by fake CPU tensors; tied ones stay tied."""
     made: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for places in (module._parameters, module._buffers):

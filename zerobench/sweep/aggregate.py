@@ -1,4 +1,4 @@
-"""Records of all ranks and passes -> one row, with theory's columns beside the measured ones."""
+"""Joins the records of all ranks and passes to one row, with theory's columns beside the measured ones."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PROCESS_MEMORY = (
     "split_bytes", "alloc_retries", "device_used_bytes", "pinned_requested_bytes", "pinned_bytes",
     "timed_allocator_peak_bytes",
 )  # fmt: skip
-"""What a pass is told of a process's memory by others than the ledger; the most over the ranks counts."""
+"""Figures of a process's memory from sources other than the ledger; the maximum over the ranks is kept."""
 
 OF_ACCOUNTED = ("heap_bytes", "kept_bytes")
-"""What the accounted pass alone is told of a process's memory, likewise."""
+"""Figures of a process's memory that only the accounted pass measures; the maximum over the ranks is kept."""
 
 
 def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
@@ -52,11 +52,11 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         if config["backend"] == SIMULATED and predicts(config["strategy"]):
             join_others(row, config, schedule, accounted[0].rank)
         join_transport(row, accounted, config["measure"]["steps"])
-        if "node_size" not in config:  # nobody said what a node is
+        if "node_size" not in config:  # without node_size the nodes are unknown
             row.within_nodes_bytes = row.between_nodes_bytes = None
         _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
     _join_process_memory(row, timed, accounted)
-    if "nodes" not in config:  # between machines bytes travel otherwise
+    if "nodes" not in config:  # several machines: gloo's and NCCL's transports differ
         _join_loopback(row, timed, config["measure"]["steps"])
     if config["backend"] != SIMULATED:
         row.passes_agree = _agree(passes)
@@ -100,7 +100,7 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
 
 
 def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
-    """The sum over the ranks of the node where it is largest, from each rank's; a simulated node's ranks are alike."""
+    """Returns the largest sum over the ranks of a node; the ranks of a simulated node are alike."""
     size = topology.ranks_a_node(json.loads(row.config))
     nodes: dict[int, list[int]] = {}
     for rank, peak in peaks.items():
@@ -110,7 +110,7 @@ def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
 
 
 def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[RankRecord]) -> None:
-    """Of the timed pass, which carries no instrument, where there is one."""
+    """Fills columns of process memory from the timed pass, which has no instruments, where there is one."""
     for name in PROCESS_MEMORY:
         values = [record.process_memory.get(name) for record in timed or accounted]
         known = [value for value in values if value is not None]
@@ -120,7 +120,7 @@ def _join_process_memory(row: RunRow, timed: list[RankRecord], accounted: list[R
 
 
 def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """Per step; payload and volume of the rank that has most, wire bytes as the mean over the ranks."""
+    """Fills columns per step; payload and volume are of the rank with most, wire bytes are the mean over the ranks."""
 
     def per_step(traffic: list[TrafficRow], value: str) -> float:
         return sum(getattr(t, value) for t in traffic) / steps
@@ -147,14 +147,14 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
 
 
 def _join_codes(row: RunRow, record: RankRecord, persistence_numel: int) -> None:
-    """Of one rank: all have the same units."""
+    """Fills the shares of quantized traffic from one rank, since all have the same units."""
     units = units_of(record.schedule.shapes, persistence_numel)
     row.quantized_gather_share = coded_share(record.traffic, "all_gather", units)
     row.quantized_reduction_share = coded_share(record.traffic, "reduce_scatter", units)
 
 
 def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
-    """All ranks read the same counter, some a moment earlier than others."""
+    """Fills the loopback's bytes: all ranks read one counter, at slightly different times."""
     seen = [record.process_memory.get("loopback_bytes") for record in timed]
     known = [value for value in seen if value is not None]
     if row.backend == "gloo" and known:
@@ -162,7 +162,7 @@ def _join_loopback(row: RunRow, timed: list[RankRecord], steps: int) -> None:
 
 
 def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
-    """The slowest rank of each measured step; medians over the steps."""
+    """Fills times: the slowest rank of each measured step, medians over the steps."""
 
     def slowest(value: str) -> list[float]:
         by_step: dict[int, list[float]] = {}
@@ -182,7 +182,7 @@ def _join_time(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
-    """The worst of all readings, of whatever GPU."""
+    """Fills the GPU's state: the worst of all readings of any GPU."""
     states = [state for record in timed for state in record.gpu_states]
 
     def known(name: str) -> list[Any]:
@@ -197,7 +197,7 @@ def _join_gpu(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
-    """Medians over the measured steps, of the rank where the step's is longest."""
+    """Fills medians over the measured steps of the traced pass, from the rank with the longest step."""
     names = ("seconds", "communication_s", "exposed_s")
     measured = [[step for step in record.steps if not step.warmup] for record in traced]
     medians = [tuple(median(getattr(step, name) for step in steps) for name in names) for steps in measured]
@@ -216,7 +216,7 @@ def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
 
 
 def median_interval(values: list[float], confidence: float = 0.95) -> tuple[float | None, float | None]:
-    """Confidence interval of the median by order statistics; None where too few values allow none (below 6)."""
+    """Returns the confidence interval of the median by order statistics; None below 6 values, which permit none."""
     interval = scipy.stats.quantile_test(values, p=0.5).confidence_interval(confidence)
     if not np.isfinite([interval.low, interval.high]).all():
         return None, None
@@ -224,7 +224,7 @@ def median_interval(values: list[float], confidence: float = 0.95) -> tuple[floa
 
 
 def _agree(passes: list[list[RankRecord]]) -> bool | None:
-    """Tells whether all passes have the same losses to the bit, on every rank; None for one pass alone."""
+    """Returns True where all passes have bit-equal losses on every rank; None for a single pass."""
     first, *others = (_losses(one) for one in passes)
     return all(one == first for one in others) if others else None
 
@@ -244,7 +244,7 @@ def _join_losses(row: RunRow, timed: list[RankRecord]) -> None:
 
 
 def divergence(records: list[RankRecord]) -> str:
-    """A sentence on the first loss that is not a finite number, of any rank and pass; empty where all are."""
+    """Returns a sentence on the first non-finite loss of any rank and pass; empty where all are finite."""
     lost = [(step.step, step.rank, step.loss) for r in records for step in r.steps if not math.isfinite(step.loss)]
     if not lost:
         return ""
@@ -254,7 +254,7 @@ def divergence(records: list[RankRecord]) -> str:
 
 
 def _join_norms(records: list[RankRecord]) -> None:
-    """Each step's norm from what the ranks add to it; replicas add the same, so that they count once together."""
+    """Computes each step's norm from the ranks' parts; replicas have equal parts, so that they count once."""
     holders = records[0].gradient_holders
     for rows in zip(*(record.steps for record in records), strict=True):
         parts = [row.grad_squares for row in rows]

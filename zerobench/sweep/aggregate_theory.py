@@ -1,4 +1,4 @@
-"""Theory's columns of a run's row, and what they leave unexplained."""
+"""Theory's columns of a run's row, and the unexplained remainder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from ..worker import RankRecord
 def join_theory(
     row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> None:
-    """The columns of states, traffic, control and links, and the memory table's predictions, of DDP and our stages."""
+    """Fills the columns of states, traffic, control and links, and the memory table's predictions, for DDP and our
+    stages.
+    """
     shapes, groups = training_shapes(config), topology.shape_of(config)
     strategy, tiers = shape_of(config["strategy"]), offload.shape_of(config)
     bucket_bytes = settle(strategy, schedule.shapes, groups.sharers).bucket_bytes
@@ -68,7 +70,7 @@ def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: i
 
 
 def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
-    """Of the rank that moves most, as the volume is; bytes of memory are of all."""
+    """Fills `unexplained`, for traffic of the rank with most, as the volume is, and for memory of all ranks."""
     parts = {}
     if predicts(config["strategy"]):
         shapes = training_shapes(config)[1]
@@ -82,7 +84,7 @@ def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, ac
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
-    """The mean over the ranks, as wire_bytes."""
+    """Fills the predicted transport: the mean over the ranks, as wire_bytes is."""
     if row.backend == "gloo":
         sent = [sum(t.wire_bytes * gloo_factor(t.operator) for t in record.traffic) for record in accounted]
         row.predicted_loopback_bytes = round(sum(sent) / len(sent) / steps)

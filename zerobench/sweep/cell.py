@@ -1,4 +1,4 @@
-"""The life of a run: a cell is checked, perhaps found measured already, else run in its passes and written down."""
+"""The life of a run: a cell is checked, reused from an earlier run or run in its passes, and written."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from ..worker import RankJob, RankRecord, run_rank
 from . import aggregate
 
 LONGEST_NAME = 80
-"""Of a model, in the name of a run's folder: file systems take 255 characters in all."""
+"""Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
-    """The row of a run of the same cell, code, torch and device class, the `repeat`-th of its launches, or None.
+    """Returns the row of an earlier run of the same cell, code, torch and device class, the `repeat`-th launch, or
+    None.
 
-    `statuses`: how it may have ended.
+    `statuses`: accepted statuses.
     """
     results_dir = Path(cell.config["results_dir"])
     if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what cannot be read, or is being removed, is not reused
+        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
         rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(_prefix(cell))}-*")}
         mine = [(folder, row) for folder, row in rows.items() if row is not None]
         wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
@@ -50,7 +51,7 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
 
 
 class StoppedError(KeyboardInterrupt):
-    """The user stopped us; the run's row is written."""
+    """Raised where the user interrupted; the run's row is written."""
 
     def __init__(self, row: RunRow) -> None:
         super().__init__()
@@ -65,7 +66,9 @@ def find_or_run(
     on_wait: Callable[[], None] = lambda: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
-    """The row of a launch, and whether it is an earlier one's. Another sweep that measures the same is waited for."""
+    """Returns the row of a launch, and True where it is an earlier one's. Waits for another sweep that measures the
+    same.
+    """
     with ExitStack() as held:
         if not cell.problems and not cell.config["rerun"]:
             turn = folders.turn(Path(cell.config["results_dir"]), f"{_prefix(cell)} {repeat}", on_wait)
@@ -79,7 +82,7 @@ def run_cell(
 ) -> RunRow:
     """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C.
 
-    `on_unwritten`: hears of a run that could not be written to its results folder.
+    `on_unwritten`: called for a run that could not be written to its results folder.
     """
     prefix, results_dir = _prefix(cell), Path(cell.config["results_dir"])
     row = _blank_row(cell, repeat)
@@ -116,10 +119,10 @@ def _fill(
                 row.status = "diverged" if row.reason else "ok"
     except KeyboardInterrupt as stop:
         row.status, row.reason, interrupted = "interrupted", "stopped by the user", stop
-    except Exception as error:  # ours: the sweep goes on, and says what this cell was spoilt by
+    except Exception as error:  # an error of this process: the sweep goes on, and the row has the reason
         row.status, row.reason = "crash", f"the harness raised {type(error).__name__}: {error}"
         written = {}
-        with suppress(OSError):  # the reason says the most of it
+        with suppress(OSError):  # the reason has the essentials
             (aside / "logs").mkdir(parents=True, exist_ok=True)
             (aside / "logs/harness.log").write_text(traceback.format_exc())
     row.seconds = round(time.monotonic() - begun, 3)
@@ -127,7 +130,7 @@ def _fill(
 
 
 def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
-    """The passes of a cell, in their order. A simulated world has no times and no losses: it is accounted, no more."""
+    """Returns the passes of a cell, in order. A simulated world has no times and no losses: it is accounted only."""
     wanted = "accounted" if config["backend"] == SIMULATED else config["measure"].get("passes", "both")
     passes = ("timed", "accounted") if wanted == "both" else (wanted,)
     return (*passes, "traced") if config["measure"].get("trace") else passes
@@ -136,7 +139,7 @@ def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
     if cell.config["device"] == "cpu":
-        allocator_hook.library()  # compiled once, before many ranks ask for it
+        allocator_hook.library()  # compiled once, before many ranks need it
     ranks = _ranks(cell.config)
     for mode in passes_of(cell.config):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
@@ -152,7 +155,7 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
 
 
 def _ranks(config: dict[str, Any]) -> Sequence[int]:
-    """Of a simulated world one rank alone is run."""
+    """Returns the ranks to run: one of a simulated world."""
     return [simulated_rank(config)] if config["backend"] == SIMULATED else range(config["world_size"])
 
 

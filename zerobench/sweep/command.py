@@ -49,12 +49,12 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
-    failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is an answer
+    failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is a result
     return int(bool(failed or lost)), rows
 
 
 def check_folders(cells: list[Cell]) -> None:
-    """Raises RefusedError where a results folder cannot be written to, unless all its cells are there already."""
+    """Raises RefusedError where a results folder cannot be written to, unless all its cells have runs already."""
     problems = []
     for where in dict.fromkeys(cell.config["results_dir"] for cell in cells):
         why = rescue.why_unwritable(Path(where))

@@ -1,15 +1,15 @@
-"""Does a run train as DDP does? Its losses and gradient norms beside those of a DDP run of the same training.
+"""The check that a run trains as DDP does: its losses and gradient norms against a DDP run of the same training.
 
 The *reference* of a run: a DDP run of the same code on as many ranks, with the same model, data, seed, optimizer and
-precision, whatever else differs (`training_key`). Steps that both have are compared, one rank's loss with the same
-rank's. How near they must be:
+precision, whatever else differs (`training_key`). Steps that both have are compared, a rank's loss with the same
+rank's. Required agreement:
 
-    equal    to the bit, where every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
-    close    within a tolerance of the first COMPARED steps: other orders round otherwise, and Adam amplifies it
-    lossy    the same for what loses precision by intent (ZeRO++): a wide one
+    equal    bit for bit, where every sum has DDP's order: on a CPU, N <= 2, our stages, one micro-batch, no clipping
+    close    within a tolerance of the first COMPARED steps: other orders round differently, and Adam amplifies it
+    lossy    within a wide tolerance, for strategies that lose precision by intent (ZeRO++)
 
-Norms are sums in fp64 whose order is the strategy's, so that equal ones agree to NORM_ORDER. Bytes saved by training
-otherwise are not saved: `differs` is a failure. The sentence says what differed first, which is what to look at.
+Norms are sums in fp64 whose order is the strategy's, so that equal ones agree to NORM_ORDER. A strategy that saves
+bytes by training differently fails: `differs`. The sentence names the first deviation, which is the place to look.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "di
 """Kinds of a verdict."""
 
 COMPARED = 20
-"""Steps that a tolerance is for; beyond them rounding grows into anything."""
+"""Steps to which a tolerance applies; later, rounding errors grow without bound."""
 
 NORM_ORDER = 1e-9
 
 TOLERANCES = {"fp32": (1e-5, 1e-4), "bf16": (1e-2, 3e-2), "fp16": (1e-2, 3e-2)}
-"""Precision -> the most by which a loss and a norm may be off, of DDP's."""
+"""Precision -> largest relative deviation from DDP of a loss and of a norm."""
 
 LOSSY = (5e-2, 2e-1)
 
 SAME = ("model", "huggingface", "data", "seed", "deterministic", "draw_on", "device", "world_size", "optimizer",
         "micro_batch", "accumulation", "sequence", "clip", "clip_norm")  # fmt: skip
-"""Sections and keys of a resolved config that say what is trained."""
+"""Sections and keys of a resolved config that determine the training."""
 
 LEAVE_ROUNDING = ("model.checkpointing", "optimizer.implementation", "data.path")
-"""Keys below them that change no more than a rounding, or what is said elsewhere."""
+"""Keys below them that change rounding only, or are compared elsewhere."""
 
 SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")
-"""Of the precision: what must be the same."""
+"""Keys of the precision that must agree."""
 
 ROUND_OTHERWISE = ("zeropp", "node_size", "shard_group", "nodes")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one run. `kind`: reference, equal, close, differs, or unchecked. `loss`, `norm`: the largest deviations, over
-    DDP's value; None where nothing was compared.
+    """The verdict on one run. `kind`: reference, equal, close, differs, or unchecked. `loss`, `norm`: the largest
+    relative deviations from DDP; None where nothing was compared.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Verdict:
 
 
 def training_key(config: dict[str, Any]) -> str:
-    """What a resolved config trains, however it is trained: equal for a run and its reference."""
+    """Returns the part of a resolved config that determines the training: equal for a run and its reference."""
     kept: dict[str, Any] = json.loads(json.dumps({key: config[key] for key in SAME if key in config}))
     for key in LEAVE_ROUNDING:
         section, last = key.split(".")
@@ -74,11 +74,11 @@ def training_key(config: dict[str, Any]) -> str:
 
 
 def compare(config: dict[str, Any], steps: pd.DataFrame, reference: dict[str, Any], theirs: pd.DataFrame) -> Verdict:
-    """Sets the steps of a run with this resolved config against those of a reference with that one."""
+    """Compares the steps of a run with this resolved config with those of a reference."""
     exact = rounds_alike(config, reference)
     pairs = list(_pairs(steps, theirs))
     late = config.get("offload", {}).get("delayed")
-    if late:  # by intent parameters are an update older from then on
+    if late:  # delayed updates: parameters are by intent one update older from then on
         pairs = [pair for pair in pairs if pair.step <= config["offload"]["delayed_after"]]
     if not exact:
         pairs = [pair for pair in pairs if pair.step < COMPARED]
@@ -98,7 +98,7 @@ def compare(config: dict[str, Any], steps: pd.DataFrame, reference: dict[str, An
 
 
 def rounds_alike(config: dict[str, Any], reference: dict[str, Any]) -> bool:
-    """Whether equality to the bit is to be had: the same sums in the same order by the same kernels."""
+    """Returns True where bit equality can be expected: the same sums in the same order by the same kernels."""
     strategy, precision = config["strategy"], config["precision"]
     numbers = {precision[key] for key in ("name", "gradient_dtype", "wire_dtype")}
     return (
@@ -107,7 +107,7 @@ def rounds_alike(config: dict[str, Any], reference: dict[str, Any]) -> bool:
         and config["world_size"] <= 2
         and len(numbers) == 1
         and config["accumulation"] == 1  # else a tied parameter's gradients are summed in another order
-        and config["clip"] is None  # torch takes a norm in fp32, and so another coefficient
+        and config["clip"] is None  # torch computes the norm in fp32, and so another coefficient
         and config["optimizer"] == reference["optimizer"]
         and config["threads"] == reference["threads"]
         and not any(key in config for key in ROUND_OTHERWISE)
@@ -142,7 +142,7 @@ class _Pair:
 
 
 def _deviation(ours: float, theirs: float) -> float:
-    """|ours − theirs| over |theirs|; two values that are not finite in the same way are equal."""
+    """Returns |ours − theirs| over |theirs|; two values that are non-finite in the same way are equal."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
         return 0.0
     off = abs(ours - theirs) / abs(theirs) if theirs else math.inf
@@ -150,7 +150,7 @@ def _deviation(ours: float, theirs: float) -> float:
 
 
 def _pairs(steps: pd.DataFrame, theirs: pd.DataFrame) -> Iterator[_Pair]:
-    """In the order of steps, of the rank of each the first first. Norms are of whichever pass has them."""
+    """Yields pairs in the order of steps, lowest rank first. Norms are of whichever pass measures them."""
     ours, others = _by_step(steps), _by_step(theirs)
     for place in sorted(ours.keys() & others.keys()):
         (loss, norm), (other_loss, other_norm) = ours[place], others[place]
@@ -168,7 +168,7 @@ def _by_step(steps: pd.DataFrame) -> dict[tuple[int, int], tuple[float, float | 
 
 
 def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks: int) -> str:
-    """What went wrong first: the forward, the gradients, or the update before."""
+    """Names the first deviation: of the forward, of the gradients, or of the update before."""
     step = wrong.step
     if wrong.norm_off > limits[1] and not any(p.step == step and p.loss_off > limits[0] for p in pairs):
         ours, theirs = wrong.norm
@@ -184,7 +184,7 @@ def _blame(wrong: _Pair, pairs: list[_Pair], limits: tuple[float, float], ranks:
 
 
 def _factor(ours: float, theirs: float, ranks: int) -> str:
-    """ "2.000 times DDP's ...", with what that factor means where it is a known one."""
+    """Formats "2.000 times DDP's ...", with the usual cause of that factor where it is a known one."""
     if not (math.isfinite(ours) and math.isfinite(theirs) and theirs):
         return f"DDP's {theirs:.6g}"
     factor = ours / theirs

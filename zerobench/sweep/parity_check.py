@@ -1,8 +1,8 @@
-"""Holds the runs of a sweep against DDP, and writes the verdict into their rows (parity.py says what is compared).
+"""Compares the runs of a sweep with DDP, and writes the verdict into their rows (parity.py defines the comparison).
 
-A run's reference is looked for where it costs nothing: among the sweep's runs, whichever comes first, and in the
-results folder. Where there is none `measure.check_training=true` makes one when the sweep is over: a short run of DDP,
-in the folder's REFERENCES, where no table is made of it; under auto the row says that there is none.
+A run's reference is sought where it costs nothing: among the sweep's runs, in any order, and in the results folder.
+Where there is none, `measure.check_training=true` creates one at the end of the sweep: a short run of DDP, in the
+folder's REFERENCES, which no table contains; under auto the row records that there is none.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .cell import LONGEST_NAME, StoppedError, find_reusable, run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
 
 REFERENCES = ".references"
-"""The folder, in a results folder, of the runs of DDP that were made for a check."""
+"""The folder, within a results folder, of DDP runs that were made for a check."""
 
 REFERENCE_STEPS = 8
-"""Of a reference that is made for the check alone."""
+"""Steps of a reference that is made for the check only."""
 
 BARE = ("offload", "zeropp", "activation", "buffers", "arena", "node_size", "shard_group")
 """Keys of a resolved config that a made reference lacks."""
@@ -46,14 +46,14 @@ Row = dict[str, Any]
 
 
 class ParityCheck:
-    """Sees the rows of a sweep as they come; those without a reference wait for one."""
+    """Collects the rows of a sweep as they are written; those without a reference wait for one."""
 
     def __init__(self) -> None:
         self._references: dict[str, tuple[Row, dict[str, Any], pd.DataFrame]] = {}
         self._waiting: list[tuple[Cell, Row]] = []
 
     def see(self, cell: Cell, row: Row) -> None:
-        """A run has ended. Its verdict, once there is one, goes into `row` and into the run's folder."""
+        """Handles a finished run: its verdict, once there is one, is written into `row` and into the run's folder."""
         if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config["check_training"] == "false":
             return
         if not (_folder(cell, row) / "steps.parquet").is_file():  # it could not be written there
@@ -73,9 +73,9 @@ class ParityCheck:
             self._waiting.append((cell, row))
 
     def finish(self, makes: bool, say: Callable[[str], None]) -> bool:
-        """The sweep is over: rows that still wait get a reference of their own or a word. False where the user stops.
+        """Ends the sweep: waiting rows get a reference of their own or a note. Returns False where the user interrupts.
 
-        `makes`: whether references may be made. `say`: takes a line for people.
+        `makes`: permits new references. `say`: prints a line.
         """
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
@@ -102,7 +102,7 @@ class ParityCheck:
             _write(cell, row, parity.compare(cell.config, own, config, steps))
 
     def _find(self, cell: Cell, row: Row) -> bool:
-        """Looks for a reference in the results folder, where the sweep has none yet."""
+        """Searches the results folder for a reference, where the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
         pattern = (
             f"{strategies.reference().name}-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
@@ -113,9 +113,9 @@ class ParityCheck:
         return key in self._references
 
     def _take(self, key: str, folder: Path) -> None:
-        """Takes a run for the reference of this key, if it is one."""
+        """Uses a run as the reference of this key, if it is one."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what cannot be read is no reference
+            warnings.simplefilter("ignore")  # an unreadable run is not a reference
             row = tables.read_row(folder)
         if row is None or row["status"] != "ok":
             return
@@ -124,7 +124,7 @@ class ParityCheck:
             self._references.setdefault(key, (row, config, _steps(folder)))
 
     def _make(self, cell: Cell, row: Row) -> str:
-        """Runs DDP for a few steps, or takes an earlier such run; empty, or why there is no reference all the same."""
+        """Runs DDP for a few steps, or reuses such a run; returns "" or the reason why there is still no reference."""
         made = reference_of(cell)
         found = find_reusable(made) or asdict(run_cell(made, lambda _: None))
         if found["status"] != "ok":
@@ -134,7 +134,9 @@ class ParityCheck:
 
 
 def reference_of(cell: Cell) -> Cell:
-    """The short DDP run of what `cell` trains. All but one are warm-up, in which norms are taken."""
+    """Returns the cell of a short DDP run of `cell`'s training. All steps but one are warm-up, in which norms are
+    measured.
+    """
     config = {key: value for key, value in cell.config.items() if key not in BARE}
     reference = strategies.reference()
     steps = min(REFERENCE_STEPS, config["measure"]["steps"] + config["measure"]["warmup"] - 1)
@@ -174,5 +176,5 @@ def _write(cell: Cell, row: Row, verdict: Verdict) -> None:
     }
     if any(row[name] != value for name, value in changes.items()):
         row |= changes
-        with suppress(OSError):  # a folder that cannot be written to: the next sweep that reuses the run tries again
+        with suppress(OSError):  # a read-only folder: the next sweep that reuses the run tries again
             amend_row(_folder(cell, row), changes)

@@ -1,4 +1,4 @@
-"""What people see while a sweep runs: a table of its launches on a terminal, plain lines elsewhere."""
+"""The progress display of a sweep: a table of its launches on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .remaining_time import Timing, seconds_left, timing_of
 from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
-"""Plain lines tell of a long pass this often."""
+"""Interval, in seconds, of plain lines during a long pass."""
 
 STYLES = {"ok": "green", "running": "bold", "waiting": "dim", "skipped": "dim"}
 
 
 @dataclass
 class Entry:
-    """One line of the table: what is known of a launch."""
+    """One line of the table: the state of a launch."""
 
     name: str
     state: str = "waiting"
@@ -37,11 +37,11 @@ class Entry:
     peak_bytes: int | None = None
     seconds: float = 0.0
     timing: Timing | None = None
-    """None for a launch that takes no time: it is reused, or makes no sense."""
+    """None for a launch that takes no time: it is reused, or its cell is invalid."""
 
 
 class Reporter:
-    """Hears of launches as they are expected, start, step and end. Use it as a context."""
+    """Displays launches as they are expected, start, step and end. Use it as a context."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -63,40 +63,42 @@ class Reporter:
             self._live = None
 
     def expect(self, launches: list[CellLaunch], free: Callable[[CellLaunch], bool] = lambda launch: False) -> None:
-        """These are to come, after what has been. `free`: says of a launch that it takes no time, for it is reused."""
+        """Adds launches to come, after the earlier ones. `free`: True for a launch that takes no time, because it is
+        reused.
+        """
         for launch in launches:
             none = launch.cell.problems or free(launch)
             timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
             self.entries.append(Entry(_title(launch), timing=timing))
 
     def start(self, launch: CellLaunch) -> None:
-        """The next launch begins."""
+        """Starts the next launch."""
         self._current += 1
         self._begun = self._last_line = time.monotonic()
         self.entry.state = "running"
         if self.entry.timing is not None:
             self.entry.timing.start(self._begun)
         if self._live is not None:
-            self._live.refresh()  # a launch may be over before the next refresh is due
+            self._live.refresh()  # a launch may end before the next refresh
         elif not launch.cell.problems:
             self._line("running")
 
     def say(self, words: str) -> None:
-        """A line that belongs to no launch."""
+        """Prints a line that belongs to no launch."""
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def skip(self, launch: CellLaunch) -> None:
-        """The next launch is left out, for an earlier one of the same cell failed."""
+        """Skips the next launch, because an earlier one of the same cell failed."""
         self._current += 1
         self.entry.state = "skipped"
         self.entry.timing = None
 
     def wait(self) -> None:
-        """Another sweep measures the current launch."""
+        """Shows that another sweep measures the current launch."""
         self._line("another sweep measures this just now; waiting for what it finds")
 
     def progress(self, news: dict[str, Any]) -> None:
-        """A step is done on rank 0."""
+        """Records that rank 0 has finished a step."""
         entry = self.entry
         entry.mode, entry.step, entry.loss = news["mode"], f"{news['step']}/{news['steps']}", news["loss"]
         entry.peak_bytes = news.get("peak_bytes") or entry.peak_bytes
@@ -110,7 +112,7 @@ class Reporter:
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
     def end(self, row: dict[str, Any], reused: bool) -> None:
-        """The launch has its row."""
+        """Ends the launch with its row."""
         entry = self.entry
         now = time.monotonic()
         entry.state, entry.seconds = row["status"], now - self._begun
@@ -134,11 +136,11 @@ class Reporter:
 
     @property
     def entry(self) -> Entry:
-        """The launch that is under way, or was last."""
+        """The current launch, or the last one."""
         return self.entries[self._current]
 
     def _left(self) -> str:
-        """The time left, by what the launches so far took that were not reused."""
+        """Returns the remaining time, estimated from the launches so far that were not reused."""
         seconds = seconds_left([entry.timing for entry in self.entries if entry.timing is not None])
         return "time left unknown" if seconds is None else f"about {_duration(seconds)} left"
 
@@ -166,7 +168,7 @@ class Reporter:
         return f"{done} of {len(self.entries)} launches done; {self._left()}"
 
     def _window(self) -> list[Entry]:
-        """As many entries as the terminal has lines for, those around the current one."""
+        """Returns the entries around the current one, as many as the terminal has lines."""
         room = max(3, self.console.height - 6)
         first = max(0, min(self._current - room // 2, len(self.entries) - room))
         return self.entries[first : first + room]

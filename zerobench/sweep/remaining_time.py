@@ -1,7 +1,7 @@
-"""How long the launches of a sweep still take, by what those before them took: starting a pass, a step, the end.
+"""Estimates the remaining time of a sweep from its finished launches: the start of a pass, a step, the end.
 
-A pass's first step comes late: processes start, the model is built. So a launch is told apart into the time until the
-first step of each pass, the time of a step, which grows with the work in it, and what follows the last step.
+A pass's first step comes late: processes start, the model is built. So a launch is divided into the time until the
+first step of each pass, the time of a step, which is proportional to its work, and the time after the last step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ..host.environment import SIMULATED
 
 @dataclass
 class Timing:
-    """What is known of one launch. `work`: of a step, in any unit that all launches share; `steps`: of each pass.
-    `begun`, `first`, `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and
-    steps done. `ended`: the launch's end.
+    """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
+    `first`,
+    `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done. `ended`:
+    the launch's end.
     """
 
     work: float
@@ -33,23 +34,25 @@ class Timing:
     ended: float | None = None
 
     def start(self, now: float) -> None:
-        """The launch begins, and with it its first pass."""
+        """Starts the launch, and with it its first pass."""
         self.begun[self.passes[0]] = now
 
     def step(self, mode: str, number: int, now: float) -> None:
-        """Step `number`, from 1, of a pass is done."""
+        """Records that step `number`, from 1, of a pass is done."""
         self.begun.setdefault(mode, max(self.last.values(), default=now))
         self.first.setdefault(mode, now)
         self.last[mode], self.done[mode] = now, number
 
     def step_s(self, mode: str) -> float | None:
-        """Seconds of a step; None before there are two."""
+        """Returns the seconds per step; None before there are two."""
         several = self.done.get(mode, 0) > 1
         return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
 
 
 def timing_of(config: dict[str, Any], passes: tuple[str, ...], name: str) -> Timing:
-    """Of a launch to come: the work of a step is tokens times parameters, as far as a config tells them."""
+    """Builds the timing of a future launch: the work of a step is tokens times parameters, as far as a config tells
+    them.
+    """
     model = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
     found = (model.get(key) for key in ("hidden", "layers", "vocabulary"))
     hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
@@ -61,7 +64,7 @@ def timing_of(config: dict[str, Any], passes: tuple[str, ...], name: str) -> Tim
 
 
 def seconds_left(launches: Sequence[Timing]) -> float | None:
-    """None while no step has been timed. A pass that is under way is taken to have begun its next step just now."""
+    """Returns None while no step has been timed. The current pass counts as having begun its next step just now."""
     timed = [one for one in launches if any(one.step_s(mode) is not None for mode in one.passes)]
     if not timed:
         return None
@@ -69,7 +72,7 @@ def seconds_left(launches: Sequence[Timing]) -> float | None:
 
 
 def _left(launch: Timing, timed: Sequence[Timing]) -> float:
-    """Of one launch that has not ended."""
+    """Returns the remaining seconds of one launch."""
     seconds = median(_after(one) for one in timed if one.ended is not None) if any(o.ended for o in timed) else 0.0
     for mode in launch.passes:
         step, done = launch.step_s(mode) or _step_like(launch, mode, timed), launch.done.get(mode, 0)
@@ -85,13 +88,15 @@ def _after(launch: Timing) -> float:
 
 
 def _starting(timed: Sequence[Timing]) -> float:
-    """Until a pass's first step; the very first pass pays for what all share, and counts only while it is alone."""
+    """Returns the time until a pass's first step; the very first pass includes one-time costs, and counts only while
+    alone.
+    """
     spans = [one.first[mode] - one.begun[mode] for one in timed for mode in one.passes if mode in one.first]
     return median(spans[1:] or spans)
 
 
 def _step_like(launch: Timing, mode: str, timed: Sequence[Timing]) -> float:
-    """A step of the launch that is most like this one, in the same pass if there is one, scaled by the work in it."""
+    """Returns a step's time from the most similar launch, in the same pass if possible, scaled by the work in it."""
 
     def unlike(one: Timing, other: str) -> tuple[bool, bool, float]:
         return other != mode, one.name != launch.name, abs(log(one.work / launch.work))

@@ -1,14 +1,15 @@
-"""Which micro-batch x accumulation x checkpointing under a memory limit? Found by running, not by formula.
+"""Searches for micro-batch x accumulation x checkpointing under a memory limit, by running, not by formula.
 
-A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are given, the rest is looked for. Its
+A *search* is a cell with `search.memory_limit`: strategy, model and `batch` are given, the rest is found. Its
 *combinations* split the batch of a rank into equal micro-batches, with and without recomputing blocks.
 
-1. Each combination is run as the cell that it is, the smallest micro-batch first, until one does not fit: larger
-   ones need more. The one without accumulation is tried in any case, for DDP needs less there: its no_sync keeps
-   another set of gradients. It fits if its peak, on the fullest rank, is within the limit; running out of memory is
-   not fitting.
-2. The *finalists*, what came within a tenth of the fastest, are measured again, longer, all strategies' interleaved.
-3. The fastest finalist is the answer; where nothing fits, that is the answer, with the least that would be needed.
+1. Each combination is run as an ordinary cell, the smallest micro-batch first, until one does not fit: larger ones
+   need more. The one without accumulation is tried in any case, because DDP needs less there: its no_sync keeps another
+   set of gradients. A combination fits if its peak, on the fullest rank, is within the limit; running out of memory
+   counts as not fitting.
+2. The *finalists*, those within a tenth of the fastest, are measured again, longer, all strategies' interleaved.
+3. The fastest finalist is the result; where nothing fits, that is the result, with the least memory that would be
+   needed.
 """
 
 from __future__ import annotations
@@ -33,35 +34,35 @@ from ..sizes import parse_bytes, show_bytes
 from .sweep import Sweep
 
 FINALISTS_WITHIN = 0.9
-"""A short run's throughput is not known much better than this."""
+"""Relative throughput of a finalist: a short run's is not known more precisely."""
 
 Row = dict[str, Any]
 
 
 @dataclass
 class BatchSearch:
-    """`tried`: the rows of the short runs, with the cells that they are of."""
+    """One search. `tried`: the rows of the short runs, with their cells."""
 
     cell: Cell
     tried: list[tuple[Cell, Row]] = field(default_factory=list)
 
     @property
     def identity(self) -> str:
-        """What is searched, whatever the limit."""
+        """The search without its limit."""
         choices = {k: v for k, v in self.cell.config["search"].items() if k != "memory_limit"}
         return f"{self.cell.cell_id} {json.dumps(choices, sort_keys=True)}"
 
     @property
     def limit_bytes(self) -> int:
-        """Memory that a rank may use."""
+        """The limit in bytes per rank."""
         return parse_bytes(self.cell.config["search"]["memory_limit"])
 
     def fits(self, row: Row) -> bool:
-        """Whether this run stayed within the limit."""
+        """Returns True where this run stayed within the limit."""
         return row["status"] == "ok" and used_bytes(row) <= self.limit_bytes
 
     def finalists(self) -> list[Cell]:
-        """The combinations that fit and are about as fast as the fastest, as cells to be measured well."""
+        """Returns the combinations that fit and are about as fast as the fastest, as cells to be measured longer."""
         fitting = [(cell, row["tokens_per_s"]) for cell, row in self.tried if self.fits(row)]
         best = max((speed for _, speed in fitting), default=0.0)
         return [self._confirming(cell) for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
@@ -73,12 +74,12 @@ class BatchSearch:
 
 
 def is_search(cell: Cell) -> bool:
-    """Whether this cell asks for a search."""
+    """Returns True where this cell asks for a search."""
     return cell.config["search"]["memory_limit"] is not None and not cell.problems
 
 
 def combinations(cell: Cell) -> list[list[Cell]]:
-    """The combinations, a list for each choice of recomputing, the smallest micro-batch first."""
+    """Returns the combinations, a list for each choice of recomputing, the smallest micro-batch first."""
     config = cell.config
     share = config["batch"] // config["world_size"]
     sizes = [size for size in range(1, share + 1) if share % size == 0]
@@ -93,7 +94,9 @@ def combinations(cell: Cell) -> list[list[Cell]]:
 
 
 def used_bytes(row: Row) -> int:
-    """What counts against the limit: on CUDA what the allocator held from the device, else the ledger's peak."""
+    """Returns the bytes that count against the limit: on CUDA those that the allocator reserved, else the ledger's
+    peak.
+    """
     reserved = row["reserved_bytes"]
     return int(row["peak_bytes"] if pd.isna(reserved) else reserved)
 
@@ -109,12 +112,12 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         return []
     final = {(cell.cell_id, cell.config["repeats"]): cell for search in searches for cell in search.finalists()}
     before = len(sweep.rows)
-    sweep.run(list(final.values()), first=1)  # the short run, which a lucky moment may have chosen, is none of them
+    sweep.run(list(final.values()), first=1)  # without the short run, whose selection is biased by luck
     if sweep.stopped:
         return []
     confirmed = sweep.rows[before:]
     found = []
-    for search in searches:  # what was confirmed for another limit counts for this one too, if it fits
+    for search in searches:  # launches for another limit count for this one too, if they fit
         alike = [other for other in searches if other.identity == search.identity]
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
         found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
@@ -145,7 +148,7 @@ def _climb(search: BatchSearch, ladder: list[Cell], sweep: Sweep, known: dict[st
 
 
 def _conclude(search: BatchSearch, mine: list[Row]) -> SearchRow:
-    """`mine`: confirming launches of this search's strategy."""
+    """Builds the result. `mine`: confirming launches of this search's strategy."""
     row = _blank_row(search)
     cells = summarize(frame_of(mine, RunRow)) if mine else None
     records: list[Any] = [] if cells is None else cells.to_dict("records")

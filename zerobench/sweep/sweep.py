@@ -1,7 +1,7 @@
 """Runs the cells of a sweep, launch by launch, and collects their rows.
 
-Repeats are rounds: all cells once, then all again (A B C A B C), so that what drifts in a machine over an hour falls
-on every cell alike. What is finished stays finished: a launch that an earlier sweep has measured is reused.
+Repeats are rounds: all cells once, then all again (A B C A B C), so that a drift of the machine over an hour affects
+every cell alike. Finished launches are kept: one that an earlier sweep has measured is reused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .parity_check import ParityCheck
 
 @dataclass(frozen=True)
 class CellLaunch:
-    """One launch of a cell. `name` tells the cell from the others of its sweep."""
+    """One launch of a cell. `name` distinguishes the cell from the others of its sweep."""
 
     name: str
     cell: Cell
@@ -29,9 +29,10 @@ class CellLaunch:
 
 @dataclass
 class Sweep:
-    """`rows`: of the launches so far, in their order. `stopped`: the user's Ctrl-C; the rows until then are whole.
+    """A sweep. `rows`: of the launches so far, in order. `stopped`: interrupted by Ctrl-C; the rows until then are
+    complete.
 
-    `answers`: a launch that ended so before is reused. `check`: holds what was trained against DDP.
+    `answers`: statuses with which an earlier launch is reused. `check`: compares the training with DDP.
     """
 
     reporter: Any
@@ -43,7 +44,7 @@ class Sweep:
     unwritten: list[Unwritten] = field(default_factory=list)
     """Runs that are not in their results folder."""
     reused: bool = False
-    """Whether the last row is of an earlier run."""
+    """True where the last row is of an earlier run."""
 
     def run(self, cells: list[Cell], first: int = 0) -> None:
         """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
@@ -62,7 +63,7 @@ class Sweep:
                 self.failed_fast = bool(launch.cell.config["fail_fast"])
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
-        """The row of one launch, reused or new; None where the user stopped it before it had one."""
+        """Returns the row of one launch, reused or new; None where the user stopped it before it had one."""
         self.reporter.start(launch)
         self.reused = False
         progress, wait = self.reporter.progress, self.reporter.wait
@@ -84,7 +85,7 @@ class Sweep:
 
 
 def rounds(cells: list[Cell], first: int = 0) -> Iterator[CellLaunch]:
-    """Launches in their order. A cell that makes no sense is launched once, for its row."""
+    """Yields launches in order. An invalid cell is launched once, for its row."""
     names = name_cells([cell.config for cell in cells])
     repeats = [1 if cell.problems else cell.config["repeats"] for cell in cells]
     for repeat in range(max(repeats, default=0)):
