@@ -1,8 +1,8 @@
-"""What a collective costs by its size, as measured by `zerobench calibrate`, and the line that a cost model reads.
+"""The cost of a collective by its size, as measured by `zerobench calibrate`, and the line that a cost model uses.
 
     seconds(collective, bytes) = latency_s + bytes / bytes_per_s            bytes: of the full tensor
 
-A folder of a calibration holds `transfers.parquet` (a TransferRow each), `fits.parquet` (a FitRow each) and
+A folder of a calibration holds `transfers.parquet` (one TransferRow each), `fits.parquet` (one FitRow each) and
 `provenance.json`.
 """
 
@@ -51,10 +51,10 @@ class FitRow:
     bytes_per_s_low: float
     bytes_per_s_high: float
     largest_error: float
-    """Of the line against a median, relative: how far to trust it."""
+    """Largest relative deviation of a median from the line, a measure of its validity."""
 
     def seconds(self, size: int) -> float:
-        """For a full tensor of `size` bytes."""
+        """Returns the line's time for a full tensor of `size` bytes."""
         return self.latency_s + size / self.bytes_per_s
 
 
@@ -63,14 +63,14 @@ KEY = ("via", "collective", "world_size", "dtype")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A machine's transfers: rows, fits, and where they come from."""
+    """A machine's calibration: transfers, fits and provenance."""
 
     transfers: pd.DataFrame
     fits: list[FitRow]
     provenance: dict[str, Any]
 
     def fit(self, collective: str, world_size: int, via: str = "seam") -> FitRow:
-        """The line of a collective. Raises KeyError with what there is."""
+        """Returns the line of a collective. Raises KeyError with the available ones."""
         for row in self.fits:
             if (row.via, row.collective, row.world_size) == (via, collective, world_size):
                 return row
@@ -79,7 +79,7 @@ class Calibration:
 
 
 def fit_all(transfers: pd.DataFrame) -> list[FitRow]:
-    """A line for each collective. Raises ValueError where there are fewer than two sizes."""
+    """Fits a line for each collective. Raises ValueError where there are fewer than two sizes."""
     if transfers["bytes"].nunique() < 2:
         raise ValueError("a line needs two sizes at least")
     return [_fit(key, rows) for key, rows in transfers.groupby(list(KEY), sort=False)]
@@ -100,13 +100,13 @@ def _fit(key: Any, rows: pd.DataFrame) -> FitRow:
 
 
 def _line(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """(latency, seconds a byte), neither negative, that come relatively closest."""
+    """Returns (latency, seconds per byte), neither negative, with the least relative error."""
     found, _ = nnls(np.stack([1 / seconds, sizes / seconds], axis=1), np.ones(len(sizes)))
     return found[0], max(found[1], 1e-15)
 
 
 def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance: dict[str, Any]) -> Calibration:
-    """Fits, and writes all to `folder`; an earlier calibration there is replaced."""
+    """Fits, and writes all to `folder`; replaces an earlier calibration there."""
     frame = pd.DataFrame([asdict(row) for row in transfers])
     fits = fit_all(frame)
     write_tables(folder, frame, "fits", fits, provenance)
@@ -114,14 +114,16 @@ def write_calibration(folder: Path, transfers: Sequence[TransferRow], provenance
 
 
 def load_calibration(folder: Path | str) -> Calibration:
-    """What `zerobench calibrate` wrote. Raises FileNotFoundError where there is none."""
+    """Reads the result of `zerobench calibrate`. Raises FileNotFoundError where there is none."""
     return Calibration(*read_tables(Path(folder), "fits", FitRow, "no calibration; zerobench calibrate"))
 
 
 def write_tables(
     folder: Path, transfers: pd.DataFrame, name: str, found: Sequence[Any], provenance: dict[str, Any]
 ) -> None:
-    """A calibration's transfers, what was `found` from them (dataclasses of one type) as table `name`, and the rest."""
+    """Writes a calibration's transfers, its results `found` (dataclasses of one type) as table `name`, and its
+    provenance.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for called, table in (("transfers", transfers), (name, pd.DataFrame([asdict(row) for row in found]))):
         aside = folder / f"{called}.parquet.partial"
@@ -133,7 +135,7 @@ def write_tables(
 def read_tables(
     folder: Path, name: str, kind: Callable[..., Row], none: str
 ) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
-    """What `write_tables` wrote. Raises FileNotFoundError, a sentence with `none`, where there is nothing."""
+    """Reads the files of `write_tables`. Raises FileNotFoundError, a sentence with `none`, where there are none."""
     if not (folder / f"{name}.parquet").is_file():
         raise FileNotFoundError(f"{folder}: {none} --out {folder} makes one")
     table = pd.read_parquet(folder / f"{name}.parquet")

@@ -1,8 +1,9 @@
-"""The gradients' norm as the harness sees it, of every strategy alike: from the tensors, never by an engine's word.
+"""The norm of gradients as the harness measures it, for every strategy alike: from the tensors, not from an engine's
+value.
 
-A rank adds up the squares of what it holds between backward and update, in fp64; nothing is sent. The sum over the
-ranks, less what replicas hold of the same, is the square of the norm, and is taken at the end (aggregate.py). So the
-order of the sum differs between strategies, which in fp64 is a matter of 1e-15.
+Each rank sums the squares of its gradients between backward and update, in fp64; nothing is sent. The sum over the
+ranks, without the duplicates of replicas, is the square of the norm, and is computed at the end (aggregate.py). The
+order of the sum differs between strategies, which in fp64 changes it by about 1e-15.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .dtensor import parts_of
 
 
 def squares(engine: Any, scale: torch.Tensor | float) -> torch.Tensor | None:
-    """Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None of an engine that
-    keeps them where they cannot be seen. `scale`: what the loss was multiplied by.
+    """Returns Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None for an
+    engine whose gradients are not accessible. `scale`: the factor of the loss.
     """
     total: torch.Tensor | None = None
     with torch.no_grad():
@@ -32,7 +33,7 @@ def squares(engine: Any, scale: torch.Tensor | float) -> torch.Tensor | None:
 
 
 def holders(engine: Any) -> int:
-    """How many ranks hold the same part of the gradients: under DDP all of them."""
+    """Returns the number of ranks that hold the same part of the gradients: under DDP all of them."""
     if isinstance(engine, Strategy):
         return replicas(engine)
     return 1 if getattr(engine, "shares_gradients", False) else dist.get_world_size()
@@ -44,4 +45,4 @@ def _gradients(engine: Any) -> Iterator[torch.Tensor]:
         return
     for parameter in [] if getattr(engine, "hides_gradients", False) else engine.module.parameters():
         if parameter.grad is not None:
-            yield from parts_of(parameter.grad)  # of a DTensor this rank's shard
+            yield from parts_of(parameter.grad)  # this rank's shard of a DTensor

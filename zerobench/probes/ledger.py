@@ -1,18 +1,17 @@
-"""The ledger: every storage, its bytes, its life and its category, for any strategy.
+"""The ledger: every storage with its bytes, lifetime and category, for any strategy.
 
-A dispatch mode sees each operator's outputs; a weak reference tells when a storage dies; a patch on
-`UntypedStorage.resize_`, which dispatches nothing, tells when one changes size. Labels (zero/labels.py)
-give categories. What nobody labels is inferred: made in forward, or while backward recomputes: activations;
-made elsewhere: temporary.
+A dispatch mode sees each operator's outputs; a weak reference reports a storage's end; a patch of
+`UntypedStorage.resize_`, which dispatches nothing, reports changes of size. Labels (zero/labels.py) give categories.
+Unlabeled storages are inferred: allocated in forward, or while backward recomputes: activations; elsewhere: temporary.
 
-What a collective is given and nobody has labeled, flags apart, is a communication buffer from its birth: so are the
-buckets and gather buffers of strategies that say nothing about themselves. Tensors that hold others are looked into.
+An unlabeled argument of a collective, except flags, is a communication buffer from its birth: so are the buckets and
+gather buffers of strategies without labels. Tensors that contain others are resolved to these.
 
-A storage lies in one *tier* all its life: host memory where a label says so, or on CUDA where it is no GPU's. A file's
-bytes are told by labels alone. Each tier has sums of its own.
+A storage is in one *tier* all its life: host memory where a label says so, or on CUDA where it is not a GPU's. A file's
+bytes are known from labels only. Each tier has sums of its own.
 
-A gradient is known for one only once autograd hands it over. So the first label of a storage holds from
-its birth: each step is written down as events and added up when it is over.
+A gradient is identified only once autograd delivers it. So the first label of a storage holds from its birth: each step
+is recorded as events and summed when it is over.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from .dtensor import holds_others, parts_of
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
-"""Categories of what a step begins and ends without."""
+"""Categories of storages that a step neither begins nor ends with."""
 
 COPIES = {torch.ops.aten.clone.default}
-"""Operators whose result is what their first argument is."""
+"""Operators whose result has the category of their first argument."""
 
 
 class Ledger(TorchDispatchMode):
-    """Listens to operators, storages and labels. `begin` and `end` bound a stretch; `extremes` adds up the device's,
-    `elsewhere` that of the other tiers, by (tier, phase). `device`: the type of what is the device.
+    """Records operators, storages and labels. `begin` and `end` bound an interval; `extremes` has the device's sums,
+    `elsewhere` those of the other tiers, by (tier, phase). `device`: the type of device that counts as the device.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -52,9 +51,9 @@ class Ledger(TorchDispatchMode):
         self.extremes: dict[str, Extremes] = {}
         self.elsewhere: dict[tuple[str, str], Extremes] = {}
         self.in_memory: Counter[str] = Counter()
-        """The most on the device and in host memory together, by phase: on a CPU one allocator has both."""
+        """The peak of device and host memory together, by phase: on a CPU one allocator has both."""
         self.kept: dict[StorageRecord, int] = {}
-        """Storages on the device that lived through a whole stretch though they are called activations or temporary."""
+        """Storages on the device that survived a whole interval although they are activations or temporary."""
         self._device = device
         self._files: dict[tuple[str, str], StorageRecord] = {}
         self.timeline: list[Instant] = []
@@ -93,7 +92,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
-            return NotImplemented  # it will come back with what it holds
+            return NotImplemented  # it is dispatched again on its contents
         if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
             self.note_collective(args)
         out = func(*args, **(kwargs or {}))
@@ -103,17 +102,19 @@ class Ledger(TorchDispatchMode):
         return out
 
     def _enter_optimizer(self, within: bool) -> None:
-        """What an optimizer copies in its step are temporaries of its own."""
+        """Records that the optimizer's step runs: its copies are its own temporaries."""
         self._in_optimizer = within
 
     def _follow_copy(self, source: torch.Tensor, copy: torch.Tensor) -> None:
-        """A copy of a state is one, as long as no label says otherwise: a strategy's clone of gradients, say."""
+        """Gives a copy of a state its category, unless a label says otherwise: for example a strategy's clone of
+        gradients.
+        """
         origin, made = (self._live.get(one.untyped_storage()._cdata) for one in (source, copy))
         if origin is not None and made is not None and origin.category in STATES and not made.labeled:
             made.category, made.name = origin.category, f"copy of {origin.name}"
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
-        """A label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
+        """Applies a label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
         stored = self._meet(tensor.untyped_storage())
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:
@@ -122,7 +123,7 @@ class Ledger(TorchDispatchMode):
         stored.name = name or stored.name
 
     def on_file(self, name: str, category: str, grown: int) -> None:
-        """A file's bytes, which lie in no storage."""
+        """Records a file's bytes, which are in no storage."""
         stored = self._files.setdefault(
             (name, category), StorageRecord(0, category, name, "", self.phase, True, labels.NVME)
         )
@@ -130,21 +131,21 @@ class Ledger(TorchDispatchMode):
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """The meter's business."""
+        """Ignores transfers, which the traffic meter records."""
 
     def tier_of(self, tensor: torch.Tensor) -> str:
-        """Where a tensor lies; to ask is not to count it."""
+        """Returns a tensor's tier, without counting the tensor."""
         storage = tensor.untyped_storage()
         stored = self._live.get(storage._cdata)
         return stored.tier if stored is not None else self._infer_tier(storage)
 
     def name_of(self, tensor: torch.Tensor) -> str:
-        """What it was said to be."""
+        """Returns a tensor's label."""
         stored = self._live.get(tensor.untyped_storage()._cdata)
         return stored.name if stored is not None else ""
 
     def note_collective(self, given: Any) -> None:
-        """What a collective is given and nobody has labeled is a communication buffer from its birth."""
+        """Makes unlabeled arguments of a collective communication buffers from their birth."""
         if isinstance(given, torch.Tensor):
             if not self._meet(given.untyped_storage()).labeled:
                 self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
@@ -183,13 +184,13 @@ class Ledger(TorchDispatchMode):
             stored.bytes = 0
 
     def _maker(self) -> str:
-        """The module that runs, or the thread."""
+        """Names the module that runs, or the thread."""
         here = threading.get_ident() == self._home
         return self.module if here else f"thread {threading.current_thread().name}"
 
     def _infer(self) -> str:
         if threading.get_ident() != self._home:
-            return "temporary"  # another thread's: of no forward
+            return "temporary"  # of another thread: belongs to no forward
         recomputing = self.phase == "backward" and torch.is_grad_enabled()
         return labels.ACTIVATIONS if self.phase == "forward" or recomputing else "temporary"
 
@@ -200,18 +201,18 @@ class Ledger(TorchDispatchMode):
     # -- adding up ------------------------------------------------------------------------------------
 
     def enter_phase(self, phase: str) -> None:
-        """What happens from now on belongs to `phase`."""
+        """Assigns later events to `phase`."""
         self.phase = phase
         self._events.append(Event(phase, time.perf_counter()))
 
     def begin(self) -> None:
-        """A stretch begins: forgets the events so far."""
+        """Begins an interval: drops the events so far."""
         self._events = []
         self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
 
     def end(self, whole: str) -> None:
-        """The stretch is over: adds it to the extremes of each phase and of `whole`."""
+        """Ends the interval: adds it to the extremes of each phase and of `whole`."""
         sizes, categories = dict(self._at_begin), self._first_categories()
         totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
         for stored, size in sizes.items():
@@ -254,7 +255,7 @@ class Ledger(TorchDispatchMode):
                     self.elsewhere.setdefault((tier, name), Extremes()).see(totals[tier])
 
     def _first_categories(self) -> dict[StorageRecord, str]:
-        """For storages that changed category in this stretch: what they were before."""
+        """Returns the first category of storages that changed category in this interval."""
         first: dict[StorageRecord, str] = {}
         for event in self._events:
             if event.stored is not None and event.moved is not None:
@@ -282,7 +283,7 @@ class Ledger(TorchDispatchMode):
             sizes[stored] = sizes.get(stored, 0) + event.grown
 
     def _alive_at(self, last: int) -> list[tuple[int, StorageRecord, str]]:
-        """The storages alive after event number `last`, with their categories then, largest first."""
+        """Returns the storages alive after event number `last`, with their categories then, largest first."""
         sizes, categories = dict(self._at_begin), self._first_categories()
         for event in self._events[: last + 1]:
             self._apply(event, sizes, categories, {tier: Counter() for tier in TIERS})
@@ -292,5 +293,5 @@ class Ledger(TorchDispatchMode):
 
 
 def device_of(storage: torch.UntypedStorage) -> str:
-    """The type of the device that it is on."""
+    """Returns the type of the storage's device."""
     return storage.device.type

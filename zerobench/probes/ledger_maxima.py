@@ -1,4 +1,4 @@
-"""What a ledger adds up: storages, instants, and the largest values over a stretch of time."""
+"""The sums of a ledger: storages, instants, and the largest values over an interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..zero import labels
 
 @dataclass(eq=False)
 class StorageRecord:
-    """One storage: what it is, how large, in which tier. `labeled`: somebody said so, it is not inferred."""
+    """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred."""
 
     bytes: int
     category: str
@@ -25,7 +25,9 @@ class StorageRecord:
 
 @dataclass(frozen=True)
 class Event:
-    """`stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase began."""
+    """A change: `stored` grew by `grown` bytes (freed: by minus its size), or moved to another category, or a phase
+    began.
+    """
 
     phase: str
     at: float
@@ -36,7 +38,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Instant:
-    """Live bytes on the device by category after event `number`, `seconds` after the stretch began; `others`: the sums
+    """Live bytes on the device by category after event `number`, `seconds` after the interval began; `others`: the sums
     of the other tiers.
     """
 
@@ -48,24 +50,26 @@ class Instant:
 
 
 ASIDE = "aside"
-"""The phase of what the harness itself does within a step, its look at the gradients: no part of any figure."""
+"""The phase of the harness's own work within a step, its reading of gradients: no part of any figure."""
 
 INSTANTS = 400
-"""What a stretch's timeline is thinned out to."""
+"""Length to which an interval's timeline is reduced."""
 
 
 class Births:
-    """How often memory is asked for in one stretch, by category: `made` all told, `lasting` what outlives its phase."""
+    """Numbers of allocations in one interval, by category: `made` in total, `lasting` those that outlive
+    their phase.
+    """
 
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
         self.lasting: Counter[str] = Counter()
         self._alive: dict[
             StorageRecord, tuple[str, str]
-        ] = {}  # those of this stretch, with phase and category at birth
+        ] = {}  # those of this interval, with phase and category at birth
 
     def see(self, stored: StorageRecord, grown: int, phase: str, category: str) -> None:
-        """A storage has grown, or has gone where `grown` is below 0."""
+        """Records that a storage has grown, or was freed where `grown` is below 0."""
         if grown > 0:
             self.made[category] += 1
             self._alive[stored] = phase, category
@@ -74,7 +78,7 @@ class Births:
             self.lasting[as_what] += born_in != phase
 
     def end(self) -> Births:
-        """The stretch is over: what is alive now has outlived it."""
+        """Ends the interval: storages that are alive now have outlived it."""
         for _, category in self._alive.values():
             self.lasting[category] += 1
         return self
@@ -82,7 +86,7 @@ class Births:
 
 @dataclass
 class Extremes:
-    """Largest values over a stretch of time in one tier, in bytes; of whole stretches the most births."""
+    """Largest values over an interval in one tier, in bytes; of whole intervals the most births."""
 
     peak: int = -1
     at_peak: Counter[str] = field(default_factory=Counter)
@@ -94,11 +98,11 @@ class Extremes:
     lasting: Counter[str] = field(default_factory=Counter)
 
     def see_births(self, births: Births) -> None:
-        """Takes in those of one stretch."""
+        """Merges the births of one interval."""
         self.made, self.lasting = (self.made or Counter()) | births.made, self.lasting | births.lasting
 
     def see(self, totals: Counter[str]) -> bool:
-        """Takes in the totals of one instant; True if they are a new peak."""
+        """Merges the totals of one instant; returns True if they are a new peak."""
         for category, value in totals.items():
             if value > self.highest[category]:
                 self.highest[category] = value
@@ -113,7 +117,9 @@ class Extremes:
 
 
 def thin_out(instants: list[Instant], most: int) -> list[Instant]:
-    """About `most` of them: of each stretch the one with the largest sum, and the first of each phase."""
+    """Reduces a timeline to about `most` instants: of each stretch the one with the largest sum, and the first of each
+    phase.
+    """
     width = max(1, -(-len(instants) // most))
     kept = []
     for start in range(0, len(instants), width):
@@ -126,7 +132,7 @@ def thin_out(instants: list[Instant], most: int) -> list[Instant]:
 
 
 def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryRow]:
-    """A phase's rows: one a category, then the states and the total."""
+    """Yields a phase's rows: one per category, then the states and the total."""
     at_peak, at_states, highest, made = extremes.at_peak, extremes.at_states, extremes.highest, extremes.made
     for category in CATEGORIES:
         row = MemoryRow(rank, phase, category, at_peak[category], at_states[category], highest[category])

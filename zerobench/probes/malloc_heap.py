@@ -1,7 +1,7 @@
-"""Memory that is not torch's: what malloc has handed out beyond torch's allocator, numpy's arrays and C libraries'.
+"""Memory outside of torch: bytes that malloc has handed out beyond torch's allocator, to numpy and C libraries.
 
-Python's small objects are not among it, they lie in arenas of their own, so that what is left is steady to some tens of
-KiB where nothing is kept. Read between steps: what came and went within one is not seen.
+Python's small objects are not included: they are in arenas of their own, so that the rest is steady to some tens of KiB
+where nothing is kept. It is read between steps: allocations that come and go within one are not seen.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ class _MallocInfo(ctypes.Structure):
 
 
 class HeapGrowth:
-    """What malloc has handed out to others than torch since `begin`, where both it and torch's allocator tell."""
+    """Growth, since `begin`, of malloc's bytes outside of torch, where both malloc and torch's allocator
+    report theirs.
+    """
 
     def __init__(self) -> None:
         self._before: int | None = None
         self._most: int | None = None
 
     def begin(self) -> None:
-        """The probe is entered."""
+        """Records the begin of the probe."""
         self._before = self._now()
 
     def most(self) -> int | None:
-        """The most that there was whenever this was asked for."""
+        """Returns the largest value of all calls."""
         now = self._now()
         if now is not None and self._before is not None:
             self._most = max(self._most or 0, now - self._before)
@@ -49,7 +51,9 @@ class HeapGrowth:
 
 
 def malloc_bytes() -> int | None:
-    """Bytes that malloc has handed out to this process, torch's included; None where it does not tell."""
+    """Returns the bytes that malloc has handed out to this process, torch's included; None where it does not report
+    them.
+    """
     return _in_use() if _tells() else None
 
 
@@ -62,7 +66,7 @@ def _in_use() -> int:
 
 @cache
 def _tells() -> bool:
-    """Whether the malloc of this process is the one that keeps these numbers: a preloaded one may not."""
+    """Returns True where this process uses the malloc that keeps these numbers: a preloaded one may not."""
     try:
         before = _in_use()
     except (OSError, AttributeError):  # another libc, or one before 2.33

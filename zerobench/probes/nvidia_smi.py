@@ -1,7 +1,7 @@
-"""The state of a GPU, by nvidia-smi: clocks, temperature, power, and what holds clocks down.
+"""The state of a GPU, from nvidia-smi: clocks, temperature, power, and the reasons for reduced clocks.
 
-nvidia-smi is a process of its own, which takes nothing on the device from ours. Where it is missing, late or has no
-such GPU (a slice of one, say), the state is None.
+nvidia-smi is a separate process, which takes no memory of our device context. Where it is missing, late or has no such
+GPU (for example a slice of one), the state is None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _late: list[str] = []
 
 FIELDS = ("clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The mask of reasons under its name since driver 535, and before."""
+"""The mask of reasons: its name since driver 535, and before."""
 
 WORDS = {
     0x02: "application clocks",
@@ -38,7 +38,9 @@ idle GPU is not held back, and between steps it may be idle.
 
 @dataclass(frozen=True)
 class GpuState:
-    """One reading; what the GPU does not tell is None. `throttle`: reasons in words, empty where there is none."""
+    """One reading; values that the GPU does not report are None. `throttle`: reasons in words, empty where there is
+    none.
+    """
 
     sm_clock_mhz: int | None
     sm_clock_max_mhz: int | None
@@ -48,7 +50,7 @@ class GpuState:
 
 
 def read_state(device: torch.device) -> GpuState | None:
-    """The state of the GPU that torch calls `device`, or None."""
+    """Reads the state of the GPU that torch calls `device`; None where that fails."""
     name = name_of(device.index or 0)
     for reasons in REASONS:
         said = ask(name, ",".join((*FIELDS, reasons)))
@@ -58,8 +60,8 @@ def read_state(device: torch.device) -> GpuState | None:
 
 
 def name_of(index: int) -> str:
-    """What nvidia-smi knows torch's device `index` by: its UUID, for CUDA_VISIBLE_DEVICES renumbers devices for torch
-    and not for nvidia-smi. Without one, the entry of CUDA_VISIBLE_DEVICES, which is an index or a UUID.
+    """Returns nvidia-smi's name of torch's device `index`: its UUID, since CUDA_VISIBLE_DEVICES renumbers devices for
+    torch and not for nvidia-smi. Without one, the entry of CUDA_VISIBLE_DEVICES, which is an index or a UUID.
     """
     uuid: Any = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is not None:
@@ -69,8 +71,8 @@ def name_of(index: int) -> str:
 
 
 def ask(name: str, fields: str) -> str | None:
-    """nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU. Where it was late
-    once it is not asked again.
+    """Returns nvidia-smi's line of CSV on the GPU `name`; None where it is missing, late or has no such GPU. After it
+    was late once it is not called again.
     """
     if _late:
         return None
@@ -86,7 +88,7 @@ def ask(name: str, fields: str) -> str | None:
 
 
 def parse(line: str) -> GpuState | None:
-    """A line of its CSV: FIELDS and the mask. What is not supported there reads as [N/A]."""
+    """Parses a line of its CSV: FIELDS and the mask. Unsupported fields read [N/A]."""
     values = [value.strip() for value in line.strip().split(",")]
     if len(values) != len(FIELDS) + 1:
         return None

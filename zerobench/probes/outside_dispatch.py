@@ -1,9 +1,9 @@
-"""What a dispatch mode does not hear of by itself: operators in other threads, and collectives that are given to a
-process group's backend directly.
+"""Events that a dispatch mode does not see: operators in other threads, and collectives that are passed to a process
+group's backend directly.
 
-Modes are a thread's own. A thread that is started while its starter listens is given relays of the modes; the engine's
-own threads (labels.EngineThread) are not: they make next to nothing, and it would come at another instant in each run.
-What no relay sees (C++ threads) is in the allocator's total (allocator_total.py) and on the wire (`loopback_bytes`).
+Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
+threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What no
+relay sees (C++ threads) is in the allocator's total (allocator_total.py) and on the wire (`loopback_bytes`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Note = Callable[[str, tuple[Any, ...], int], None]
 
 
 class Relay(TorchDispatchMode):
-    """Hands another thread's operators to `mode`, which was entered in its own thread."""
+    """Passes another thread's operators to `mode`, which was entered in its own thread."""
 
     def __init__(self, mode: TorchDispatchMode) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Relay(TorchDispatchMode):
 
 @contextmanager
 def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
-    """Threads that are started inside have relays of `modes`, the outermost first."""
+    """Gives threads that are started inside relays of `modes`, the outermost first."""
     start = threading.Thread.start
 
     def start_relayed(thread: threading.Thread) -> None:
@@ -82,10 +82,10 @@ def _relayed(run: Callable[[], None], modes: Sequence[TorchDispatchMode]) -> Cal
 
 @contextmanager
 def backends_watched(note: Note) -> Iterator[None]:
-    """`note(operator, arguments, ranks)` is told of collectives that Python gives to a backend itself: no operator
-    tells of those. What torch.distributed gives to it comes from C++, and not by here.
+    """Calls `note(operator, arguments, ranks)` for collectives that Python passes to a backend directly, for which no
+    operator is dispatched. Those of torch.distributed reach it from C++, and not through here.
     """
-    backend: Any = torch._C._distributed_c10d.Backend  # the base of all, Python's as well
+    backend: Any = torch._C._distributed_c10d.Backend  # the base class of all, of Python's as well
     before = {name: getattr(backend, name) for name in RAW if hasattr(backend, name)}
     for name, method in before.items():
         setattr(backend, name, _noted(method, RAW[name], note))

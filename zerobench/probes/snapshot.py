@@ -2,7 +2,7 @@
 a history was recorded, every allocation since with its stack.
 
 They are written to `snapshots/rankR.pickle` in the run's folder, and never read here. torch's functions for them are
-private; they are named here alone.
+private; only this module uses them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ENTRIES = 200_000
 
 @contextmanager
 def snapshots(folder: Path, rank: int, device: torch.device, history: bool) -> Iterator[None]:
-    """Writes a snapshot when what is within ends, if a `history` is asked for, and when it runs out of CUDA's memory in
-    any case. The error goes on; a snapshot that could not be written is noted on it. A rank on a machine that does not
-    see the run's `folder` writes none.
+    """Writes a snapshot at the end of the context, if a `history` is requested, and on running out of CUDA memory in
+    any case. The error is passed on; a snapshot that could not be written is noted on it. A rank on a machine without
+    access to the run's `folder` writes none.
     """
     if device.type != "cuda" or not folder.is_dir():
         yield
@@ -37,7 +37,7 @@ def snapshots(folder: Path, rank: int, device: torch.device, history: bool) -> I
     except torch.OutOfMemoryError as error:
         try:
             write(folder, rank)
-        except Exception as failure:  # whatever it is, the run is to end with what it ended with
+        except Exception as failure:  # of any kind: the run must end with its own error
             error.add_note(f"no snapshot of the allocator could be written: {failure}")
         raise
     finally:
@@ -46,7 +46,7 @@ def snapshots(folder: Path, rank: int, device: torch.device, history: bool) -> I
 
 
 def write(folder: Path, rank: int) -> None:
-    """The allocator of this process as it is now; the file has its name once it is whole."""
+    """Writes the allocator of this process as it is now; the file gets its name once it is complete."""
     target = folder / FOLDER / f"rank{rank}.pickle"
     target.parent.mkdir(exist_ok=True)
     aside = target.with_name(f".{target.name}")
@@ -55,5 +55,5 @@ def write(folder: Path, rank: int) -> None:
 
 
 def written(folder: Path) -> list[str]:
-    """The snapshots in a run's folder, by their paths from there."""
+    """Returns the snapshots in a run's folder, by their relative paths."""
     return sorted(f"{FOLDER}/{path.name}" for path in (folder / FOLDER).glob("rank*.pickle"))

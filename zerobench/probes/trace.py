@@ -1,19 +1,19 @@
-"""From a profiler's trace to the time of a step that communication takes, and to the part of it that nothing hides.
+"""Computes, from a profiler's trace, the time of a step with communication, and the exposed part of it.
 
 Pure functions over the events of a trace in Chrome's format, as torch.profiler writes it: dicts of which `cat`, `name`,
 `tid`, `ts` and `dur` (microseconds) are read. A *span* is a pair of times; *spans* are sorted and disjoint. A *step* is
-the span of an event named STEP; the thread that has these is the *main thread*. What counts, by device::
+the span of an event named STEP; the thread that has these is the *main thread*. The accounting, by device::
 
-    device  a collective is in flight or running             something is computed
+    device  a collective is in flight or running             computation
     cpu     gloo's works (gloo:*), a collective from where   the main thread runs an operator (aten::* and the like)
             it runs, a send or receive from where it is      that is not a collective, nor inside one
             issued to where it is waited for; and every
             collective's operator (c10d::*)
     cuda    a kernel of NCCL's runs on the device            any other kernel runs on the device
 
-On a CPU the interpreter's time between two operators computes nothing, nor do other threads, and a send that has
-arrived is in flight until somebody waits for it. So `exposed` compares strategies; `communication`, and with it the
-share that is hidden, is at its most where slices travel pairwise. On CUDA copies and memsets are neither (staging for a
+On a CPU the interpreter's time between two operators is not computation, nor are other threads, and a send that has
+arrived is in flight until the program waits for it. So `exposed` compares strategies; `communication`, and with it the
+hidden fraction, is at its maximum where slices are sent pairwise. On CUDA copies and memsets are neither (staging for a
 collective is not work to hide one behind), and a kernel of NCCL's that waits for another rank is running.
 """
 
@@ -32,7 +32,7 @@ STEP = "zerobench: step"
 
 COLLECTIVES = ("c10d::", "_c10d_functional::")
 WRAPPERS = ("autograd::", "torch::autograd::")
-"""Events around operators: what else happens within them (a hook that waits, say) computes nothing."""
+"""Events around operators: other events within them (such as a hook that waits) are not computation."""
 
 
 class Overlap(NamedTuple):
@@ -44,7 +44,7 @@ class Overlap(NamedTuple):
 
 
 class TraceRule(NamedTuple):
-    """Which events of a trace communicate and which compute; `main`: the main thread."""
+    """Predicates on events: communication and computation; `main`: the main thread."""
 
     communicates: Callable[[Event], bool]
     computes: Callable[[Event, Any], bool]
@@ -53,7 +53,7 @@ class TraceRule(NamedTuple):
 
 
 def read_trace(path: Path) -> list[Event]:
-    """The events of a trace, gzipped or not."""
+    """Reads the events of a trace, gzipped or not."""
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt") as file:
         events: list[Event] = json.load(file)["traceEvents"]
@@ -61,7 +61,7 @@ def read_trace(path: Path) -> list[Event]:
 
 
 def overlaps(events: Iterable[Event], device: str) -> list[Overlap]:
-    """One for each step of the trace, in order. `device`: cpu or cuda."""
+    """Returns one Overlap per step of the trace, in order. `device`: cpu or cuda."""
     whole = [event for event in events if event.get("ph") == "X" and "cat" in event]
     steps = [event for event in whole if event["name"] == STEP and event["cat"] == "user_annotation"]
     if not steps:
@@ -92,7 +92,7 @@ def _is_collective(event: Event) -> bool:
 
 
 def _is_operator(event: Event, main: Any) -> bool:
-    """Operators have a namespace, nodes of the autograd graph have none."""
+    """Returns True for operators, which have a namespace, unlike nodes of the autograd graph."""
     name = event["name"]
     return event["cat"] == "cpu_op" and event["tid"] == main and "::" in name and not name.startswith(WRAPPERS)
 
@@ -113,7 +113,7 @@ RULES = {
 
 
 def spans(events: Iterable[Event]) -> list[Span]:
-    """Where at least one of the events is."""
+    """Returns the union of the events' spans."""
     joined: list[Span] = []
     for begin, end in sorted((event["ts"], event["ts"] + event["dur"]) for event in events):
         if joined and begin <= joined[-1][1]:
@@ -124,7 +124,7 @@ def spans(events: Iterable[Event]) -> list[Span]:
 
 
 def intersect(one: list[Span], other: list[Span]) -> list[Span]:
-    """Where both are."""
+    """Returns the intersection of both."""
     found: list[Span] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -139,11 +139,11 @@ def intersect(one: list[Span], other: list[Span]) -> list[Span]:
 
 
 def subtract(one: list[Span], other: list[Span]) -> list[Span]:
-    """Where the first is and the second is not."""
+    """Returns the part of the first outside of the second."""
     edges = [-float("inf"), *(edge for span in other for edge in span), float("inf")]
     return intersect(one, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def length(one: list[Span]) -> float:
-    """Of all together."""
+    """Returns the total length."""
     return sum(end - begin for begin, end in one)

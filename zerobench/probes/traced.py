@@ -1,4 +1,4 @@
-"""The traced pass: the timed pass under torch.profiler, which slows it down: its times stand apart from the others."""
+"""The traced pass: the timed pass under torch.profiler, which slows it down: its times are reported separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = "traces"
 
 
 class TracedPass(TimedPass):
-    """Same face as the timed pass; the profiler runs over the measured steps. `finish` when it is over."""
+    """The probe of the traced pass; the profiler runs over the measured steps. Call `finish` when it is over."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -29,7 +29,7 @@ class TracedPass(TimedPass):
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
-        """One whole step; the span of a measured one ends once the device is done with it."""
+        """Runs one whole step; the span of a measured one ends once the device has finished it."""
         if measured and self._profile is None:
             self._profile = self._start()
         with record_function(STEP) if measured else nullcontext(), super().step(measured):
@@ -48,7 +48,7 @@ class TracedPass(TimedPass):
             (folder / FOLDER).mkdir(exist_ok=True)
             found = self._read(folder / FOLDER / "rank0.json.gz")
         else:
-            with tempfile.TemporaryDirectory(dir=folder) as aside:  # it goes with the run's folder
+            with tempfile.TemporaryDirectory(dir=folder) as aside:  # removed with the run's folder
                 found = self._read(Path(aside) / "trace.json")
         measured = self.times[len(self.times) - len(found) :]
         for times, one in zip(measured, found, strict=True):
@@ -56,7 +56,7 @@ class TracedPass(TimedPass):
         self._profile = None
 
     def _begin_measuring(self) -> None:
-        """Nothing of the machine is read: what it would say is of the profiler, too."""
+        """Reads nothing of the machine: the values would include the profiler."""
 
     def _start(self) -> profile:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]

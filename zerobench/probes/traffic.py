@@ -8,19 +8,18 @@ With S the bytes of the full tensor and n the ranks of the group, one rank sends
     all-gather          (n-1)/n · S      1 ·
     all-to-all          (n-1)/n · S      1 ·
     broadcast           (n-1)/n · S      1 ·
-    send                S                n/(n-1) · what was sent
+    send                S                n/(n-1) · elements sent
 
-Of the wire bytes those between nodes are told apart, nodes being `node_size` consecutive ranks: of a send all or
-nothing, by its peer; of a collective the share of the links that join two nodes in a ring through the group's ranks in
-order. A group inside a node has none, one of a rank a node no others.
+Wire bytes between nodes are counted separately, nodes being `node_size` consecutive ranks: for a send all or nothing,
+by its peer; for a collective the fraction of links that join two nodes in a ring through the group's ranks in order. A
+group inside a node has none, one with a rank per node no others.
 
-So n broadcasts of slices count as the all-gather that they are, and a pairwise exchange as 1 · the whole.
+So n broadcasts of slices count as the equivalent all-gather, and a pairwise exchange as 1 · the whole.
 
-Control traffic (scalars, unlabeled integers such as flags and what is labeled so, up to 64 KiB each, a module's
-buffers, and all of start-up) is listed and stays outside the volume. What moves between tiers is listed as well, with
-its payload alone: copies between a device and host memory ("down", "up"), which on a machine without a GPU are those
-between storages that labels put in different tiers, and what is read from files and written to them, as the engine's
-one place for that tells.
+Control traffic (scalars, unlabeled integers such as flags and traffic labeled so, up to 64 KiB each, a module's
+buffers, and all of start-up) is listed, outside of the volume. Transfers between tiers are listed as well, with their
+payload only: copies between a device and host memory ("down", "up"), which without a GPU are those between storages
+that labels place in different tiers, and reads and writes of files, as labels report them.
 In a group of one rank nothing moves, and the volume is 0. An operator
 without a row here is listed as unknown, never dropped.
 """
@@ -43,16 +42,16 @@ from .dtensor import holds_others
 from .ledger_maxima import ASIDE
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
-"""Operators that move values to where there are none yet, perhaps to another tier."""
+"""Operators that copy values to new memory, maybe in another tier."""
 
 LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up"}
-"""(From, to) -> what a copy is counted under."""
+"""(From, to) -> the name under which a copy is counted."""
 
 CONTROL_MOST_BYTES = 64 * 1024
-"""Control traffic is flags and scalars: a larger payload counts, whatever it is called."""
+"""Limit of control traffic, which is flags and scalars: a larger payload counts in the volume, whatever its label."""
 
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
-"""What of an operation adds up over like ones."""
+"""Fields of an operation that are summed over equal ones."""
 
 
 class Operation(NamedTuple):
@@ -76,13 +75,15 @@ class Operation(NamedTuple):
 
 
 def is_of_step(operation: Operation) -> bool:
-    """Whether it is the step's own. Looking at gradients aside writes nothing: that is a thread of the step's files."""
+    """Returns True where it is part of the step. Reading gradients aside writes nothing: that is a thread of the step's
+    files.
+    """
     return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 
 class TrafficMeter(TorchDispatchMode):
-    """Writes down (operation, how often) in `operations`; whoever reads them empties the list. `tier_of`, `name_of`: of
-    a tensor, as the ledger knows it. `node_size`: ranks a node; None: all are one.
+    """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: of a tensor, from
+    the ledger. `node_size`: ranks per node; None: all are one node.
     """
 
     node_size: int | None = None
@@ -99,7 +100,7 @@ class TrafficMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
-            return NotImplemented  # it will come back with what it holds
+            return NotImplemented  # it is dispatched again on its contents
         if func.namespace in NAMESPACES:
             name = func._schema.name.split("::")[1]
             # an in-place functional operator is the same operation as the other
@@ -112,22 +113,24 @@ class TrafficMeter(TorchDispatchMode):
         return out
 
     def _note_copy(self, place: torch.Tensor, source: torch.Tensor) -> None:
-        """Between tiers: torch casts where a copy comes from, so that what travels has the dtype of its place."""
+        """Records a copy between tiers: torch casts at the source, so that the transferred data has the destination's
+        dtype.
+        """
         kind = LINKS.get((self._tier_of(source), self._tier_of(place)))
         if kind is not None and source.numel():
-            # a batch, a flag, a stamp in a collective: nothing that a tier has sent
+            # a batch, a flag, or a stamp in a collective: not data that the engine moves between tiers
             aside = self.phase == "data" or place.dim() == 0 or bool(labels.current_collective()[0])
             name, size = self._name_of(place), place.element_size()
             self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """The ledger's business, as the next."""
+        """Ignores labels of tensors, which the ledger records."""
 
     def on_file(self, name: str, category: str, grown: int) -> None:
-        """See above."""
+        """Ignores sizes of files, which the ledger records."""
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Bytes of a file."""
+        """Records bytes read from a file, or written."""
         self._note_link(kind, kind, name, torch.uint8, size, 1)
 
     def _note_link(
@@ -141,7 +144,9 @@ class TrafficMeter(TorchDispatchMode):
         self.operations.append((operation, 1))
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
-        """A collective that was given to a backend itself, of which no operator tells (probes/outside_dispatch.py)."""
+        """Records a collective that was passed to a backend directly, without an operator
+        (probes/outside_dispatch.py).
+        """
         self._count(f"raw_{name}", RULES.get(name), tensors_in(args, RULES.get(name)), ranks, 0.0)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
@@ -149,14 +154,16 @@ class TrafficMeter(TorchDispatchMode):
             return
         rule, group = RULES.get(name), self._group(func, args)
         if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
-            return  # a meeting of gloo's ranks: nothing is in it
+            return  # a barrier of gloo's ranks, which is empty
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
             self._count(name, rule, tensors_in(args, rule), group.size(), outside, times)
 
     def _count(
         self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1
     ) -> None:
-        """`outside`: the share of its wire bytes that leaves a node. `times`: how many such operations there are."""
+        """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
+        operations.
+        """
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
         collective, unit = self._named()
@@ -183,21 +190,23 @@ class TrafficMeter(TorchDispatchMode):
         self.operations.append((operation, times))
 
     def _named(self) -> tuple[str, str]:
-        """The collective and unit that labels give; what another thread launches is none of the engine's."""
+        """Returns the collective and unit of the labels; launches of other threads have none."""
         if threading.get_ident() == self._home:
             return labels.current_collective()
         return "", f"thread {threading.current_thread().name}"
 
     @staticmethod
     def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:
-        """Buffers are as large as they are; what else is called control, or is integers without a name, is small."""
+        """Returns True for control traffic: buffers of any size; else traffic labeled so, or unlabeled integers, if
+        small.
+        """
         flags = any(not t.is_floating_point() for t in tensors) and not collective
         said = collective == "control"
         return (said and unit == labels.BUFFERS) or ((said or flags) and payload <= CONTROL_MOST_BYTES)
 
     def _shares_between(self, group: dist.ProcessGroup, peer: int | None) -> dict[float, int]:
-        """Share of an operation's wire bytes that leaves a node -> how many operations have it. `peer`: in the group,
-        of a send, which may stand for sends to others.
+        """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: in the
+        group, of a send, which may stand for several sends.
         """
         peers = [] if peer is None else labels.current_peers() or [peer]
         if self.node_size is None:

@@ -1,9 +1,9 @@
-"""Remembers what `load` has read of a large results folder, as one collection beside the runs::
+"""A cache of the tables that `load` has read from a large results folder, as one collection beside the runs::
 
     .tables-KEY/    runs, steps, memory, ... as parquet; index.json: run -> sizes and times of its files
 
-Ten thousand small files take seconds to read, seven large ones a moment. The cache is only ever derived: a run whose
-files have changed is read anew, one that is gone is left out, and a folder that cannot be written to has no cache.
+Ten thousand small files take seconds to read, seven large ones a moment. The cache is derived data: a run whose files
+have changed is read again, a deleted one is left out, and a read-only folder has no cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Signature = list[list[int | str]]
 
 
 def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str, Signature]]:
-    """The collection that remembers runs of `where`, or None; and the runs of `folders` that are in it unchanged."""
+    """Returns the cached collection of `where`, or None; and the runs of `folders` that are in it unchanged."""
     for kept in where.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged, or being replaced: no cache
             index = json.loads((kept / INDEX).read_text()).items()
@@ -40,7 +40,7 @@ def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str,
 
 
 def is_due(new: int, remembered: int) -> bool:
-    """Tells whether so many runs that are not remembered are worth a cache."""
+    """Returns True where so many uncached runs are worth a new cache."""
     return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
 
 
@@ -52,14 +52,14 @@ def keep(where: Path, index: dict[str, Signature], collect: Callable[[Path], Non
         collect(aside)
         (aside / INDEX).write_text(json.dumps(index))
         aside.rename(where / f"{PREFIX}{uuid.uuid4().hex[:12]}")
-    except OSError:  # not ours to write in, or full: the runs are all there
+    except OSError:  # read-only, or full: the runs themselves are complete
         old = [aside]
     for folder in old:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def signature(folder: Path) -> Signature:
-    """The state of a run's files."""
+    """Returns the state of a run's files."""
     with os.scandir(folder) as files:
         found = [(one.name, one.stat()) for one in files if one.is_file()]
     return sorted([name, state.st_size, state.st_mtime_ns] for name, state in found)

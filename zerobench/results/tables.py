@@ -1,4 +1,4 @@
-"""Rows <-> pandas <-> files, the reading side (results/folders.py writes). A run's folder::
+"""Reads rows from files into pandas (results/folders.py writes them). A run's folder::
 
     config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, traffic as parquet
 
@@ -37,10 +37,10 @@ TABLES: dict[str, type] = {
 ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
 
 SEARCHES = "searches"
-"""The folder, in a results folder, of what searches found: a JSON file each."""
+"""The folder, in a results folder, of the results of searches: a JSON file each."""
 
 CODE = ("source_hash", "torch_version", "device_class")
-"""What launches of a cell must share to be the same measurement."""
+"""Columns in which launches of a cell must agree to be the same measurement."""
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
@@ -48,7 +48,7 @@ _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
 @dataclass(frozen=True)
 class Results:
-    """Tables of one or many runs. `runs`: a row a run. The others carry `run_id`; their columns: records/."""
+    """Tables of one or many runs. `runs`: one row per run. The others carry `run_id`; their columns: records/."""
 
     runs: pd.DataFrame
     steps: pd.DataFrame
@@ -59,14 +59,14 @@ class Results:
     searches: pd.DataFrame
 
     def of(self, run_ids: Iterable[str]) -> Results:
-        """The same tables, of these runs alone."""
+        """Returns the tables of these runs only."""
         kept = set(run_ids)
         own = {name: (frame := getattr(self, name))[frame["run_id"].isin(kept)] for name in ("runs", *TABLES)}
         return Results(**own, searches=self.searches)
 
     def sweep(self) -> pd.DataFrame:
-        """`runs`, and before its columns one for each key that was swept over and has none of its own, named as on the
-        command line: "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
+        """`runs` with a leading column for each swept key that has no column of its own, named as on the command line:
+        "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
         """
         columns = swept(list(self.runs["config"]), beside=self.runs.columns)
         values = {
@@ -78,8 +78,8 @@ class Results:
 def load(path: str | Path) -> Results:
     """Reads a run's folder, all runs in a results folder, or a collection; runs are in the order in which they began.
 
-    What is damaged, or of a newer version, is left out with a warning. Raises FileNotFoundError where there is no such
-    folder.
+    Damaged runs, and those of a newer version, are left out with a warning. Raises FileNotFoundError where there is no
+    such folder.
     """
     where = Path(path)
     if not where.is_dir():
@@ -92,7 +92,7 @@ def load(path: str | Path) -> Results:
 
 
 def _load_runs(where: Path) -> dict[str, pd.DataFrame]:
-    """The tables of the runs in a results folder; of those that are remembered, from few files."""
+    """Reads the tables of the runs in a results folder; cached ones from few files."""
     folders = run_folders(where)
     cache, known = table_cache.recall(where, folders)
     remembered = _recall(cache, set(known)) if cache and known else None
@@ -112,13 +112,13 @@ def _load_runs(where: Path) -> dict[str, pd.DataFrame]:
 
 
 def _together(remembered: pd.DataFrame, new: pd.DataFrame, name: str) -> pd.DataFrame:
-    """A table's remembered rows and its new ones, in the order in which they would have been read from the runs."""
+    """Merges a table's cached rows and its new ones, in the order in which they would have been read from the runs."""
     whole = _frame([remembered, new], *_shape_of(name))
     return whole if new.empty else whole.sort_values("run_id", kind="stable", ignore_index=True)
 
 
 def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
-    """The tables of the runs `known` as the cache has them; None where it is damaged."""
+    """Reads the cached tables of the runs `known`; None where the cache is damaged."""
     try:
         tables = {name: _read(cache / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
         return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
@@ -127,14 +127,14 @@ def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
 
 
 def merge(parts: Sequence[Results]) -> Results:
-    """The tables of all parts below one another; runs in the order in which they began."""
+    """Concatenates the tables of all parts; runs in the order in which they began."""
     tables = {name: _frame([getattr(p, name) for p in parts], kind, "run_id") for name, kind in TABLES.items()}
     runs = _frame([in_order([p.runs for p in parts])], RunRow)
     return Results(runs, **tables, searches=_frame([p.searches for p in parts], SearchRow))
 
 
 def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]] | None:
-    """A run's row and its long tables; None, with a warning, where a file is damaged."""
+    """Reads a run's row and its long tables; None, with a warning, where a file is damaged."""
     row = read_row(folder)
     if row is None:
         return None
@@ -146,12 +146,12 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]] | None
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether every table of a run can be read."""
+    """Returns True where every table of a run can be read."""
     return _read_run(folder) is not None
 
 
 def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
-    """The tables of a collection less the runs that make no sense; None, with a warning, where one is damaged."""
+    """Reads the tables of a collection without its invalid runs; None, with a warning, where one is damaged."""
     try:
         tables = {name: _read(folder / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
     except ValueError as error:
@@ -166,23 +166,23 @@ def _read_collection(folder: Path) -> dict[str, pd.DataFrame] | None:
 
 
 def run_folders(where: Path) -> list[Path]:
-    """`where` itself if it is a run, else the runs in it."""
+    """Returns `where` itself if it is a run, else the runs in it."""
     if (where / "run.json").is_file():
         return [where]
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())
 
 
 def collections_in(where: Path) -> list[Path]:
-    """`where` itself if it is a collection, else those right in it."""
+    """Returns `where` itself if it is a collection, else those directly in it."""
     if (where / "runs.parquet").is_file():
         return [where]
     return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "runs.parquet").is_file())
 
 
 def read_row(folder: Path) -> dict[str, Any] | None:
-    """A run's one row; None, with a warning, where its run.json cannot be used: other runs are not to suffer.
+    """Reads a run's row; None, with a warning, where its run.json cannot be used: other runs must not be affected.
 
-    Nor is a copy beside the run that it is of, for its rows would be counted twice.
+    A copy beside its original is skipped too, since its rows would count twice.
     """
     row = _read_json_row(folder / "run.json", RunRow)
     if row is not None and folder.name != row["run_id"] and (folder.parent / row["run_id"] / "run.json").is_file():
@@ -216,12 +216,14 @@ def _problem_of_columns(row: dict[str, Any], kind: type) -> str:
 
 
 def _is_older(row: dict[str, Any]) -> bool:
-    """Of an earlier version, which may lack a column that has come since; it has None there."""
+    """Returns True for an earlier version, which may lack newer columns; they are None."""
     return 0 < row.get("schema_version", 0) < SCHEMA_VERSION
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
-    """The newest launches of each cell, all by the same code, of each repeat the newest; cells as they first came."""
+    """Returns the newest launches of each cell, all by the same code, the newest of each repeat; cells in their first
+    order.
+    """
     kept: list[Any] = []
     for _, mine in runs.groupby("cell_id", sort=False):
         same = (mine[list(CODE)] == mine[list(CODE)].iloc[-1]).all(axis=1)
@@ -230,13 +232,13 @@ def latest(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
-    """Rows of dataclass `kind` as a parquet file."""
+    """Writes rows of dataclass `kind` as a parquet file."""
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind))
     pq.write_table(table, path, write_page_checksum=True)
 
 
 def collect(results: Results, folder: Path) -> None:
-    """Writes a collection: every table as one parquet file. It replaces one that is there."""
+    """Writes a collection: every table as one parquet file. Replaces an existing one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, kind in ALL_TABLES.items():
         schema = _schema(kind, with_run_id=name in TABLES)
@@ -247,7 +249,7 @@ def collect(results: Results, folder: Path) -> None:
 
 
 def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
-    """Rows as dicts -> a frame with the columns of `kind` and their types."""
+    """Converts rows as dicts to a frame with the columns of `kind` and their types."""
     return _frame([pd.DataFrame(rows)], kind)
 
 
@@ -258,14 +260,14 @@ def _schema(kind: type, with_run_id: bool = False) -> pa.Schema:
 
 
 def _read(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
-    """A table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
+    """Reads a table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
     if not path.is_file():
         return pa.table({})
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read(use_threads=False)
         table.validate(full=True)
-    except Exception as error:  # whatever a parser says of bytes that are not its own: it names no list of errors
+    except Exception as error:  # a parser may raise anything for bytes of another format
         raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
     if problem := problem_of_table(table.schema, kind, own=run_id is not None):
         raise ValueError(f"{path.name}: {problem}")
@@ -273,27 +275,27 @@ def _read(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
 
 
 def _below(parts: list[pa.Table], kind: type) -> pd.DataFrame:
-    """Tables of runs below one another, with the columns of `kind` that any of them has."""
+    """Concatenates tables of runs, with the columns of `kind` that any of them has."""
     wanted = _schema(kind, with_run_id=True).names
     filled = [part.select([name for name in wanted if name in part.column_names]) for part in parts if part.num_rows]
     return pa.concat_tables(filled, promote_options="permissive").to_pandas() if filled else pd.DataFrame()
 
 
 def _shape_of(name: str) -> tuple[Any, ...]:
-    """The row type of a table, and its column of runs where it is a long one."""
+    """Returns the row type of a table, and its column of runs where it is a long one."""
     return (ALL_TABLES[name], *(["run_id"] if name in TABLES else []))
 
 
 def _frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
-    """The parts below one another with the columns of `kind` and their types, whatever is missing in a part."""
+    """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled."""
     columns = dict(columns_of(kind))
     filled = [part for part in parts if len(part)]
     names = [*more, *columns]
     frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
     frame = frame.reindex(columns=names)
-    if "tier" in frame:  # an older table knows the device alone
+    if "tier" in frame:  # an older table has the device only
         frame["tier"] = frame["tier"].astype("object").fillna("device")
     frame = frame.astype({name: _PANDAS[base] for name, base in columns.items()})
     for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
-        frame[name] = frame[name].where(frame[name].notna(), None)  # whether they were read from JSON or from parquet
+        frame[name] = frame[name].where(frame[name].notna(), None)  # equal whether read from JSON or from parquet
     return frame
