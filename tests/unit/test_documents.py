@@ -261,6 +261,14 @@ def test_every_excerpt_quotes_code_that_is_there(page: Path) -> None:
     assert "<!-- source: " not in excerpts.expanded(text)
 
 
+def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
+    pytest.importorskip("griffe")
+    from documents.docstrings import listed
+
+    text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\n\nLast."
+    assert listed(text) == "Said first.\n\n- `a`: one and more\n- `b`, `c`: two\n\nLast."
+
+
 @pytest.mark.parametrize(("path", "what"), [("zerobench/gone.py", "x"), ("zerobench/worker.py", "gone")])
 def test_an_excerpt_of_what_is_gone_is_a_sentence(path: str, what: str) -> None:
     with pytest.raises(ValueError, match=r"a page quotes"):
