@@ -17,6 +17,7 @@ from zerobench.config.schema_training import Bf16, Fp16
 from zerobench.launch.processes import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
+from zerobench.theory.formula import from_json
 from zerobench.worker import RankJob, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
@@ -102,6 +103,10 @@ def test_large_worlds_are_as_predicted(tmp_path: Path, strategy: str) -> None:
     assert row.states_bytes == pytest.approx(row.predicted_states_bytes, rel=0.01)
     assert row.volume_psi == pytest.approx(row.predicted_volume_psi, rel=1e-12)
     assert results.memory["rank"].nunique() == 1
+    formulas = from_json(row.formulas)
+    assert formulas["states"].value == row.floor_states_bytes
+    assert formulas["states"].least <= row.states_bytes <= formulas["states"].most
+    assert formulas["volume"].least <= row.volume_psi * row.psi <= formulas["volume"].most
 
 
 def ran_deterministic(job: RankJob, tell: Any) -> bool:

@@ -54,6 +54,9 @@ class RunMemory(RunSetting):
     """states_bytes as the theory has it, with what is in flight."""
     floor_states_bytes: int | None = None
     """The paper's formula alone, without what is in flight."""
+    formulas: str | None = None
+    """The formulas of the states' categories, of their sum and of the volume, JSON: to each its equation, its value in
+    bytes or elements, the numbers in it, and the terms that may be in flight beside it."""
     host_peak_bytes: int | None = None
     """Largest sum of live bytes in host memory at any instant of the measured steps, on the rank where it is largest;
     the columns before are the device's. On a machine without a GPU both are one memory, told apart by the engine's

@@ -13,10 +13,13 @@ from ..records import LINKS, MemoryRow, RunRow
 from ..strategies import predicts, shape_of
 from ..theory.choices import settle
 from ..theory.control import predict_control
+from ..theory.formula import to_json
+from ..theory.in_flight import bounded_states
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_parts, predict_traffic
 from ..theory.shapes import Schedule
 from ..theory.states import floor_bytes
+from ..theory.volume import bounded_volume
 from ..worker import RankRecord
 
 
@@ -34,6 +37,8 @@ def join_theory(
     row.predicted_states_bytes = prediction.states_bytes
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
+    formulas = bounded_states(strategy, schedule, groups, *shapes, tiers)
+    row.formulas = to_json(formulas | {"volume": bounded_volume(strategy, schedule, groups)})
     if row.psi:
         moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,19 @@ def terms(named: Iterable[tuple[str, float]]) -> tuple[Term, ...]:
     return tuple(Term(name, size) for name, size in rounded if size)
 
 
-def sum_text(coefficients: Iterable[float], symbol: str) -> str:
-    """A sum of multiples of one symbol, as in "(2 + 12)ψ"; empty where all are zero."""
-    kept = [f"{one:g}" for one in coefficients if one]
-    if not kept:
-        return ""
-    return f"{kept[0] if len(kept) == 1 else '(' + ' + '.join(kept) + ')'}{symbol}"
+def to_json(formulas: Mapping[str, Formula]) -> str:
+    """Formulas by name as text; `from_json` reads it."""
+    return json.dumps({name: asdict(formula) for name, formula in formulas.items()}, ensure_ascii=False)
+
+
+def from_json(text: str) -> dict[str, Formula]:
+    """Formulas by name. Raises ValueError for text that `to_json` has not written."""
+    try:
+        return {name: _formula(**one) for name, one in json.loads(text).items()}
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise ValueError(f"formulas cannot be read: {error}") from error
+
+
+def _formula(equation: str, value: int, numbers: dict[str, float], in_flight: list[dict[str, Any]]) -> Formula:
+    kept = tuple(Term(str(one["name"]), int(one["size"])) for one in in_flight)
+    return Formula(str(equation), int(value), {str(k): float(v) for k, v in numbers.items()}, kept)

@@ -21,8 +21,9 @@ from ...results.console import name_of, plain_table, stdout_console
 from ...results.tables import Results
 from ...sizes import printable, show_bytes, show_count
 from ..status_table import code_of
+from .formulas import table_of_formulas, volume_lines
 from .tiers import tables_of
-from .witnesses import process_lines, unexplained_lines, wire_lines
+from .witnesses import gpu_lines, process_lines, unexplained_lines, wire_lines
 
 Row = dict[str, Any]
 
@@ -41,9 +42,6 @@ BESIDE = {
     "device_used": "device used",
 }
 """The allocator's rows of the memory table, as columns beside the ledger's."""
-
-GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
-"""Columns of a run, and their units."""
 
 
 def print_account(row: Row, results: Results, folder: Path | None) -> None:
@@ -119,6 +117,7 @@ def _print_memory(console: Console, row: Row, results: Results) -> None:
     mine = memory[memory["rank"] == fullest]
     _head(console, f"Memory in a step, rank {fullest}, the fullest of {len(totals)}")
     console.print(plain_table(["category", "at the peak", "at most", "predicted", "residual"], _categories(mine)))
+    _print_formulas(console, row, everywhere)
     _head(console, "Memory by phase, the same rank")
     beside = [name for name in ALLOCATOR if (mine["category"] == name).any()]
     words = [BESIDE[name] for name in beside]
@@ -132,6 +131,15 @@ def _print_memory(console: Console, row: Row, results: Results) -> None:
     columns = ["category", "name", "module", "phase", "bytes"]
     rows = [[*map(str, t[:4]), show_bytes(t[4])] for t in tensors[columns].itertuples(index=False)]
     console.print(plain_table(["category", "name", "made in module", "phase", "size"], rows, left=4))
+
+
+def _print_formulas(console: Console, row: Row, memory: pd.DataFrame) -> None:
+    table, lines = table_of_formulas(row, memory)
+    if table is not None:
+        _head(console, "The states by the paper's formula, the fullest rank of each category")
+        console.print(table)
+    for line in lines:
+        _say(console, f"  {line}")
 
 
 def _print_process(console: Console, row: Row) -> None:
@@ -198,7 +206,7 @@ def _print_traffic(console: Console, row: Row, results: Results) -> None:
     else:
         off = row["volume_psi"] - row["predicted_volume_psi"]
         said += f", predicted {row['predicted_volume_psi']:.3f} ψ, residual {off:.3g} ψ"
-    for line in (said, *wire_lines(row)):
+    for line in (said, *volume_lines(row), *wire_lines(row)):
         _say(console, f"  {line}")
     _print_nodes(console, row)
 
@@ -234,20 +242,9 @@ def _print_time(console: Console, row: Row) -> None:
         words = f"  {row['model_flops'] / row['step_s'] / 1e12:.3g} TFLOP/s a rank"
         shares = "" if pd.isna(row["mfu"]) else f", MFU {row['mfu']:.1%}, HFU {row['hfu']:.1%}"
         _say(console, words + shares)
-    _print_gpu(console, row)
+    for line in gpu_lines(row):
+        _say(console, f"  {line}")
     _print_overlap(console, row)
-
-
-def _print_gpu(console: Console, row: Row) -> None:
-    """The GPU as it was before or after the steps, as far as nvidia-smi told."""
-    said: list[str] = []
-    if pd.notna(row["sm_clock_mhz"]):
-        of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
-        said.append(f"SM clock {row['sm_clock_mhz']}{of} MHz")
-    said += [f"{row[key]:.0f} {unit}" for key, unit in GPU.items() if pd.notna(row[key])]
-    if said:
-        held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
-        _say(console, f"  {', '.join(said)} before or after the steps; held down by: {held}")
 
 
 def _print_overlap(console: Console, row: Row) -> None:

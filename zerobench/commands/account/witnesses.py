@@ -27,6 +27,9 @@ PROCESS = {
 
 A_LINE = 3
 
+GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
+"""Columns of a run, and their units."""
+
 
 def process_lines(row: dict[str, Any]) -> list[str]:
     """What is told of a process's memory, as far as it is, the most of all ranks."""
@@ -69,3 +72,14 @@ def unexplained_lines(row: dict[str, Any]) -> list[str]:
     """What no prediction explains (predict/residuals.py), a line each; none of a run by an older zerobench."""
     said = row["unexplained"]
     return said.split("; ") if isinstance(said, str) and said else []
+
+
+def gpu_lines(row: dict[str, Any]) -> list[str]:
+    """The GPU as it was before or after the steps, as far as nvidia-smi told."""
+    said: list[str] = []
+    if pd.notna(row["sm_clock_mhz"]):
+        of = "" if pd.isna(row["sm_clock_max_mhz"]) else f" of {row['sm_clock_max_mhz']}"
+        said.append(f"SM clock {row['sm_clock_mhz']}{of} MHz")
+    said += [f"{row[key]:.0f} {unit}" for key, unit in GPU.items() if pd.notna(row[key])]
+    held = "not known" if pd.isna(row["throttle"]) else row["throttle"] or "nothing"
+    return [f"{', '.join(said)} before or after the steps; held down by: {held}"] if said else []

@@ -1,0 +1,87 @@
+"""The formulas in a run's account: equations, numbers, what is in flight, the replay's and the measured bytes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from zerobench.commands.account.formulas import table_of_formulas, volume_lines
+from zerobench.records import MemoryRow
+from zerobench.theory.formula import Formula, Term, from_json, to_json
+
+FORMULAS = {
+    "gradients": Formula("2ψ/N", 1000, {"ψ": 1000, "N": 2}, (Term("padding", 24), Term("idle", -100))),
+    "communication": Formula("0", 0, {}),
+    "states": Formula("2ψ + (2 + K)ψ/N", 9000, {"ψ": 1000, "N": 2, "K": 12.0}, (Term("padding", 24),)),
+    "volume": Formula("(r + 1)ψ", 4000, {"ψ": 1000, "r": 3}, (Term("padding", 30),)),
+}
+
+
+def row(text: Any) -> dict[str, Any]:
+    return {"formulas": text, "psi": 1000}
+
+
+def memory(gradients: int) -> pd.DataFrame:
+    sizes = {"gradients": gradients, "communication": 0, "states": 9016, "total": 9999}
+    rows = [MemoryRow(rank, "step", c, 0, 0, size - 8 * rank, size) for c, size in sizes.items() for rank in (0, 1)]
+    return pd.DataFrame([asdict(one) for one in rows])
+
+
+def shown(gradients: int) -> tuple[str, list[str]]:
+    table, lines = table_of_formulas(row(to_json(FORMULAS)), memory(gradients))
+    assert table is not None
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue(), lines  # type: ignore[attr-defined]
+
+
+def test_each_category_has_its_equation_and_its_bytes() -> None:
+    table, lines = shown(1024)
+    cells = {line.split()[0]: line for line in table.splitlines() if line.strip()}
+    assert cells["gradients"].split() == ["gradients", "2ψ/N", *["1000", "B", "24", "B", "1.0", "KiB", "1.0", "KiB"]]
+    assert "2ψ + (2 + K)ψ/N" in cells["states"]
+    assert "total" not in cells
+    assert lines[0].startswith("ψ = 1,000 trained parameters, N = 2 ranks that share the states, K = 12 bytes")
+    assert lines[1:] == ["in flight, gradients: padding 24 B, idle -100 B"]
+
+
+@pytest.mark.parametrize(("size", "words"), [(1025, "1 B above"), (899, "1 B below"), (900, ""), (1024, "")])
+def test_what_lies_outside_of_its_bounds_is_said(size: int, words: str) -> None:
+    outside = [line for line in shown(size)[1] if "allow" in line]
+    assert outside == ([f"gradients: {words} what the formula and its terms allow"] if words else [])
+
+
+def test_the_volume_is_in_psi() -> None:
+    assert volume_lines(row(to_json(FORMULAS))) == [
+        "formula (r + 1)ψ = 4.000 ψ, with r = 3 reductions of a gradient",
+        "besides: padding +0.030 ψ",
+    ]
+
+
+@pytest.mark.parametrize("text", [None, float("nan")])
+def test_a_run_without_formulas_has_none(text: Any) -> None:
+    assert table_of_formulas(row(text), memory(1)) == (None, [])
+    assert volume_lines(row(text)) == []
+
+
+DAMAGED = (
+    "", "[]", "{", '{"states": 3}', '{"states": {"equation": "ψ"}}',
+    '{"volume": {"equation": "ψ", "value": 1, "numbers": {}, "in_flight": [1]}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_damaged_formulas_are_a_sentence(text: str) -> None:
+    table, (line,) = table_of_formulas(row(text), memory(1))
+    assert table is None
+    assert line.startswith("formulas cannot be read: ")
+    assert volume_lines(row(text)) == []
+
+
+def test_formulas_survive_the_table() -> None:
+    assert from_json(to_json(FORMULAS)) == FORMULAS
