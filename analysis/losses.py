@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title
 from analysis.style import look
 from zerobench.results.tables import Results
+from zerobench.strategies import reference
 
 CAPTION = "All strategies on the same batches. Equal curves lie on top of one another, the later ones narrower."
 
@@ -37,7 +38,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     figure, places = sheet(settings, panels, (4.6, 3.2), CAPTION, across=2)
     for (left, right), cells in places:
         found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
-        first = next((label for label in found if label.split()[0] == "ddp"), next(iter(found), None))
+        first = next((label for label in found if label.split()[0] == reference().name), next(iter(found), None))
         for number, (label, curve) in enumerate(found.items()):
             _curve(left, label, curve, number, len(found))
             _curve(right, label, curve - found[first], number, len(found))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from zlib import crc32
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+
+from zerobench.strategies import Look, find, spare_look
 
 # Okabe and Ito's palette, told apart by all common kinds of color vision.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -43,26 +45,6 @@ OVERLAP: Fills = {
 PHASES: Fills = {"forward": (SKY, ""), "backward": (BLUE, "//"), "update": (ORANGE, "\\\\")}
 
 
-class Look(NamedTuple):
-    """How the points and lines of a strategy look."""
-
-    color: str
-    marker: str
-    line: str | tuple[int, tuple[int, ...]]
-
-
-STRATEGIES = {
-    "ddp": Look(BLACK, "o", "-"),
-    "zero1": Look(ORANGE, "s", "--"),
-    "zero2": Look(BLUE, "^", "-."),
-    "zero3": Look(VERMILION, "D", ":"),
-    "zero_redundancy": Look(YELLOW, "<", (0, (3, 1))),
-    "fsdp2_no_reshard": Look(PURPLE, "v", (0, (3, 1, 1, 1))),
-    "fsdp2": Look(SKY, ">", (0, (1, 1))),
-    **{f"deepspeed_zero{n}": Look(GRAY, marker, (0, (5, 2))) for n, marker in ((1, "h"), (2, "p"), (3, "X"))},
-}
-OTHER_STRATEGY = Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1)))
-
 mpl.rcParams.update(
     {
         "figure.dpi": 150,
@@ -89,8 +71,9 @@ def in_short(labels: Sequence[str]) -> list[str]:
 
 
 def look(strategy: str) -> Look:
-    """The strategy's own, whatever it is called."""
-    return STRATEGIES.get(strategy, OTHER_STRATEGY)
+    """The look of a strategy by its row in the table; of one that only a user's script knows, one that its name says."""
+    row = find(strategy)
+    return row.look if row is not None else spare_look(crc32(strategy.encode()))
 
 
 def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:

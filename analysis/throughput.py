@@ -24,11 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of, with_times
 from zerobench.results.tables import Results
+from zerobench.strategies import reference
 
-REFERENCES = {"ddp": "DDP at the same N", "linear": "N × its own N = 1"}
+DDP = reference().name
+REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 
-def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = "ddp") -> Figure:
+def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
     """Three panels a setting: tokens/s, drop, peak."""
     settings = with_times(grids(results))
     largest = results.runs["peak_bytes"].max()
@@ -57,13 +59,13 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = "ddp") ->
 
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
     """Per cent of the reference that a cell does not reach; NaN where there is no reference, or no cell."""
-    if drop_from == "ddp":
-        ok = cells[(cells["strategy"] == "ddp") & (cells["status"] == "ok")]
-        reference = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())
+    if drop_from == DDP:
+        ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
+        most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())
     else:
         alone = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
-        reference = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
-    return 100 * (1 - cells["tokens_per_s"] / reference.astype("float64"))
+        most = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
+    return 100 * (1 - cells["tokens_per_s"] / most.astype("float64"))
 
 
 def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
@@ -81,7 +83,7 @@ def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--drop-from", choices=tuple(REFERENCES), default="ddp", help="what the drop is measured from (default: ddp)"
+        "--drop-from", choices=tuple(REFERENCES), default=DDP, help="what the drop is measured from (default: ddp)"
     )
 
 

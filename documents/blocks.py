@@ -21,8 +21,7 @@ from documents.blocks_times import disk, offload_time
 from documents.committed import load
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
-
-NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+from zerobench.strategies import spec_of
 
 
 def answer(root: Path) -> str:
@@ -34,7 +33,9 @@ def answer(root: Path) -> str:
     for name in ("zero1", "zero2", "zero3"):
         one = cells[name]
         size = f"{one.states_bytes / MIB:.1f} MiB ({_signed(one.states_bytes / ddp.states_bytes - 1)})"
-        costs.append(f"{NAMES[name]}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time")
+        costs.append(
+            f"{spec_of(name).label}: {size}, {one.volume_psi:.2f} ψ, {_signed(one.step_s / ddp.step_s - 1)} time"
+        )
     setting = f"{ddp.model} (ψ = {ddp.psi / 1e6:.1f} M, fp32, N = {ddp.world_size}, {ddp.cores} cores, one launch each)"
     return "\n".join([f"Measured on {setting}:", "", *(f"- {cost}" for cost in costs), "", *_under_limits(root)])
 
@@ -44,11 +45,11 @@ def _under_limits(root: Path) -> list[str]:
     words = []
     for limit, mine in searches.groupby("limit_bytes"):
         found = mine[mine["status"] == "found"].sort_values("tokens_per_s", ascending=False)
-        out = [NAMES[name] for name in mine[mine["status"] != "found"]["strategy"]]
+        out = [spec_of(name).label for name in mine[mine["status"] != "found"]["strategy"]]
         if found.empty:
             words.append(f"- {show_bytes(limit)}: nothing fits")
             continue
-        best = [f"{NAMES[one.strategy]} {one.tokens_per_s:.0f}" for one in found.itertuples()]
+        best = [f"{spec_of(one.strategy).label} {one.tokens_per_s:.0f}" for one in found.itertuples()]
         words.append(f"- {show_bytes(limit)}: {', '.join(best)}" + f"; of {' and '.join(out)} nothing fits" * bool(out))
     first = searches.iloc[0]
     what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
+from zlib import crc32
 
 from ..registry import TYPES, check_leading, check_name, options_of, source_of
 from ..theory.strategy import StrategyShape, StrategyTheory
@@ -23,8 +24,8 @@ FILLED = (
 """Parameters of a builder that are no options of the strategy: the run fills them in from its other sections."""
 
 COLORS = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#F0E442")
-MARKERS = ("P", "*", "d", "8", "H", "1", "x")
-"""Looks of rows that have none of their own, in turn."""
+MARKERS = ("*", "d", "8", "H", "1", "x")
+"""Looks of rows that have none of their own."""
 
 _SPECS: dict[str, StrategySpec] = {}
 
@@ -52,10 +53,14 @@ def register_strategy(
     if unknown := row.keys() - {one.name for one in fields(StrategySpec)}:
         raise ValueError(f"{FUNCTION}: {name}: {sorted(unknown)[0]} is no field of StrategySpec")
     schema = _schema_of(name, build, options)
-    place = len(_SPECS)
-    usual = Look(color or COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)], (0, (5, 1, 1, 1, 1, 1)))
-    row = {"look": usual, **row}
+    spare = spare_look(crc32(name.encode()))
+    row = {"look": spare._replace(color=color or spare.color), **row}
     _SPECS[name] = StrategySpec(name, build, schema, label=label or name, theory=theory, composes=composes, **row)
+
+
+def spare_look(number: int) -> Look:
+    """The look of a strategy that has none of its own."""
+    return Look(COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], (0, (5, 1, 1, 1, 1, 1)))
 
 
 def specs() -> Mapping[str, StrategySpec]:

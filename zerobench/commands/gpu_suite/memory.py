@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ... import strategies
 from ...config.resolve import Cell
 from ...sizes import show_bytes
 from .section import OURS, Done, Section, Setup, Table, padded, shorter
@@ -89,7 +90,7 @@ def _show(row: Any) -> list[str]:
 
 def _published(config: dict[str, Any], row: Any) -> str | None:
     """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens: 60 GB, and 8 GB with checkpoints."""
-    if config["model"]["name"] != "gpt2_1_5b" or config["strategy"]["name"] != "ddp":
+    if config["model"]["name"] != "gpt2_1_5b" or config["strategy"]["name"] != strategies.reference().name:
         return None
     recomputed = config["model"]["checkpointing"]
     at_32 = row["max_activations_bytes"] * 32 / config["micro_batch"] / 1e9

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ... import strategies
 from ...config.resolve import Cell
 from ...results.tables import load
 from .section import NONE, Done, Section, Setup, Table, padded, shorter
@@ -108,7 +109,7 @@ def _world(one: Done) -> tuple[Any, ...]:
 
 
 def _is_ddp(one: Done) -> bool:
-    return bool(one.config["strategy"]["name"] == "ddp")
+    return bool(one.config["strategy"]["name"] == strategies.reference().name)
 
 
 def _last(losses: Losses) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from ... import strategies
 from ...config.resolve import Cell
 from ...records import RunRow
 from ...results.summary import summarize
@@ -63,7 +64,8 @@ def _table(setup: Setup, done: list[Done]) -> Table:
             worst = next((one for one in launches if not one.is_ok), launches[0])
             rows.append(padded([name], worst.words, len(HEADER)))
             continue
-        ddp = next((c for c in cells.values() if c and c["strategy"] == "ddp" and c["model"] == cell["model"]), None)
+        others = (c for c in cells.values() if c and c["model"] == cell["model"])
+        ddp = next((c for c in others if c["strategy"] == strategies.reference().name), None)
         rows.append([name, *_show(cell, ddp)])
     notes = ["bf16, N = 1; the loss of the last step tells whether they train the same"]
     if not setup.small:

@@ -1,0 +1,305 @@
+"""The table of strategies: one row says all, a user's row comes by the same call, and nothing else lists names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+from tests.cells import cell
+from zerobench import cli, strategies, zero
+from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.predict.estimate import estimate
+from zerobench.results import provenance
+from zerobench.strategies import registration
+from zerobench.strategies.engine import AdaptedEngine
+
+ROOT = Path(__file__).parents[2]
+CELL = ("model=gpt_tiny", "world_size=2", "device=cpu")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Rows that a test registers are gone after it."""
+    before = dict(registration._SPECS)
+    yield
+    registration._SPECS.clear()
+    registration._SPECS.update(before)
+
+
+class Mine:
+    """A strategy of a test's."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, depth: int = 3, fast: bool = False, note: str | None = None):
+        self.model, self.optimizer, self.options = model, optimizer, (depth, fast, note)
+        self.calls: list[str] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).sum()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.calls.append("step")
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.calls.append("zero_grad")
+        self.model.zero_grad()
+
+
+def wrapped(build: Any, clips: bool = False, **section: Any) -> Any:
+    zerobench.register_strategy("mine", build)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return strategies.wrap({"name": "mine", **section}, model, optimizer, clips=clips, tile_bytes=7)
+
+
+def test_options_are_typed_keys_of_the_command_line_and_reach_the_builder() -> None:
+    zerobench.register_strategy("mine", Mine, label="My own", color="#123456")
+    row = strategies.spec_of("mine")
+    assert asdict(row.options()) == {"name": "mine", "depth": 3, "fast": False, "note": None}
+    assert (row.label, row.look.color, row.theory, row.of_user) == ("My own", "#123456", None, True)
+    swept = compose_cells(["-m", "strategy=ddp,mine", "strategy.depth=1,2", *CELL])
+    assert [c.config["strategy"].get("depth") for c in swept] == [None, 1, 2]
+    assert [c.problems for c in swept] == [()] * 3
+    assert len({c.cell_id for c in swept}) == 3
+    assert estimate(swept[1].config).psi == estimate(swept[0].config).psi
+    assert estimate(swept[1].config).states_bytes is None
+    engine = wrapped(Mine, depth=5, fast=True, note="x")
+    assert engine._engine.options == (5, True, "x")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("strategy.depht=2", "strategy.depht: no such key under strategy=mine; did you mean strategy.depth?"),
+        ("strategy.depth=deep", "strategy.depth=deep: wants an integer, and 'deep' is none"),
+        (
+            "strategy=mien",
+            "strategy=mien: no such strategy; did you mean mine? (all of them: zerobench --help strategy)",
+        ),
+    ],
+)
+def test_a_wrong_option_is_answered_with_the_right_one(override: str, sentence: str) -> None:
+    zerobench.register_strategy("mine", Mine)
+    with pytest.raises(RefusedError) as refused:
+        compose_cells(["strategy=mine", override, *CELL] if override[8] == "." else [override, *CELL])
+    assert refused.value.problems == [sentence]
+
+
+def test_help_and_completion_know_a_users_strategy(capsys: Any, monkeypatch: Any) -> None:
+    zerobench.register_strategy("mine", Mine)
+    assert cli.run(["--help", "strategy=mine"]) == 0
+    said = capsys.readouterr().out
+    assert "A strategy of a test's." in said
+    assert "strategy.depth=3" in said
+    assert "strategy.note=null" in said
+    monkeypatch.setenv("COMP_LINE", "zerobench strategy=mi")
+    assert cli.run(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split() == ["strategy=mine"]
+
+
+@dataclass
+class Options:
+    """Options as a dataclass."""
+
+    depth: int = 4
+
+
+@dataclass
+class Untyped:
+    depth: list[int] | None = None
+
+
+def no_optimizer(model: nn.Module) -> None: ...
+def no_default(model: nn.Module, optimizer: Any, depth: int) -> None: ...
+def a_list(model: nn.Module, optimizer: Any, depth: list[int] | None = None) -> None: ...
+def nothing(model: nn.Module, optimizer: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "more", "sentence"),
+    [
+        ("zero2", Mine, {}, "the name 'zero2' is taken"),
+        ("my own", Mine, {}, "'my own' is no usable name; use letters, digits and _"),
+        ("mine", 3, {}, "mine needs a function that builds it, not 3"),
+        ("mine", no_optimizer, {}, "mine's builder must be build(model, optimizer, ...), with options after these"),
+        ("mine", no_optimizer, {"options": Options}, "mine's builder must be build(model, optimizer, ...)"),
+        ("mine", no_default, {}, "mine's parameter depth needs a default and a type among int, float, str, bool"),
+        ("mine", a_list, {}, "mine's parameter depth needs a default and a type among"),
+        ("mine", a_list, {"options": Untyped}, "mine's option depth needs a default and a type among"),
+        ("mine", nothing, {"options": Options}, "mine's builder takes no parameter depth, which is one of its options"),
+        ("mine", Mine, {"options": 3}, "mine: options must be a dataclass, not 3"),
+        ("mine", Mine, {"colour": "red"}, "mine: colour is no field of StrategySpec"),
+    ],
+)
+def test_what_cannot_be_registered_is_one_sentence(name: str, build: Any, more: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match="^register_strategy: ") as refused:
+        zerobench.register_strategy(name, build, **more)
+    assert sentence in str(refused.value)
+    assert "mine" not in strategies.specs()
+
+
+def test_a_dataclass_may_say_the_options() -> None:
+    zerobench.register_strategy("mine", Mine, options=Options)
+    assert asdict(strategies.spec_of("mine").options()) == {"name": "mine", "depth": 4}
+    zerobench.register_strategy("mine", Mine, options=Options)  # the same again: a script that is imported twice
+
+
+class Lacking:
+    def __init__(self, model: nn.Module, optimizer: Any) -> None: ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def step(self) -> None: ...
+
+
+def test_an_engine_that_lacks_a_method_is_told_which_before_the_first_step() -> None:
+    with pytest.raises(
+        TypeError, match=r"^strategy=mine: its engine, Lacking, has no method backward and no zero_grad$"
+    ):
+        wrapped(Lacking)
+
+
+def test_clipping_wants_an_engine_that_clips() -> None:
+    with pytest.raises(TypeError, match=r"Mine, has no method clip_grad_norm_; clip needs it$"):
+        wrapped(Mine, clips=True)
+
+
+def test_what_an_engine_leaves_out_is_completed() -> None:
+    engine = wrapped(Mine)
+    assert isinstance(engine, AdaptedEngine)
+    engine.backward(engine(torch.ones(1, 2)))
+    with engine.no_sync():
+        engine.backward(engine(torch.ones(1, 2)))
+    engine.step()
+    engine.settle()
+    assert engine._engine.calls == ["step", "zero_grad"]
+    assert (engine.module, engine.optimizer) == (engine._engine.model, engine._engine.optimizer)
+    assert not engine.shares_gradients
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("precision=bf16", "precision=bf16: strategy=mine has no fp32 master weights here; use precision=fp32"),
+        ("offload=cpu", "offload=cpu: strategy=mine does not offload here; use one of zero1, zero2, zero3"),
+        (
+            "node_size=1",
+            "node_size=1: strategy=mine knows no groups of ranks; leave it out, or use zero1, zero2, zero3",
+        ),
+        ("zeropp=qwz", "zeropp=qwz: it is for zero3"),
+        ("buffers=fused", "buffers=fused: strategy=mine has buffers of its own"),
+        ("arena=true", "arena=true: strategy=mine has memory of its own"),
+        ("backend=simulated", "strategy=mine: a simulated world is there for ddp, zero1, zero2, zero3, megatron"),
+        ("precision.wire_dtype=bf16", "precision.wire_dtype=bf16: strategy=mine keeps and sends gradients in"),
+    ],
+)
+def test_what_it_does_not_compose_with_is_said_before_ranks_start(more: str, sentence: str) -> None:
+    zerobench.register_strategy("mine", Mine)
+    (one,) = compose_cells(["strategy=mine", more, *CELL])
+    assert any(sentence in problem for problem in one.problems), one.problems
+
+
+def test_what_it_says_that_it_composes_with_its_builder_is_given() -> None:
+    given: dict[str, Any] = {}
+
+    def build(model: nn.Module, optimizer: Any, node_size: int, tile_bytes: int) -> Mine:
+        given.update(node_size=node_size, tile_bytes=tile_bytes)
+        return Mine(model, optimizer)
+
+    zerobench.register_strategy("mine", build, composes=strategies.Composition(groups=True), half="masters")
+    (one,) = compose_cells(["strategy=mine", "node_size=1", "precision=bf16", *CELL])
+    assert one.problems == ()
+    assert set(one.config["strategy"]) == {"name"}
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    strategies.wrap(one.config["strategy"], model, optimizer, node_size=1, tile_bytes=7, wire_dtype=torch.bfloat16)
+    assert given == {"node_size": 1, "tile_bytes": 7}
+
+
+def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> None:
+    ours = cell("zero1", 2).config
+    before = provenance.source_of(ours)
+    zerobench.register_strategy("mine", Mine)
+    mine = ours | {"strategy": {"name": "mine"}}
+    assert provenance.source_of(mine) != before == provenance.source_of(ours)
+    assert strategies.find("somebody_elses") is None
+    with pytest.raises(ValueError, match="strategy=somebody_elses: it is none of ddp, zero1"):
+        strategies.spec_of("somebody_elses")
+
+
+def test_our_rows_come_by_the_same_call(monkeypatch: Any) -> None:
+    """A peer taken out of the table and registered again is the row that it was."""
+    before = strategies.spec_of("zero_redundancy")
+    registration._SPECS.pop("zero_redundancy")
+    row = {one.name: getattr(before, one.name) for one in fields(before)}
+    zerobench.register_strategy(row.pop("name"), row.pop("build"), **row)
+    assert strategies.spec_of("zero_redundancy") == before
+    assert cell("zero_redundancy", 2).problems == ()
+
+
+def test_the_table_and_the_library_agree() -> None:
+    """The engine is a library of its own below the table, and has its own names."""
+    assert set(zero.STAGES) <= set(strategies.built_in())
+    for name, defaults in zero.DEFAULTS.items():
+        said = strategies.spec_of(name).precision_defaults
+        assert {key: defaults[key] for key in said} == {
+            key: {"fp32": torch.float32}.get(value, value) for key, value in said.items()
+        }
+    assert [spec.name for spec in strategies.specs().values() if spec.reference is not None] == ["ddp"]
+
+
+def test_the_table_is_read_without_torch() -> None:
+    code = "import sys, zerobench.strategies as s; assert len(s.specs()) > 9; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
+
+
+TABLE = ("zerobench/strategies/table.py", "zerobench/strategies/options.py", "zerobench/strategies/peer_options.py")
+
+ALLOWED = {
+    "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
+    "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
+    "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
+    "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
+    "analysis/compare.py": "the project's goals, a ratio for each of its stages and a peer",
+    "documents/blocks.py": "a page says in words what its experiment's stages cost",
+    "documents/blocks_stages.py": "the paper's formulas beside its experiment's stages",
+    "documents/blocks_systems.py": "a page says in words what its experiment's groups cost",
+}
+"""Files outside the table that may name a strategy, and why: they choose what to run or to show, and list no traits."""
+
+
+def named_in(path: Path, names: set[str]) -> list[str]:
+    """Strategies that a file names in strings of its own: those alone in a string, or in a list with commas."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            words = set(node.value.split(","))
+            found += [f"{path}:{node.lineno}: {node.value}"] if words <= names else []
+    return found
+
+
+def test_nothing_else_lists_strategies() -> None:
+    names = set(strategies.built_in())
+    seen = {
+        str(path.relative_to(ROOT)): found
+        for folder in ("zerobench", "analysis", "documents")
+        for path in (ROOT / folder).rglob("*.py")
+        if (found := named_in(path, names))
+    }
+    assert [line for where, found in seen.items() if where not in (*TABLE, *ALLOWED) for line in found] == []
+    assert set(ALLOWED) <= set(seen), "a file that is allowed to and does not"
