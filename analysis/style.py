@@ -71,7 +71,7 @@ def in_short(labels: Sequence[str]) -> list[str]:
 
 
 def look(strategy: str) -> Look:
-    """The look of a strategy by its row in the table; of one that only a user's script knows, one that its name says."""
+    """The look of a strategy by its row in the table; one that follows from its name where only a script knows it."""
     row = find(strategy)
     return row.look if row is not None else spare_look(crc32(strategy.encode()))
 

@@ -145,7 +145,7 @@ def nothing(model: nn.Module, optimizer: Any) -> None: ...
     ],
 )
 def test_what_cannot_be_registered_is_one_sentence(name: str, build: Any, more: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match="^register_strategy: ") as refused:
+    with pytest.raises(ValueError, match=r"^register_strategy: ") as refused:
         zerobench.register_strategy(name, build, **more)
     assert sentence in str(refused.value)
     assert "mine" not in strategies.specs()
@@ -254,6 +254,8 @@ def test_our_rows_come_by_the_same_call(monkeypatch: Any) -> None:
 def test_the_table_and_the_library_agree() -> None:
     """The engine is a library of its own below the table, and has its own names."""
     assert set(zero.STAGES) <= set(strategies.built_in())
+    offload = {name: row.composes.offload for name, row in strategies.built_in().items() if row.composes.offload}
+    assert offload == zero.OFFLOADS
     for name, defaults in zero.DEFAULTS.items():
         said = strategies.spec_of(name).precision_defaults
         assert {key: defaults[key] for key in said} == {
@@ -275,6 +277,8 @@ ALLOWED = {
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
     "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
     "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
+    "zerobench/commands/gpu_suite/section.py": "the stages that the GPU suite runs",
+    "zerobench/commands/gpu_suite/speed.py": "the strategies whose speed the GPU suite measures",
     "analysis/compare.py": "the project's goals, a ratio for each of its stages and a peer",
     "documents/blocks.py": "a page says in words what its experiment's stages cost",
     "documents/blocks_stages.py": "the paper's formulas beside its experiment's stages",

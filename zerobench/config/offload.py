@@ -29,7 +29,7 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
     if section.get("delayed") and plain["precision"]["name"] == "fp16":
         problems.append("offload.delayed=true: loss scaling must judge an update before the next; use bf16 or fp32")
     try:
-        _offload_of(section).check(strategy)
+        _offload_of(section).check(strategy, leave)
     except ValueError as error:
         problems.append(str(error))
     return problems

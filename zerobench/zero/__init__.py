@@ -46,6 +46,10 @@ STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
 DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 """Options whose defaults a strategy has of its own."""
 
+_STATES = ("optimizer", "gradients")
+OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zero3": (*_STATES, "parameters")}
+"""Model states that may leave the device."""
+
 _ADOPTED = "_zerobench_engine"
 
 __all__ = ["MODES", "STAGES", "LossScaling", "NvmeOffload", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
@@ -116,7 +120,7 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
     chosen = Options(**{**usual, **preset, **DEFAULTS.get(strategy, {}), **options})
     chosen.check()
     if chosen.offload is not None:
-        chosen.offload.check(strategy)
+        chosen.offload.check(strategy, OFFLOADS.get(strategy, ()))
     return chosen
 
 

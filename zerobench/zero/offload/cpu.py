@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,17 +43,17 @@ class Offload:
     fraction: float = 1.0
     delayed_after: int | None = None
 
-    def check(self, strategy: str) -> None:
-        """Raises ValueError, one sentence, for what makes no sense."""
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        """Raises ValueError, one sentence, for what makes no sense. `leaves`: states that may under `strategy`."""
         if not 0 < self.fraction <= 1:
             raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
         if not (self.optimizer or self.gradients or self.parameters):
             raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
         if self.fraction < 1 and not self.optimizer:
             raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
-        if strategy not in ("zero1", "zero2", "zero3"):
+        if not leaves:
             raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
-        if self.parameters and strategy != "zero3":
+        if self.parameters and "parameters" not in leaves:
             raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
         if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
             raise ValueError(

@@ -15,7 +15,7 @@ each parameter's part of a cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -51,8 +51,8 @@ class NvmeOffload(Offload):
     direct: bool = True
     checksums: bool = True
 
-    def check(self, strategy: str) -> None:
-        super().check(strategy)
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        super().check(strategy, leaves)
         if not self.path:
             raise ValueError("offload.path: name the folder for files")
         if self.gradients and not self.optimizer:
