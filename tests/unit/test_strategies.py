@@ -141,7 +141,7 @@ def nothing(model: nn.Module, optimizer: Any) -> None: ...
         ("mine", a_list, {"options": Untyped}, "mine's option depth needs a default and a type among"),
         ("mine", nothing, {"options": Options}, "mine's builder takes no parameter depth, which is one of its options"),
         ("mine", Mine, {"options": 3}, "mine: options must be a dataclass, not 3"),
-        ("mine", Mine, {"colour": "red"}, "mine: colour is no field of StrategySpec"),
+        ("mine", Mine, {"hue": "red"}, "mine: hue is no field of StrategySpec"),
     ],
 )
 def test_what_cannot_be_registered_is_one_sentence(name: str, build: Any, more: dict[str, Any], sentence: str) -> None:
