@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.faults import workers
-from zerobench.launch.processes import launch
+from zerobench.launch.processes import Failure, explain, launch
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -49,6 +49,32 @@ def test_a_rank_that_fails_ends_the_pass_at_once(tmp_path: Path, worker, status:
     assert "\n" not in outcome.reason
     assert time.monotonic() - begun < 20
     assert ranks_alive() == []
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "words"),
+    [
+        (
+            [("crash", "raised RuntimeError: Connection closed by peer"), ("crash", "was killed by signal 9")],
+            "crash",
+            "rank 1 was killed",
+        ),
+        ([("crash", "was lost"), ("oom", "raised OutOfMemoryError: out of memory")], "oom", "rank 1 raised OutOf"),
+        ([("timeout", "still ran"), ("crash", "raised ValueError: no")], "crash", "rank 1 raised ValueError"),
+        ([("stopped", "still ran"), ("crash", "raised RuntimeError: gloo said so")], "crash", "rank 1 raised Runtime"),
+        (
+            [("timeout", "still ran"), ("timeout", "waited in the kernel")],
+            "timeout",
+            "rank 0, 1 still ran; rank 1 waited",
+        ),
+    ],
+)
+def test_the_first_cause_is_told_and_not_who_suffered_from_it(
+    failures: list[tuple[str, str]], status: str, words: str
+) -> None:
+    found = explain([Failure(rank, *failure) for rank, failure in enumerate(failures)], 5)
+    assert found[0] == status
+    assert words in found[1]
 
 
 def test_a_hang_is_a_timeout_with_stacks_in_the_log(tmp_path: Path) -> None:

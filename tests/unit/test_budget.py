@@ -207,6 +207,7 @@ def test_limits_for_any_environment_hold_beside_its_own() -> None:
         ("environments: {cpu: {cells: {c: {limits: {peak_byte: 3}}}}}", "did you mean peak_bytes?"),
         ("environments: {cpu: {cells: {c: {limits: {peak_bytes: x}}}}}", "c: peak_bytes: 'x' is no limit"),
         ("environments: {cpu: {cells: [c]}}", "must be a mapping"),
+        ("command: one\ncommand: another", "command stands there twice"),
         ("!!python/object/apply:os.system ['true']", "it is no yaml"),
     ],
 )

@@ -26,10 +26,10 @@ MUTANTS = (
     ),
     Mutant(
         "launch-orphans",
-        "Ranks outlive a parent that is killed.",
+        "Ranks outlive a parent that is killed: neither the kernel nor a thread of theirs ends them.",
         "zerobench/launch",
-        "        wait([parent.sentinel])\n        os._exit(1)",
-        "        wait([parent.sentinel])",
+        "    threading.Thread(target=_leave_with_parent, daemon=True).start()",
+        "    ctypes.CDLL(None).prctl(1, 0)",
         (f"{LAUNCH}::test_ranks_die_with_a_parent_that_is_killed",),
     ),
     Mutant(
@@ -46,7 +46,7 @@ MUTANTS = (
         "zerobench/launch",
         "key=lambda f: (f.status == STOPPED, _lost_a_peer(f),",
         "key=lambda f: (f.status == STOPPED, not _lost_a_peer(f),",
-        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
+        (f"{LAUNCH}::test_the_first_cause_is_told_and_not_who_suffered_from_it",),
     ),
     Mutant(
         "launch-no-stacks",

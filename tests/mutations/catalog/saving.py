@@ -92,7 +92,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "if (folder / name).resolve().parent != folder.resolve():",
         "if not (folder / name).resolve():",
-        ("tests/faults/test_checkpoint.py::test_a_forged_index_is_refused_and_changes_nothing",),
+        (f"{FAULTS_CHECKPOINT}::test_a_forged_index_is_refused_and_changes_nothing",),
     ),
     Mutant(
         "weights-pickle-opened",

@@ -1,0 +1,101 @@
+"""Faults of what shows and tidies results: pages, figures, summaries, prune."""
+
+from __future__ import annotations
+
+from ..mutant import Mutant
+
+COMPARISON = "tests/unit/test_comparison.py"
+FIGURES = "tests/unit/test_figures.py"
+PAGES = "tests/unit/test_pages.py"
+PRUNE_REFUSALS = "tests/unit/test_prune_refusals.py"
+STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
+
+MUTANTS = (
+    Mutant(
+        "pages-block-not-held",
+        "A block of a page that was changed by hand is taken for what the committed tables say.",
+        "documents/pages.py",
+        "        text = re.sub(",
+        "        re.sub(",
+        (f"{PAGES}::test_a_block_that_was_changed_by_hand_is_seen_and_made_anew",),
+    ),
+    Mutant(
+        "pages-block-of-no-page",
+        "A block of a page without an end is passed over.",
+        "documents/pages.py",
+        "if text.count(begin) != 1 or text.count(end) != 1:",
+        "if text.count(begin) != 1:",
+        (f"{PAGES}::test_a_block_that_has_no_end_or_is_unknown_is_a_sentence",),
+    ),
+    Mutant(
+        "front-of-dominated-cells",
+        "A cell that another one beats in memory at equal throughput is drawn on the front.",
+        "analysis/pareto.py",
+        "((peak < p) | (rate > r))",
+        "((peak < p) & (rate > r))",
+        (f"{FIGURES}::test_the_front_is_what_a_scan_from_small_to_large_says",),
+    ),
+    Mutant(
+        "prune-takes-the-newest",
+        "The newest of a cell's runs counts as superseded by itself.",
+        "zerobench/commands/holdings.py",
+        "if run.began < newest.get(_launch(row), run.began):",
+        "if run.began <= newest.get(_launch(row), run.began):",
+        (f"{STATUS_SHOW_PRUNE}::test_prune_removes_superseded_and_failed_runs_and_leftovers",),
+    ),
+    Mutant(
+        "prune-takes-what-is-being-written",
+        "A folder that a sweep is writing to is removed as a leftover.",
+        "zerobench/commands/prune.py",
+        "if one.path.name.startswith(PARTIAL) and is_claimed(one.path):",
+        "if one.path.name.startswith(PARTIAL) and one.path is None:",
+        (
+            PRUNE_REFUSALS,
+            STATUS_SHOW_PRUNE,
+        ),
+    ),
+    Mutant(
+        "prune-follows-links",
+        "A run that is only shown here, behind a link, is removed.",
+        "zerobench/commands/prune.py",
+        " and not run.folder.is_symlink():",
+        ":",
+        (f"{STATUS_SHOW_PRUNE}::test_prune_leaves_what_is_claimed_linked_or_no_run",),
+    ),
+    Mutant(
+        "prune-takes-what-a-search-names",
+        "Runs that a search's answer refers to are removed.",
+        "zerobench/commands/holdings.py",
+        'if ok and row["run_id"] in self.named:',
+        'if not ok and row["run_id"] in self.named:',
+        (f"{STATUS_SHOW_PRUNE}::test_prune_keeps_what_a_search_names",),
+    ),
+    Mutant(
+        "summary-hides-a-failed-launch",
+        "A cell of which one launch failed is summed up as if all had succeeded.",
+        "zerobench/results/summary.py",
+        "(failed if len(failed) else launches).iloc[-1]",
+        "launches.iloc[0]",
+        (
+            COMPARISON,
+            FIGURES,
+            STATUS_SHOW_PRUNE,
+        ),
+    ),
+    Mutant(
+        "summary-interval-of-two",
+        "Two launches get an interval, which says next to nothing.",
+        "zerobench/results/summary.py",
+        "few = len(launches) < LEAST_LAUNCHES",
+        "few = len(launches) < 2",
+        (f"{FIGURES}::test_step_times_whiskers_are_the_summarys_interval",),
+    ),
+    Mutant(
+        "interval-too-narrow",
+        "A 95 % interval is computed with the quantile of a 90 % one.",
+        "zerobench/results/summary.py",
+        "scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1)",
+        "scipy.stats.t.ppf(confidence, len(logs) - 1)",
+        (f"{COMPARISON}::test_slower_has_the_ratio_and_interval_that_scipy_says",),
+    ),
+)
