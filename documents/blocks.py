@@ -28,7 +28,7 @@ def answer(root: Path) -> str:
     """Which stage, in a paragraph: what each costs beside DDP, and what trains under each limit."""
     cells = _cells(root / "stages")
     ddp = cells["ddp"]
-    first = f"DDP: {ddp.states_bytes / MIB:.1f} MiB of model states a rank, {ddp.volume_psi:.2f} ψ of traffic a step"
+    first = f"DDP: {ddp.states_bytes / MIB:.1f} MiB of model states per rank, {ddp.volume_psi:.2f} ψ per step"
     costs = [f"{first}, {ddp.step_s * 1000:.0f} ms"]
     for name in ("zero1", "zero2", "zero3"):
         one = cells[name]
@@ -53,7 +53,7 @@ def _under_limits(root: Path) -> list[str]:
         words.append(f"- {show_bytes(limit)}: {', '.join(best)}" + f"; of {' and '.join(out)} nothing fits" * bool(out))
     first = searches.iloc[0]
     what = f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}"
-    return [f"The fastest that fits under a memory limit a rank ({what}), tokens/s:", "", *words]
+    return [f"The fastest that fits under a memory limit per rank ({what}), tokens/s:", "", *words]
 
 
 def stages(root: Path) -> str:
@@ -72,7 +72,7 @@ def stages(root: Path) -> str:
     first = next(iter(cells.values()))
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
-        f"tokens a step, {first.precision}, {first.optimizer}; {first.cores} cores, torch {first.torch_version}, "
+        f"tokens per step, {first.precision}, {first.optimizer}; {first.cores} cores, torch {first.torch_version}, "
         f"{first.started[:10]}. Medians of the slowest rank with their 95 % intervals over its steps. "
         f"`{first.command}`"
     )
@@ -83,7 +83,7 @@ def memory_cap(root: Path) -> str:
     """The fastest way to train of each strategy under each limit."""
     searches = load(root / "memory_cap").searches.sort_values(["limit_bytes", "strategy"])
     lines = [
-        "| limit a rank | strategy | micro-batch × accumulation | peak | tokens/s (95 % interval) |",
+        "| limit per rank | strategy | micro-batch × accumulation | peak | tokens/s (95 % interval) |",
         "| --: | --- | --- | --: | --: |",
     ]
     for one in searches.itertuples():
@@ -110,7 +110,7 @@ OFFLOADED = {(False, False): "nothing", (False, True): "gradients", (True, False
 
 
 def offload(root: Path) -> str:
-    """Bytes a parameter by tier and link, of every part that leaves and every stage."""
+    """Bytes per parameter by tier and link, of every part that leaves and every stage."""
     lines = [
         "| | leaves | device, formula | kept | with what is in flight | host memory | down | up |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",

@@ -114,7 +114,7 @@ def activation(root: Path) -> str:
 
 def buffers(root: Path) -> str:
     """Communication at its maximum, constant and fused, as the model grows."""
-    lines = ["| ψ | constant | fused | fused, bytes a parameter |", "| --: | --: | --: | --: |"]
+    lines = ["| ψ | constant | fused | fused, bytes per parameter |", "| --: | --: | --: | --: |"]
     sizes: dict[int, dict[str, int]] = {}
     for cell, config in cells_of(root / "buffers", "psi"):
         sizes.setdefault(cell.psi, {})[config.get("buffers", {}).get("name", "constant")] = cell.max_communication_bytes
@@ -154,7 +154,7 @@ def arena(root: Path) -> str:
     pairs = [(before, seen[name, "true"]) for (name, chosen), before in seen.items() if chosen == "false"]
     spared = sorted(before - after for (before, _), (after, _) in pairs)
     dearer = sorted(after / before - 1 for (_, before), (_, after) in pairs)
-    what = f"{spared[0]:.0f} to {spared[-1]:.0f} lasting allocations a step"
+    what = f"{spared[0]:.0f} to {spared[-1]:.0f} lasting allocations per step"
     return "\n".join([*lines, "", f"It spares {what}, and costs {dearer[0]:.0%} to {dearer[-1]:.0%} of the peak."])
 
 

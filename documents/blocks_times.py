@@ -25,7 +25,7 @@ def offload_time(root: Path) -> str:
     cells = summarize(results.runs)
     base = cells.sort_values("states_bytes").iloc[-1]
     lines = [
-        "| | on the device | in host memory | in files | ms a step | beside none |",
+        "| | on the device | in host memory | in files | ms per step | beside none |",
         "| --- | --: | --: | --: | --: | --: |",
     ]
     for cell in cells.sort_values("states_bytes", ascending=False).itertuples():
