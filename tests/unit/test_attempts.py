@@ -62,9 +62,18 @@ def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) 
 
 def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Path) -> None:
     one = cell("zero1", 2, results_dir=str(tmp_path))
+    made = [attempt(one, hour) for hour in (5, 6, 7)]
+    for number in (0, 1):
+        (tmp_path / made[number]).rename(tmp_path / f".away{number}")
+    assert split(attempt(one, 8)) == (split(made[0])[0], 4)
+
+
+def test_a_run_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    """Its folder is hidden until it is whole."""
+    one = cell("zero1", 2, results_dir=str(tmp_path))
     made = [attempt(one, hour) for hour in (5, 6)]
-    (tmp_path / made[0]).rename(tmp_path / ".away")
-    assert split(attempt(one, 7)) == (split(made[0])[0], 3)
+    (tmp_path / made[1]).rename(tmp_path / f".partial-{made[1]}")
+    assert list(load(tmp_path).runs["run_id"]) == [made[0]]
 
 
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:

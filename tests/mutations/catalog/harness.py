@@ -86,7 +86,7 @@ MUTANTS = (
         "zerobench/sweep",
         "            if id(launch.cell) in spoilt:\n",
         "            if id(launch) in spoilt:\n",
-        (f"{SWEEPS}::test_repeats_are_rounds_and_a_failed_cell_is_not_repeated",),
+        (f"{SWEEPS}::test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike",),
     ),
     Mutant(
         "sweep-repeats-in-blocks",
@@ -112,7 +112,7 @@ MUTANTS = (
         "zerobench/results",
         '(aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))',
         '(aside / "run.json").write_text(json.dumps(asdict(row), indent=1))',
-        (ATTEMPTS,),
+        (f"{ATTEMPTS}::test_a_value_that_is_not_finite_is_null_in_the_file",),
     ),
     Mutant(
         "results-partial-is-read",
@@ -120,7 +120,7 @@ MUTANTS = (
         "zerobench/results",
         '    return sorted(p for p in where.iterdir() if not p.name.startswith(".") and (p / "run.json").is_file())',
         '    return sorted(p for p in where.iterdir() if (p / "run.json").is_file())',
-        (f"{DAMAGED_RUNS}::test_each_is_left_out_with_a_sentence",),
+        (f"{ATTEMPTS}::test_a_run_that_is_being_written_is_not_read",),
     ),
     Mutant(
         "results-clock-decides",
@@ -128,7 +128,7 @@ MUTANTS = (
         "zerobench/results",
         'latest[prefix] = max(started, latest.get(prefix, ""))',
         "latest[prefix] = started",
-        (ATTEMPTS,),
+        (f"{ATTEMPTS}::test_a_clock_that_is_set_back_makes_no_older_run_the_newest",),
     ),
     Mutant(
         "results-number-given-twice",
@@ -136,7 +136,7 @@ MUTANTS = (
         "zerobench/results",
         "attempt = 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)",
         "attempt = 1 + sum(name == prefix for name, _ in (split(p.name) for p in others))",
-        (ATTEMPTS,),
+        (f"{ATTEMPTS}::test_a_number_that_was_removed_is_not_given_to_a_later_attempt",),
     ),
     Mutant(
         "results-failed-attempts-count",
@@ -144,7 +144,7 @@ MUTANTS = (
         "zerobench/results",
         'ended = runs[~runs["status"].isin(ATTEMPTS)]',
         "ended = runs",
-        (SELECTION,),
+        (f"{SELECTION}::test_failed_and_superseded_attempts_are_left_out_unless_asked_for",),
     ),
     Mutant(
         "results-newer-version-read",
@@ -160,7 +160,7 @@ MUTANTS = (
         "zerobench/results",
         "if name in there and was == signature(there[name])}",
         "if name in there}",
-        (TABLE_CACHE,),
+        (f"{TABLE_CACHE}::test_runs_that_changed_came_or_went_are_seen",),
     ),
     Mutant(
         "job-other-keys-accepted",
@@ -168,7 +168,7 @@ MUTANTS = (
         "zerobench/cluster",
         "if not isinstance(value, dict) or set(value) != set(types):",
         "if not isinstance(value, dict) or not set(value) >= set(types):",
-        (JOB,),
+        (f"{JOB}::test_records_survive_json_to_the_bit",),
     ),
     Mutant(
         "job-silence-is-life",
@@ -176,7 +176,7 @@ MUTANTS = (
         "zerobench/cluster",
         "if rank not in self._heard or self._heard[rank][0] != beats:",
         "if rank not in self._heard or self._heard[rank][0] == beats:",
-        (JOB,),
+        (f"{JOB}::test_a_pulse_that_stands_still_is_heard",),
     ),
     Mutant(
         "data-ranks-see-the-same",
@@ -184,6 +184,6 @@ MUTANTS = (
         "zerobench/data.py",
         'config["sequence"], config["micro_batch"], config["accumulation"], rank,',
         'config["sequence"], config["micro_batch"], config["accumulation"], 0,',
-        (DATA_AND_MODELS,),
+        (f"{DATA_AND_MODELS}::test_a_cells_ranks_have_their_own_parts",),
     ),
 )

@@ -73,7 +73,7 @@ MUTANTS = (
         "zerobench/theory",
         "used = -(-values // 4) * 4 + 4 * -(-numel // block) + STAMP_BYTES",
         "used = -(-values // 4) * 4 + STAMP_BYTES",
-        (GROUPING,),
+        (f"{GROUPING}::test_theory_knows_payloads_as_the_codec_does",),
     ),
     Mutant(
         "theory-second-hop-lost",
@@ -81,7 +81,7 @@ MUTANTS = (
         "zerobench/theory",
         "return moved + (Moved(numel // inside, 0, (outside - 1)",
         "return moved + (Moved(0, 0, 0 * (outside - 1)",
-        (GROUPING,),
+        (f"{GROUPING}::test_formulas_of_a_large_world",),
     ),
     Mutant(
         "theory-logits-in-two-bytes",

@@ -24,7 +24,7 @@ MUTANTS = (
         "zerobench/zero/checkpoint",
         "file.seek(chunk.begin + (first - chunk.start) * self.dtype.itemsize)",
         "file.seek(chunk.begin + (first - chunk.start + 1) * self.dtype.itemsize)",
-        (WEIGHTS,),
+        (f"{WEIGHTS}::test_names_and_shapes_as_torch_has_them",),
     ),
     Mutant(
         "checkpoint-gap-not-seen",

@@ -16,7 +16,7 @@ MUTANTS = (
         "zerobench/zero/optim",
         "            segment.used = segment.segment.parameter in self.used",
         "            segment.used = True",
-        (BRANCHES,),
+        (f"{BRANCHES}::test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays",),
     ),
     Mutant(
         "update-used-here-alone",
@@ -24,7 +24,7 @@ MUTANTS = (
         "zerobench/zero/optim",
         "            self.used = {i for i, flag in enumerate(flags) if flag}",
         "            pass",
-        (BRANCHES,),
+        (f"{BRANCHES}::test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays",),
     ),
     Mutant(
         "clip-by-local-norm",
