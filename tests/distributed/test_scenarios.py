@@ -23,7 +23,7 @@ from tests.ranks import run_ranks
 from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.zero import STAGES, initialize
 
-BUCKET_BYTES = 4096
+BUCKET_BYTES = 8192
 TOLERANCE = 1e-6
 """On losses, and where SGD trains on weights too. Adam makes steps of what rounding leaves: a share of its rate."""
 
@@ -186,7 +186,9 @@ def far_apart(one: Scenario, mine: Any, oracle: Any, dtype: torch.dtype) -> list
     return wrong if apart <= way_within * come else [*wrong, f"weights by {apart} where the oracle's came {come}"]
 
 
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3, 4])
+@pytest.mark.parametrize(
+    "n", [pytest.param(2, marks=pytest.mark.thorough), 3, pytest.param(4, marks=pytest.mark.thorough)]
+)
 def test_scenarios_in_half_precision(n: int) -> None:
     for mine in run_ranks(n, in_half, torch.bfloat16, torch.float16):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}

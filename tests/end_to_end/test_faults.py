@@ -55,12 +55,12 @@ def test_a_rank_killed_with_9_is_a_crash_and_the_sweep_goes_on(tmp_path: Path) -
 
 
 def test_a_timeout_is_a_row(tmp_path: Path) -> None:
-    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=6")
+    sweep = start(tmp_path, "world_size=2", "measure.steps=100000", "launch.timeout_s=4")
     sweep.communicate(timeout=60)
     assert sweep.returncode == 1
     run = zerobench.load(tmp_path / "results/runs").runs.iloc[0]
     assert run.status == "timeout"
-    assert "launch.timeout_s=6 was over" in run.reason
+    assert "launch.timeout_s=4 was over" in run.reason
     log = tmp_path / "results/runs" / run.run_id / "logs/timed/rank0.log"
     assert "run_rank" in log.read_text()
 
