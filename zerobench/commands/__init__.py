@@ -1,10 +1,11 @@
-"""What the command line does beside running: a module for each verb, with a function of its name.
+"""The verbs of the command line: one module per verb, with a function of its name.
 
-status, show, prune    what results folders hold (commands/holdings.py); a run as an account (account/account.py)
-export, columns        tables for elsewhere; what their columns mean
-compare, noise         what moved (compare/comparison.py, paired.py), and what identical code moves by (noise_floor.py)
+status, show, prune    results folders (commands/holdings.py); a run as an account (account/account.py)
+export, columns        tables for other programs; the meaning of their columns
+compare, noise         differences between runs (compare/comparison.py, paired.py), and between identical ones
+                       (noise_floor.py)
 budget                 limits and sentences (budget/limits.py), their files (budget/file.py) and reports (report.py)
-dry_run                what a sweep would run
-codes                  what ZeRO++'s codes change of weights and gradients
-gpu_suite              what a GPU can do: the sections of suite/
+dry_run                the runs that a sweep would start
+codes                  the error of ZeRO++'s quantization in weights and gradients
+gpu_suite              a survey of a GPU: the sections of gpu_suite/
 """

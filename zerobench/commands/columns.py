@@ -18,7 +18,7 @@ from ..records.describe import ROWS, Column, columns_of, said_of
 from ..sizes import printable
 
 WIDEST = 120
-"""Lines where output is no terminal."""
+"""Width of lines where output is not a terminal."""
 
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ examples:
 
 
 def columns(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0, or 2 where no column is meant."""
+    """Runs the verb. Returns the exit code: 0, or 2 where no column matches."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     tables = list(ROWS) if chosen.table is None else chosen.table.split(",")
@@ -89,7 +89,7 @@ def _why_none(there: Sequence[Column], chosen: argparse.Namespace) -> str:
 
 
 def as_text(found: Sequence[Column]) -> str:
-    """A heading for each table; name, unit and the meaning, folded to the terminal's width."""
+    """Formats a heading per table; name, unit and meaning, folded to the terminal's width."""
     width = min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)
     name = max(len(column.name) for column in found) + 2
     unit = max(len(column.unit) for column in found) + 2
@@ -98,7 +98,7 @@ def as_text(found: Sequence[Column]) -> str:
         lines += [f"{table}: {_lower(said_of(table))}", ""]
         for column in mine:
             start = f"  {column.name:<{name}}{column.unit:<{unit}}"
-            # a terminal that is too narrow for three columns has the meaning below
+            # a terminal too narrow for three columns shows the meaning below
             fits = width - len(start) >= 30
             indent = len(start) if fits else 6
             said = textwrap.wrap(column.meaning, width - indent, break_on_hyphens=False)
@@ -114,7 +114,7 @@ def _lower(sentence: str) -> str:
 
 
 def as_markdown(found: Sequence[Column]) -> str:
-    """A heading and a pipe table for each table of ours."""
+    """Formats a heading and a pipe table per table."""
     lines = []
     for table, mine in groupby(found, key=lambda column: column.table):
         lines += [f"## {table}", "", f"{said_of(table)}.", "", "| column | type | unit | meaning |", "|" + " --- |" * 4]
@@ -127,12 +127,12 @@ def as_markdown(found: Sequence[Column]) -> str:
 
 
 def as_json(found: Sequence[Column]) -> str:
-    """A list of objects, one per column."""
+    """Formats a list of objects, one per column."""
     return json.dumps([asdict(column) for column in found], indent=2, ensure_ascii=False) + "\n"
 
 
 def as_csv(found: Sequence[Column]) -> str:
-    """A line per column, with a header."""
+    """Formats a line per column, with a header."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(asdict(found[0])), lineterminator="\n")
     writer.writeheader()
@@ -146,4 +146,4 @@ FORMATS: dict[str, Callable[[Sequence[Column]], str]] = {
     "csv": as_csv,
     "json": as_json,
 }
-"""Choice of --format -> what writes it."""
+"""Choice of --format -> formatter."""

@@ -1,4 +1,4 @@
-"""`--dry-run`: the cells of a sweep with what theory predicts, and whether each would be run, reused or refused."""
+"""`--dry-run`: the cells of a sweep with theory's predictions, and the action for each: run, reuse or refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOMETIMES = {
     "up": "up_bytes",
     "between nodes": "between_bytes",
 }
-"""Column -> bytes of an estimate; without a cell that has any there is no column."""
+"""Column -> bytes of an estimate; shown where any cell has some."""
 
 
 def print_plan(cells: list[Cell]) -> int:
@@ -60,12 +60,12 @@ def _plan(cell: Cell) -> str:
 def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
     try:
         return estimate(config), ""
-    except Exception as error:  # a user's builder may do what a model without memory cannot
+    except Exception as error:  # a user's builder may do things that a model without memory cannot
         return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
 
 
 def _show(prediction: Estimate | None, there: list[str]) -> list[str]:
-    """ψ, the formula's states and those on the device, the bytes of the columns `there`, volume."""
+    """Formats ψ, the formula's states and those on the device, the bytes of the columns `there`, volume."""
     if prediction is None:
         return ["–"] * (4 + len(there))
     sizes = [prediction.floor_bytes, prediction.states_bytes, *(getattr(prediction, SOMETIMES[name]) for name in there)]

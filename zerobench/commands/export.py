@@ -28,11 +28,11 @@ ELSEWHERE = {
     "predicted_states_bytes": ("down_bytes", "up_bytes"),
     "wire_bytes": ("between_nodes_bytes", *CODED),
 }
-"""Column of SHORT -> those that follow it where any run has something of them."""
+"""Column of SHORT -> columns that follow it where any run has values for them."""
 
 
 def export(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0, or 2 for a folder or column that is not there."""
+    """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     if chosen.format == "parquet" and chosen.out is None:
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 def select(
     results: tables.Results, table: str, columns: str | None, latest: bool, short: bool
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The table as a frame, and which columns are asked for. Raises ValueError for one that it does not have."""
+    """Returns the table as a frame, and the requested columns. Raises ValueError for one that it does not have."""
     frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
     if latest and "run_id" in frame:
         kept = tables.latest(results.runs)["run_id"]
@@ -102,7 +102,7 @@ def select(
 
 
 def short_columns(runs: pd.DataFrame) -> list[str]:
-    """SHORT, and of ELSEWHERE what any of these runs has."""
+    """Returns SHORT, and those of ELSEWHERE that any of these runs has."""
     there = [name for more in ELSEWHERE.values() for name in more if runs[name].astype("float64").gt(0).any()]
     return [name for column in SHORT for name in (column, *(n for n in ELSEWHERE.get(column, ()) if n in there))]
 
@@ -113,7 +113,7 @@ def _note(frame: pd.DataFrame, columns: list[str]) -> str:
 
 
 def to_markdown(frame: pd.DataFrame) -> str:
-    """A pipe table; floats with four significant digits, what is missing as a dash."""
+    """Formats a pipe table; floats with four significant digits, missing values as a dash."""
 
     def show(value: object) -> str:
         if pd.isna(value):  # type: ignore[call-overload]

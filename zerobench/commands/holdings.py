@@ -1,4 +1,4 @@
-"""What a results folder holds, for the verbs that look after it.
+"""The contents of a results folder, for the verbs that maintain it.
 
 A run *failed* where its status is not ok. It is *superseded* where an ok run of the same cell, repeat, code, torch and
 device began later, and *outdated* where the newest ok run of its cell, on the same torch and device, is by other code.
@@ -22,10 +22,10 @@ from ..results.folders import PARTIAL
 from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
 
 PRUNED = ".pruned-"
-"""What the name of a folder begins with that is being removed."""
+"""Prefix of a folder's name while it is removed."""
 
 UNLOCKED = ".claim-"
-"""A folder on its way to being claimed, for a few milliseconds. Who tries its lock may keep its owner from it."""
+"""Prefix of a folder that is being claimed, for a few milliseconds: testing its lock could keep its owner from it."""
 
 UNLOCKED_AT_MOST_S = 3600.0
 
@@ -55,7 +55,7 @@ class Holdings:
     damaged_searches: list[Path]
 
     def verdicts(self) -> list[str]:
-        """For each run "superseded", "failed", "outdated", or "" where it is worth keeping."""
+        """Returns for each run "superseded", "failed", "outdated", or "" where it should be kept."""
         newest: dict[tuple[Any, ...], Moment] = {}
         code: dict[tuple[Any, ...], str] = {}
         for run in self.runs:
@@ -110,13 +110,13 @@ def _held(rows: list[dict[str, Any]], folders: Sequence[Path | None]) -> list[He
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed."""
+    """Returns the bytes of a file, or of all files below a folder; links are not followed."""
     files = [path] if not path.is_dir() else [Path(at) / name for at, _, names in os.walk(path) for name in names]
     total = 0
     for file in files:
         try:
             total += file.lstat().st_size
-        except FileNotFoundError:  # somebody else removes or finishes this run just now
+        except FileNotFoundError:  # another process removes or finishes this run right now
             continue
     return total
 
@@ -141,14 +141,14 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _abandoned(where: Path) -> list[Path]:
-    """Folders that a process left behind half removed or not yet claimed."""
+    """Returns folders that a process left half removed or not yet claimed."""
     long_ago = time.time() - UNLOCKED_AT_MOST_S
     unlocked = [p for p in where.glob(f"{UNLOCKED}*") if _is_own_folder(p) and p.stat().st_mtime < long_ago]
     return sorted(unlocked + [p for p in where.glob(f"{PRUNED}*") if _is_own_folder(p)])
 
 
 def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
-    """The runs that searches name, and the files that are no search."""
+    """Returns the runs that searches name, and the files that are not searches."""
     named: set[str] = set()
     damaged: list[Path] = []
     if folder.is_symlink():  # not this results folder's own

@@ -18,17 +18,17 @@ from .holdings import PRUNED, Holdings, look, size_of
 
 @dataclass(frozen=True)
 class Doomed:
-    """What is to go: a run's or leftover's folder, or a search's file."""
+    """An entry to remove: a run's or leftover's folder, or a search's file."""
 
     path: Path
     why: str
     size: int
     changed: int
-    """When, in ns, as long as it is what was looked at."""
+    """Time of change, in ns, to detect a replacement."""
 
 
 def prune(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0, 1 where something could not be removed, 2 where nothing may be."""
+    """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
     parser = argparse.ArgumentParser(
         prog="zerobench prune",
         description="Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
@@ -65,7 +65,7 @@ def prune(arguments: list[str]) -> int:
 
 
 def choose(held: Holdings, older_code: bool) -> list[Doomed]:
-    """What goes. Runs behind a link stay: they are kept elsewhere, and only shown here."""
+    """Returns the entries to remove. Runs behind a link stay: they belong to another folder."""
     unwanted = {"superseded", "failed"} | ({"outdated"} if older_code else set())
     found = []
     for run, verdict in zip(held.runs, held.verdicts(), strict=True):
@@ -78,7 +78,7 @@ def choose(held: Holdings, older_code: bool) -> list[Doomed]:
 
 
 def remove_all(doomed: list[Doomed]) -> int:
-    """Removes each, whatever becomes of the others. Returns the exit code."""
+    """Removes each, independent of the others' failures. Returns the exit code."""
     freed, gone, failed = 0, 0, 0
     for one in doomed:
         try:
@@ -95,7 +95,7 @@ def remove(one: Doomed) -> bool:
     """Removes a folder or file; a reader sees all of it or none. False where it is gone, another by now, or claimed."""
     hidden = one.path.parent / f"{PRUNED}{uuid.uuid4().hex[:8]}"
     try:
-        if one.path.stat().st_mtime_ns != one.changed:  # a new run may have got the name of one that was removed
+        if one.path.stat().st_mtime_ns != one.changed:  # a new run may have the name of one that was removed
             return False
         if one.path.name.startswith(PARTIAL) and is_claimed(one.path):
             return False

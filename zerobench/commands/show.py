@@ -19,11 +19,11 @@ from .account.account import print_account
 from .holdings import Held, Holdings, look
 
 LISTED = 10
-"""Candidates that are named where RUN fits several."""
+"""Number of candidates that are listed where RUN fits several."""
 
 
 def show(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
+    """Runs the verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
     parser = argparse.ArgumentParser(
         prog="zerobench show",
         description="What was run, its memory, traffic, times and losses; for a failed run its reason and logs.",
@@ -48,7 +48,7 @@ def show(arguments: list[str]) -> int:
 
 
 def find(name: str, where: Path) -> tuple[Held, Results]:
-    """The run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
+    """Returns the run and its tables. Raises ValueError, in a sentence, where `name` fits none or several."""
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
             return _only(look(folder)), _load_run(folder)
@@ -70,8 +70,8 @@ def _load_run(folder: Path) -> Results:
 
 
 def pick(name: str, held: Holdings) -> Held:
-    """The run that is called `name`, else the newest of the cell of that name, else the only one that begins with it,
-    else the only one that contains it.
+    """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
+    it, else the only one that contains it.
     """
     by_id = {run.row["run_id"]: run for run in held.runs}
     if name in by_id:

@@ -11,7 +11,7 @@ from ..sizes import printable
 
 
 def status(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0, or 2 where there is no such folder."""
+    """Runs the verb. Returns the exit code: 0, or 2 where there is no such folder."""
     parser = argparse.ArgumentParser(
         prog="zerobench status",
         description="What a results folder or a collection holds: a line a cell with its newest launches.",

@@ -1,1 +1,1 @@
-"""`zerobench budget`: measured values become limits, and runs are held against them."""
+"""`zerobench budget`: measured values become limits, and runs are checked against them."""

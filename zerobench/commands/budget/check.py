@@ -1,4 +1,4 @@
-"""`zerobench budget check`: finished or new runs held against their budgets, cell by cell."""
+"""`zerobench budget check`: finished or new runs checked against their budgets, cell by cell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(arguments: list[str]) -> int:
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
-    """What is certain goes first: a regression is one, even where another cell could not run."""
+    """Returns the exit code: certain results first, so a regression counts even where another cell could not run."""
     kinds = {finding.kind for finding in findings}
     if kinds & {"regression", "missing"} or (strict and "improvement" in kinds):
         return 1
@@ -67,8 +67,8 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
 def _check_file(
     file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
 ) -> tuple[list[Finding], list[tuple[str, str]]]:
-    """Findings, and the (cell, metric) pairs that were held against a limit. Of `finished` runs the failed attempts at
-    cells without a budget count with `everything` alone.
+    """Returns findings, and the (cell, metric) pairs that were checked. Failed attempts among `finished` runs at cells
+    without a budget count with `everything` only.
     """
     if finished is None:
         if not file.command:
@@ -98,7 +98,7 @@ def _check_file(
 
 
 def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
-    """Cells without a budget: those that failed are findings, the others a word."""
+    """Returns findings for failed cells without a budget; other such cells get a note."""
     if rows:
         print(f"without a budget: {', '.join(row['name'] for row in rows)}")
     return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
@@ -117,7 +117,7 @@ def _require(file: BudgetFile, environment: str) -> None:
 
 
 def _match(name: str, budgeted: CellBudget, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of the same work, of several that of the same name; without work the name decides."""
+    """Returns the row of the same work, of several that of the same name; without work the name decides."""
     same = [row for row in rows if row["work"] == budgeted.work] if budgeted.work else rows
     named = [row for row in same if row["name"] == name]
     return next(iter(named or (same if budgeted.work else [])), None)

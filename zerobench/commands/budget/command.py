@@ -1,4 +1,6 @@
-"""`zerobench budget record` and `zerobench budget check`: measured values become limits, runs are held against them."""
+"""`zerobench budget record` and `zerobench budget check`: measured values become limits, runs are
+checked against them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ improvement); 2 no budget for this environment, or a cell could not run.
 
 
 def budget(arguments: list[str]) -> int:
-    """The verb. Returns the exit code."""
+    """Runs the verb. Returns the exit code."""
     verbs: dict[str, Callable[[list[str]], int]] = {"record": _record, "check": check}
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
@@ -107,8 +109,8 @@ def _record(arguments: list[str]) -> int:
 
 
 def record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken: set[str]) -> None:
-    """Puts a cell's values in place of those that are there; ceilings and tolerances by hand stay, also those of the
-    same work under a name that is not `taken` by another row.
+    """Replaces a cell's recorded values; manual ceilings and tolerances stay, also those of the same work under a name
+    that is not `taken` by another row.
     """
     if row["status"] != "ok":
         raise UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")
@@ -142,7 +144,7 @@ def record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:
-    """A time that the machine cannot repeat within the tolerance is no budget."""
+    """Raises where the machine cannot repeat a time within the tolerance: such a time is no budget."""
     low, high, middle = row["step_s_low"], row["step_s_high"], row["step_s"]
     if row["launches"] < LEAST_LAUNCHES or pd.isna(low):
         raise UnjudgedError(f"{row['name']}: step_s needs measure.repeats=3 or more, it has {row['launches']} launches")

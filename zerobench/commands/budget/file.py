@@ -31,7 +31,9 @@ ANY = "any"
 
 @dataclass
 class CellBudget:
-    """`work`: what is measured (resolve.work_id), or None where a person wrote the name alone."""
+    """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None where only the name was
+    written.
+    """
 
     work: str | None
     limits: dict[str, Limit]
@@ -39,7 +41,7 @@ class CellBudget:
 
 @dataclass
 class Environment:
-    """`about`: when, by which commit and on what the values were measured."""
+    """The budgets of one environment. `about`: date, commit and machine of the measurement."""
 
     about: dict[str, Any] = field(default_factory=dict)
     cells: dict[str, CellBudget] = field(default_factory=dict)
@@ -47,15 +49,15 @@ class Environment:
 
 @dataclass
 class BudgetFile:
-    """`command`: the arguments that compose the cells; empty where they were recorded from runs."""
+    """A budget file. `command`: the arguments that compose the cells; empty where they were recorded from runs."""
 
     path: Path
     command: list[str] = field(default_factory=list)
     environments: dict[str, Environment] = field(default_factory=dict)
 
     def of(self, environment: str) -> list[tuple[str, CellBudget]]:
-        """The cells that have a budget in this environment, by name; limits for any environment hold besides, but
-        do not stand in for it where other environments have limits of their own.
+        """Returns the cells with a budget in this environment, by name; limits for any environment hold in addition,
+        but do not replace it where other environments have limits of their own.
         """
         if environment not in self.environments and set(self.environments) != {ANY}:
             return []
@@ -64,7 +66,7 @@ class BudgetFile:
 
 
 def environment_of(device_class: str, torch_version: str) -> str:
-    """The class of machines on which bytes agree: "cpu, torch 2.13"."""
+    """Returns the class of machines on which bytes agree: "cpu, torch 2.13"."""
     return f"{device_class}, torch {torch_minor(torch_version)}"
 
 
@@ -109,8 +111,8 @@ def _cell(path: Path, name: str, content: Any) -> CellBudget:
 
 
 def check_command(command: list[str]) -> None:
-    """Raises ValueError for a part of a command that a file from elsewhere is not to decide: what Hydra imports, which
-    folders are read and written. Those are said on the command line of the one who checks.
+    """Raises ValueError for a part of a command that an external file must not decide: imports by Hydra, folders that
+    are read and written. Those are given on the command line of the check.
     """
     for part in command:
         key = part.lstrip("+~").partition("=")[0]

@@ -1,13 +1,13 @@
-"""Budgets: what chosen cells may need, and sentences where they need something else.
+"""Budgets: limits of chosen cells, and sentences where they are not met.
 
-A *limit* is what one metric of one cell is held against::
+A *limit* applies to one metric of one cell::
 
-    12345678               exactly this, both ways: more is a regression, less an improvement worth recording
-    12345678 ± 2 %         the same, with a tolerance
-    <= 24 GiB              a ceiling, by hand; >= is a floor
+    12345678               exactly this value: more is a regression, less an improvement worth recording
+    12345678 ± 2 %         this value, with a tolerance
+    <= 24 GiB              a manual ceiling; >= is a floor
 
-A *finding* is one limit that does not simply hold. Bytes and volumes repeat to the last digit, so they need no
-tolerance; times do.
+A *finding* is one limit that does not simply hold. Bytes and volumes repeat exactly, so they need no tolerance; times
+do.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ RECORDED = (
     *ELSEWHERE, *FILES,
     "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
 )  # fmt: skip
-"""Metrics that repeat exactly; what `record` writes unless told otherwise."""
+"""Metrics that repeat exactly; the default of `record`."""
 
 SAYS_NOTHING_WITHOUT = {
     **dict.fromkeys(FILES, "offload"),
     **dict.fromkeys(BETWEEN, "node_size"),
     **dict.fromkeys(SHARES, "zeropp"),
 }
-"""Metric -> the choice that must stand in a cell's resolved config: elsewhere it is 0, or the same as another."""
+"""Metric -> a choice that must be in a cell's resolved config: otherwise it is 0, or equal to another metric."""
 
 BY_HAND = (
     "step_s", "tokens_per_s", "resident_bytes", "allocated_bytes", "reserved_bytes", "pinned_bytes",
@@ -59,27 +59,29 @@ DEFAULT_TOLERANCE = {
 }
 
 WHERE_READABLE = ("loopback_bytes",)
-"""Metrics that some systems do not tell: no reason to fail there."""
+"""Metrics that some systems do not report, which is not a failure."""
 
 SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
-"""What bytes may move by whatever they are: libraries' threads take theirs when they come to it."""
+"""Absolute slack in bytes: libraries' threads allocate at varying times."""
 
 ROUNDING = 1e-9
-"""Quotients may differ in the last digit between versions of Python."""
+"""Relative slack of quotients, whose last digit may differ between versions of Python."""
 
 _LIMIT = re.compile(r"(<=|>=)?\s*([^±]+?)\s*(?:±\s*([0-9.]+)\s*%)?")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """`bound`: "" for a value to meet, "<=" or ">=" for one not to cross. `tolerance`: a share of the value."""
+    """One limit. `bound`: "" for an exact value, "<=" or ">=" for a ceiling or floor. `tolerance`: a fraction of the
+    value.
+    """
 
     value: float
     bound: str = ""
     tolerance: float = 0.0
 
     def judge(self, metric: str, value: float) -> str:
-        """ok, regression or improvement."""
+        """Returns ok, regression or improvement."""
         slack = max(max(self.tolerance, ROUNDING) * abs(self.value), SLACK.get(metric, 0))
         if self.bound:
             crossed = value > self.value + slack if self.bound == "<=" else value < self.value - slack
@@ -92,7 +94,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """`kind`: regression, improvement, missing or unjudged. `sentence` says all that is to say."""
+    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence` is complete."""
 
     kind: str
     cell: str
@@ -101,12 +103,12 @@ class Finding:
 
 
 def recorded(config: dict[str, Any]) -> list[str]:
-    """The metrics that `record` writes of a cell with this resolved config unless told otherwise."""
+    """Returns the metrics that `record` writes by default for a cell with this resolved config."""
     return [metric for metric in RECORDED if SAYS_NOTHING_WITHOUT.get(metric, "model") in config]
 
 
 def parse_limit(metric: str, text: Any) -> Limit:
-    """A limit as it stands in a budget file. Raises ValueError with what would be right."""
+    """Parses a limit of a budget file. Raises ValueError that names valid forms."""
     found = _LIMIT.fullmatch(str(text).strip())
     wrong = f"{metric}: {text!r} is no limit; write a value, a value ± 2 %, or <= with a ceiling, as in <= 24 GiB"
     if found is None or isinstance(text, bool):
@@ -122,7 +124,7 @@ def parse_limit(metric: str, text: Any) -> Limit:
 
 
 def show_limit(metric: str, limit: Limit) -> Any:
-    """A limit as `record` writes it: a bare number where it is exact."""
+    """Formats a limit as `record` writes it: a bare number where it is exact."""
     number: Any = int(limit.value) if metric.endswith("_bytes") else limit.value
     if not limit.bound and not limit.tolerance:
         return number
@@ -130,7 +132,7 @@ def show_limit(metric: str, limit: Limit) -> Any:
 
 
 def show_value(metric: str, value: float) -> str:
-    """A value with its unit, for people."""
+    """Formats a value with its unit."""
     if metric.endswith("_bytes"):
         return f"{value:,.0f} B ({show_bytes(value)})" if abs(value) >= 1024 else f"{value:.0f} B"
     if metric.endswith("_psi"):
@@ -139,7 +141,9 @@ def show_value(metric: str, value: float) -> str:
 
 
 def judge_cell(cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "") -> list[Finding]:
-    """Findings of one cell. `row`: its summarized row, None where there is none; `largest`: see `what_moved`."""
+    """Returns findings of one cell. `row`: its summarized row, None where there is none; `largest`: see
+    `what_moved`.
+    """
     if row is None:
         return [Finding("missing", cell, "", f"{cell}: the budget has it and the runs have not")]
     if row["status"] != "ok":
@@ -172,9 +176,9 @@ def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> 
 
 
 def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], largest: str = "") -> str:
-    """The category, or the collective, that moved most against the budget, as the end of a sentence.
+    """Names the category, or the collective, that deviates most from the budget, as the end of a sentence.
 
-    `largest` names the largest tensor at the peak; it is told for bytes.
+    `largest` names the largest tensor at the peak, for metrics in bytes.
     """
     if metric in ("peak_bytes", "states_bytes"):
         parts: tuple[str, ...] = MAXIMA
@@ -184,7 +188,8 @@ def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], large
         return ""
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
     grown = float(row[metric]) > limits[metric].value
-    alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}  # what moved the other way explains nothing
+    # A deviation in the other direction explains nothing.
+    alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}
     part = max(alike, key=lambda p: abs(alike[p]), default=None)
     if part is None:
         return f"; the largest tensor at the peak is {largest}" if largest and parts is MAXIMA else ""

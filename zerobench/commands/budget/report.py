@@ -1,4 +1,4 @@
-"""A budget check's findings for people, for CI (JUnit XML) and for a pull request (Markdown)."""
+"""A budget check's findings for the terminal, for CI (JUnit XML) and for a pull request (Markdown)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yel
 JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"}
 
 Judged = list[tuple[str, str]]
-"""(cell, metric) pairs that were held against a limit."""
+"""(cell, metric) pairs that were checked."""
 
 
 def print_findings(findings: list[Finding], judged: Judged) -> None:
-    """A sentence a finding, and how many limits held."""
+    """Prints a sentence per finding, and the number of limits that held."""
     console = Console(width=None if Console().is_terminal else 10_000)
     for finding in findings:
         console.print(f"{finding.kind}: ", style=STYLES[finding.kind], end="")
@@ -28,13 +28,13 @@ def print_findings(findings: list[Finding], judged: Judged) -> None:
 
 
 def _held(findings: list[Finding], judged: Judged) -> int:
-    """Limits without a finding of their own or of their whole cell."""
+    """Counts limits without a finding of their own or of their whole cell."""
     found = {(finding.cell, finding.metric) for finding in findings}
     return sum((cell, metric) not in found and (cell, "") not in found for cell, metric in judged)
 
 
 def write_junit(path: Path, findings: list[Finding], judged: Judged) -> None:
-    """A test case a limit; a finding without a metric is a case of its own."""
+    """Writes a test case per limit; a finding without a metric is a case of its own."""
     worst_last = sorted(findings, key=lambda finding: finding.kind in JUNIT_TAGS)  # two files may judge one metric
     by_case = {(finding.cell, finding.metric): finding for finding in worst_last}
     suite = ElementTree.Element("testsuite", name="zerobench budget")
@@ -56,7 +56,7 @@ def write_junit(path: Path, findings: list[Finding], judged: Judged) -> None:
 
 
 def write_markdown(path: Path, findings: list[Finding], judged: Judged) -> None:
-    """A table of the findings under a line that sums them up."""
+    """Writes a table of the findings under a line with their numbers."""
     lines = [f"**Budgets:** {_held(findings, judged)} of {len(judged)} limits hold.", ""]
     if findings:
         lines += ["| | what moved |", "| --- | --- |"]

@@ -1,4 +1,4 @@
-"""The rows that budgets are made from and held against: a row a cell, of new runs or of those in a folder."""
+"""The rows that budgets are recorded from and checked against: one per cell, of new runs or of those in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .file import environment_of
 
 
 class UnjudgedError(Exception):
-    """Nothing can be said; the message is the sentence."""
+    """Raised where nothing can be judged; the message is the sentence."""
 
 
 def environment_of_cell(cell: Cell) -> str:
@@ -42,7 +42,7 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
 
 
 def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:
-    """The rows of --runs that --where asks for and, without --all, `keep` keeps."""
+    """Returns the rows of --runs that --where selects and, without --all, `keep` keeps."""
     results = tables.load(chosen.runs)
     if results.runs.empty:
         raise UnjudgedError(f"{chosen.runs} holds no runs")
@@ -57,7 +57,7 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
 
 
 def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row a cell, with its name, work and environment, and the largest tensor at its peak in words."""
+    """Returns a row per cell, with its name, work and environment, and the largest tensor at its peak in words."""
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [json.loads(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):

@@ -1,1 +1,1 @@
-"""`zerobench calibrate`: what each collective costs by its size, and what a disk moves."""
+"""`zerobench calibrate`: the cost of each collective by its size, and the rates of a disk."""

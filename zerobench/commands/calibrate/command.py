@@ -1,4 +1,4 @@
-"""`zerobench calibrate`: what each collective costs by its size, the engine's beside torch's and a copy in memory.
+"""`zerobench calibrate`: the cost of each collective by its size, the engine's beside torch's and a copy in memory.
 
 With `--disk` a disk is measured instead (calibrate/disk.py).
 """
@@ -31,7 +31,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def calibrate(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
+    """Runs the verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
 
     Raises JobError where the processes of a job do not come together.
     """
@@ -121,7 +121,7 @@ def _progress() -> Progress:
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:
-    """A row a repetition, with the time of the rank that took longest. `ranks`: what each came home with."""
+    """Returns a row per repetition, with the slowest rank's time. `ranks`: the results of each."""
     rows = []
     for same in zip(*ranks, strict=True):
         seconds = max(row["seconds"] for row in same)
@@ -130,7 +130,7 @@ def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> l
 
 
 def show(found: Calibration) -> None:
-    """The lines, and the bandwidth at the largest size."""
+    """Prints the lines, and the bandwidth at the largest size."""
     header = ["via", "collective", "latency µs", "bandwidth of the line", "95 %", "worst error"]
     rows = []
     for fit in found.fits:

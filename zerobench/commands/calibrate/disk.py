@@ -1,4 +1,4 @@
-"""`zerobench calibrate --disk`: what a disk moves by plain calls, and how much of it the engine's files reach."""
+"""`zerobench calibrate --disk`: the rates of a disk by plain calls, and the fraction that the engine's files reach."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS, DEPTHS, FILE = "1MiB,4MiB", "1,4,8", "256MiB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What goes with --disk."""
+    """Adds the options of --disk."""
     group = parser.add_argument_group("a disk instead of collectives")
     words = "measure the disk of folder PATH (here): plain calls beside the engine's files, with and without checksums"
     group.add_argument("--disk", nargs="?", const=".", metavar="PATH", help=words)
@@ -58,7 +58,7 @@ def calibrate_disk(chosen: argparse.Namespace) -> int:
 
 
 def _plan(chosen: argparse.Namespace) -> DiskPlan:
-    """Raises ValueError with a sentence for what will not do."""
+    """Builds the plan. Raises ValueError, a sentence, for invalid options."""
     blocks = tuple(parse_bytes(size) for size in chosen.blocks.split(",") if size.strip())
     depths = tuple(int(depth) if depth.strip().isdecimal() else 0 for depth in chosen.depths.split(","))
     size = parse_bytes(chosen.file)
@@ -84,7 +84,9 @@ def _measure(plan: DiskPlan) -> list[DiskRow]:
 
 
 def show(found: DiskCalibration) -> None:
-    """Throughput by kind, block and depth, and the share of the plain calls' that the engine's files reach."""
+    """Prints throughput by kind, block and depth, and the fraction of the plain calls' that the engine's
+    files reach.
+    """
     header = ["kind", "block", "depth", "via", "a second", "95 %", "of raw", "95 %", "of bound", "CPU s/GiB"]
     rows = []
     for rate in found.rates:
@@ -100,7 +102,7 @@ def show(found: DiskCalibration) -> None:
 
 
 def disk_of(folder: Path) -> dict[str, Any]:
-    """File system and device of a folder, as the kernel names them."""
+    """Returns file system and device of a folder, as the kernel names them."""
     number = os.stat(folder).st_dev
     words = f"{os.major(number)}:{os.minor(number)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -1,1 +1,1 @@
-"""`zerobench compare` and `zerobench noise`: what moved between two runs, and how much times move by themselves."""
+"""`zerobench compare` and `zerobench noise`: differences between two runs, and between identical ones."""

@@ -1,6 +1,6 @@
-"""`zerobench compare A B`: what moved between two runs, or two sets of them. The words for it; comparison.py finds out.
+"""`zerobench compare A B`: the output of a comparison of two runs, or two sets of them; comparison.py computes it.
 
-A *section* is what is said of one pair of cells: sentences and tables, printed as text or as Markdown.
+A *section* is the output for one pair of cells: sentences and tables, printed as text or as Markdown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_ru
 NOISE_FOLDER = "results/noise"
 NOT_COMPARABLE = "not comparable"
 MINIMUM_EFFECT = 3.0
-"""Percent: what anyone cares for."""
+"""Smallest relevant effect, in percent."""
 NO_FLOOR = "no noise floor is recorded for this machine; zerobench noise record measures it"
 DRIFT = "not interleaved: what drifted in between would count as change, so there is no verdict on times"
 IN_TURNS = "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two revisions in turns"
@@ -41,14 +41,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A heading and what stands below it."""
+    """A heading with its sentences and tables."""
 
     title: str
     parts: list[str | Grid]
 
 
 def compare(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
+    """Runs the verb. Returns the exit code: 0 compared, 1 changed with --fail-on-change, 2 nothing to compare."""
     own, overrides = split_overrides(arguments)
     chosen = _parser().parse_args(own)
     try:
@@ -162,7 +162,7 @@ def _moved(change: Change) -> list[str]:
 
 
 def _percent(share: float, digits: int = 1) -> str:
-    """Signed; what rounds to nothing is +0, never −0."""
+    """Formats a signed percentage; a value that rounds to zero is +0, never −0."""
     return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
 
 
@@ -239,7 +239,7 @@ def _launches(pair: Compared) -> str:
 
 
 def _power(pairs: list[Pair]) -> str:
-    """What so many pairs find, and how many would find the least effect that anyone cares for."""
+    """Says which effect so many pairs detect, and how many would detect the smallest relevant effect."""
     found, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
     if found is None:
         return ""

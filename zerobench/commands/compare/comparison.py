@@ -1,13 +1,14 @@
-"""What moved between two *sides*, A and B: sets of runs, of which each cell's newest launches count.
+"""Compares two *sides*, A and B: sets of runs, of which each cell's newest launches count.
 
-A *pair of cells* is one of each side that is set against the other. Fields of a pair fall into three kinds. Those of
-the *work* say what is trained: where they differ, nothing is comparable. Those of a *condition* spoil one kind of
-metric: other cores the times, another seed the losses. All others are what is compared, as a strategy or the source.
+A *pair of cells* is one of each side that are compared. Fields of a pair are of three kinds. Those of the *work*
+determine the training: where they differ, nothing is comparable. Those of a *condition* affect one kind of metric:
+other cores the times, another seed the losses. All others are the subject of the comparison, as a strategy or the
+source.
 
 *Exact* metrics are bytes and volumes, which launches of identical code repeat to the byte, so that any difference is a
-change. Where a side's launches do not (a storage may die a moment later in another thread), the metric is *unsteady*:
-it moved only if the two sides' ranges have nothing in common. *Rough* metrics are the process's memory as the system
-sees it. Times: compare/paired.py.
+change. Where a side's launches do not (a storage may be freed a moment later in another thread), the metric is
+*unsteady*: it has changed only if the two sides' ranges are disjoint. *Rough* metrics are the process's memory as the
+system sees it. Times: compare/paired.py.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from .paired import Effect, Pair, effects, pair_up
 Row = dict[str, Any]
 
 WORK = ("model.", "huggingface.", "data.name", "data.vocabulary", "world_size", "batch", "sequence", "precision.name")
-"""Keys, or their beginnings, that say what is trained; `device_class` and `device` belong to them."""
+"""Keys, or their beginnings, that determine the training, with `device_class` and `device`."""
 
 CHOICES = ("model.name", "model.checkpointing")
-"""Keys below those that change how it is trained, or called, alone."""
+"""Keys below those that change only the name or the way of the training."""
 
 DEVICE = ("device", "device_class")
 LOSS_CONDITIONS = ("data.text_hash", "seed", "draw_on", "deterministic", "measure.steps", "measure.warmup")
 TIME_CONDITIONS = ("processor", "cores", "threads", "backend", "nodes", "deterministic")
 ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor", "cores")
-"""Columns of a run beside its config that say where its figures come from."""
+"""Columns of a run, besides its config, with the origin of its figures."""
 
 EXACT = (
     "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES), "host_peak_bytes", "nvme_bytes",
@@ -53,14 +54,14 @@ ROUGH = (
     "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
 )  # fmt: skip
 ROUGH_NOISE = 0.05
-"""A rough metric that moved by less says nothing."""
+"""Relative change of a rough metric below which it is noise."""
 
 LOSSES = ("loss_first", "loss_last")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell of one side: its launches, and the one row that sums them up."""
+    """A cell of one side: its launches, and their summary row."""
 
     name: str
     config: dict[str, Any]
@@ -78,30 +79,32 @@ class Change:
 
     @property
     def difference(self) -> float | None:
-        """B less A."""
+        """B minus A."""
         return None if self.a is None or self.b is None else self.b - self.a
 
     @property
     def relative(self) -> float | None:
-        """The difference over A."""
+        """The difference relative to A."""
         return self.difference / self.a if self.difference is not None and self.a else None
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A pair of cells. What could not be compared is empty, and `refused` and the like name the field that differs."""
+    """The comparison of a pair of cells. Parts that are not comparable are empty, and `refused` and the like name the
+    differing field.
+    """
 
     a: Measured
     b: Measured
     differs: tuple[str, ...]
-    """Sentences on the fields that are what is compared, and on the conditions."""
+    """Sentences on the fields that are compared, and on the conditions."""
     refused: tuple[str, ...] = ()
     loss_refused: tuple[str, ...] = ()
     time_refused: tuple[str, ...] = ()
     moved: tuple[Change, ...] = ()
     equal: tuple[str, ...] = ()
     at_peak: tuple[Change, ...] = ()
-    """The categories whose parts at the peak moved."""
+    """The categories whose parts at the peak have changed."""
     unsteady: tuple[str, ...] = ()
     """Sentences on exact metrics in which a side's own launches differ by as much as the sides do."""
     rough: tuple[Change, ...] = ()
@@ -117,7 +120,7 @@ class Compared:
 
     @property
     def worse(self) -> bool:
-        """Whether bytes or volumes moved, the step became slower, B alone failed, or it is other work."""
+        """True where bytes or volumes have changed, the step is slower, only B failed, or the work differs."""
         slower = any(effect.metric == "step_s" and effect.verdict == "slower" for effect in self.effects)
         return bool(self.moved or self.refused or slower or list(self.failed) == ["B"])
 
@@ -132,12 +135,12 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether a pair is worse, or a cell has lost its counterpart: a gate with holes is none."""
+        """True where a pair is worse, or a cell has lost its counterpart, which a gate must not ignore."""
         return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
 
 
 def compare_runs(a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor]) -> Comparison:
-    """Sets the cells of A against those of B. `floors`: all records that are at hand."""
+    """Compares the cells of A with those of B. `floors`: all available records."""
     ours, theirs = _measured(a), _measured(b)
     matched = _match(ours, theirs)
     taken = {id(cell) for pair in matched for cell in pair}
@@ -161,16 +164,16 @@ def _measured(runs: pd.DataFrame) -> list[Measured]:
 
 
 def _records(frame: pd.DataFrame) -> list[Row]:
-    """Rows as plain dicts, None for what is missing."""
+    """Converts rows to plain dicts, None for missing values."""
     return [
         {str(key): None if pd.isna(value) else value for key, value in row.items()} for row in frame.to_dict("records")
     ]
 
 
 def _match(a: list[Measured], b: list[Measured]) -> list[tuple[Measured, Measured]]:
-    """Equal cells first, then equal work, then equal names, as far as they are the only ones on their side.
+    """Pairs equal cells first, then equal work, then equal names, where they are unique on their side.
 
-    One cell against one is a pair, however they differ: whoever names two runs wants to see them compared.
+    A single cell on each side is a pair, however they differ, because both were named explicitly.
     """
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
@@ -235,24 +238,24 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
 
 
 def _sides(a: Measured, b: Measured, of: Callable[[Any], bool], words: str) -> tuple[str, ...]:
-    """ "A has no times", for each side `of` whose row it is true."""
+    """Returns "A has no times", for each side `of` whose row it is true."""
     return tuple(f"{name} {words}" for name, side in (("A", a), ("B", b)) if of(side.row))
 
 
 def is_work(key: str) -> bool:
-    """Whether cells that differ in this field train something else."""
+    """Returns True where cells that differ in this field train different things."""
     return key in DEVICE or (key.startswith(WORK) and key not in CHOICES)
 
 
 def _change(metric: str, a: Row, b: Row) -> Change | None:
-    """None where neither side has the metric."""
+    """Returns the change of a metric; None where neither side has it."""
     return None if a[metric] is None and b[metric] is None else Change(metric, a[metric], b[metric])
 
 
 def _exact(
     metrics: tuple[str, ...], a: Measured, b: Measured
 ) -> tuple[tuple[Change, ...], tuple[str, ...], tuple[str, ...]]:
-    """What moved, the metrics that are equal, and sentences on those that are unsteady."""
+    """Returns changed metrics, the equal ones, and sentences on the unsteady ones."""
     moved, equal, unsteady = [], [], []
     for metric in metrics:
         change = _change(metric, a.row, b.row)
@@ -273,6 +276,8 @@ def _range(values: set[Any]) -> str:
 
 
 def _floors_of(a: Row, b: Row, floors: list[NoiseFloor]) -> list[NoiseFloor]:
-    """The records of both sides' environments, which differ where the versions of torch do; one where they agree."""
+    """Returns the records of both sides' environments, which differ where the versions of torch do; one where they
+    agree.
+    """
     found = [lookup(floors, environment_of(row)) for row in (a, b)]
     return [floor for place, floor in enumerate(found) if floor is not None and floor not in found[:place]]

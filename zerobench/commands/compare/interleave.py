@@ -1,9 +1,9 @@
 """`zerobench compare --interleave REV_A REV_B -- OVERRIDES`: two git revisions measured in turns, A B B A A B ...
 
-Each revision is checked out in a worktree of its own and runs there as it is: its own package and conf/, with this
-Python and its packages. A launch is the whole command once, in a process of its own, so that nothing of a revision is
-left for the other. Turns are mirrored, A B and then B A, so that a drift that is even in time falls on both sides
-alike. `.` is the checkout as it is, with what is not committed.
+Each revision is checked out in a worktree of its own and runs unchanged: its own package and conf/, with this Python
+and its packages. A launch is the whole command once, in a new process, so that the revisions do not affect each other.
+Turns are mirrored, A B and then B A, so that a linear drift affects both sides alike. `.` is the checkout with its
+uncommitted changes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ...results.provenance import PACKAGE
 RUNS = "results/runs/interleaved"
 
 LEAST = 2
-"""Launches of each revision: of one alone nothing is in turns."""
+"""Least launches of each revision: a single one is not interleaved."""
 
 OURS = ("measure.repeats", "results_dir", "rerun")
 """Keys that are set for every launch."""
 
 
 def add_interleave(parser: argparse.ArgumentParser) -> None:
-    """The options of a comparison that measures."""
+    """Adds the options of a comparison that measures."""
     parser.add_argument(
         "--interleave",
         nargs=2,
@@ -50,7 +50,7 @@ def add_interleave(parser: argparse.ArgumentParser) -> None:
 
 
 def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """What is before `--`, and what is behind it; None where there is none."""
+    """Returns the arguments before `--`, and those after it; None where there is no `--`."""
     if "--" not in arguments:
         return arguments, None
     place = arguments.index("--")
@@ -58,7 +58,7 @@ def split_overrides(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def check_sides(a: str | None, b: str | None, interleave: list[str] | None, overrides: list[str] | None) -> None:
-    """Raises ValueError, one sentence, where it is not said once what is compared."""
+    """Raises ValueError, one sentence, where the sides are not given exactly once."""
     if interleave and (a or b):
         raise ValueError(f"{a}: with --interleave the sides are {' and '.join(interleave)}; leave folders out")
     if interleave and overrides is None:
@@ -74,7 +74,7 @@ def check_sides(a: str | None, b: str | None, interleave: list[str] | None, over
 
 
 def load_runs(where: str) -> pd.DataFrame:
-    """The runs in a folder, or in all folders that a pattern matches, in the order in which they began.
+    """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began.
 
     Raises FileNotFoundError where there are none.
     """
@@ -86,7 +86,7 @@ def load_runs(where: str) -> pd.DataFrame:
 
 
 def turns(launches: int) -> Iterator[tuple[str, int]]:
-    """(side, number of the launch): A B, B A, A B, ..."""
+    """Yields (side, number of the launch): A B, B A, A B, ..."""
     for number in range(launches):
         for side in "ab" if number % 2 == 0 else "ba":
             yield side, number
@@ -95,7 +95,9 @@ def turns(launches: int) -> Iterator[tuple[str, int]]:
 def measure_in_turns(
     rev_a: str, rev_b: str, launches: int, overrides: list[str], runs: Path | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The runs of both revisions, their launches numbered. Raises ValueError where a command is refused, or no git."""
+    """Returns the runs of both revisions, their launches numbered. Raises ValueError where a command is refused, or
+    without git.
+    """
     if launches < LEAST:
         raise ValueError(f"--launches {launches}: must be at least {LEAST}, for fewer are not in turns")
     folder = (runs or Path(RUNS) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")).resolve()
@@ -117,7 +119,7 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
     """Runs the command once with the package in `place`. Raises ValueError where it has no runs to show."""
     more = ["measure.repeats=1", "rerun=true", f"results_dir={folder}"]
     path = os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in this folder
+    command = [sys.executable, "-P", "-m", "zerobench", *overrides, *more]  # -P: not the package in the current folder
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     if done.returncode == 130:
         raise KeyboardInterrupt
@@ -127,13 +129,13 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
 
 
 def _numbered(folder: Path, number: int) -> pd.DataFrame:
-    """Every folder holds one launch of each cell: it is the `number`-th of its side."""
+    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side."""
     return load_runs(str(folder)).assign(repeat=number)
 
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    """A worktree of a revision, as long as the context lasts; the user's own for `.`."""
+    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`."""
     if revision == ".":
         yield PACKAGE.parent
         return
@@ -148,7 +150,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 
 def _git(*arguments: str, refused: str = "") -> str:
-    """What git says in the checkout that this package lies in. Raises ValueError."""
+    """Returns git's output in the checkout that contains this package. Raises ValueError."""
     try:
         done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""`zerobench noise`: how much times differ between launches of identical code on this machine, measured and shown.
+"""`zerobench noise`: the variation of times between launches of identical code on this machine, measured and shown.
 
-What a *noise floor* is, how it follows from launches and where it is kept: compare/noise_floor.py.
+The definition of a *noise floor*, and its storage: compare/noise_floor.py.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from .interleave import load_runs
 from .noise_floor import NoiseFloor, floor_from
 
 STANDARD = ("strategy=ddp", "model=gpt_small", "rerun=true", "results_dir=results/runs/noise")
-"""The cell that is measured where the command line says nothing else, anew, for noise is that of today, and apart."""
+"""The default cell; it is measured anew, since noise is that of today, and stored apart."""
 
 MOST_PLAUSIBLE = 0.5
-"""A floor above this says that something else was going on, and would call every change noise."""
+"""Largest plausible floor: above it the machine was disturbed, and every change would count as noise."""
 
 SHOWN_PAIRS = (1, 3, 5)
 
 
 def noise(arguments: list[str]) -> int:
-    """The verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 the command was wrong, 130 stopped."""
+    """Runs the verb. Returns the exit code: 0 recorded or shown, 1 a launch failed, 2 the command was wrong, 130
+    stopped.
+    """
     chosen, overrides = _parser().parse_known_args(arguments)
     try:
         if overrides and (chosen.action == "show" or chosen.runs is not None):
@@ -80,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compose(overrides: list[str], launches: int) -> Cell:
-    """The one cell to be measured. Raises RefusedError."""
+    """Composes the one cell to measure. Raises RefusedError."""
     if launches < LEAST_LAUNCHES:
         raise RefusedError([f"--launches {launches}: must be at least {LEAST_LAUNCHES}"])
     given = {override.partition("=")[0] for override in overrides}
@@ -100,7 +102,7 @@ def _compose(overrides: list[str], launches: int) -> Cell:
 
 
 def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The newest launches of the one cell that is there, and its config. Raises ValueError for several cells."""
+    """Returns the newest launches of the only cell there, and its config. Raises ValueError for several cells."""
     runs = latest(load_runs(where))
     runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
     if runs["cell_id"].nunique() != 1:
@@ -133,7 +135,9 @@ def _show(folder: Path) -> int:
 
 
 def _print(floors: list[NoiseFloor]) -> None:
-    """Step times that identical code does not exceed in 95 % of comparisons, by the number of pairs of launches."""
+    """Prints step times that identical code does not exceed in 95 % of comparisons, by the number of
+    pairs of launches.
+    """
     header = ["environment", "measured on", *(f"{k} pair{'s' * (k > 1)}" for k in SHOWN_PAIRS)]
     rows = []
     for floor in floors:

@@ -1,4 +1,4 @@
-"""How much times differ between launches of identical code, on record for a machine.
+"""Noise floors: the variation of times between launches of identical code, recorded for a machine.
 
 A *launch's time* is the median of its steps. For launches of one cell, s is the standard deviation of the times'
 logarithms. The *floor* is the effect (paired.py) that the ratio of two further launches of identical code stays below
@@ -42,22 +42,22 @@ class NoiseFloor:
     medians: dict[str, list[float]]
 
     def of(self, metric: str, pairs: int = 1) -> float:
-        """The floor of the geometric mean over so many pairs."""
+        """Returns the floor of the geometric mean over so many pairs."""
         return float(np.expm1(np.log1p(self.floors[metric]) / np.sqrt(pairs)))
 
     @property
     def launches(self) -> int:
-        """How many it was measured with."""
+        """The number of launches of the measurement."""
         return len(next(iter(self.medians.values())))
 
     @property
     def title(self) -> str:
-        """What was measured, when."""
+        """The measured cell and date."""
         return f"{self.cell}, {self.launches} launches of {self.date}"
 
 
 def environment_of(row: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's row decides which record holds for it."""
+    """Returns the part of a run's row that determines which record applies to it."""
     return {
         "device_class": row["device_class"],
         "processor": row["processor"],
@@ -67,13 +67,13 @@ def environment_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def floor_of(times: list[float]) -> float:
-    """The floor of one pair, from the times of at least two launches."""
+    """Returns the floor of one pair, from the times of at least two launches."""
     spread = float(np.std(np.log(times), ddof=1))
     return float(np.expm1(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
 
 
 def floor_from(launches: list[dict[str, Any]], config: dict[str, Any]) -> NoiseFloor:
-    """The record of a cell's launches, rows that are ok. Raises ValueError where they are too few."""
+    """Returns the record of a cell's launches, rows that are ok. Raises ValueError where they are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")
     medians = {metric: [float(row[metric]) for row in launches] for metric in TIMES}
@@ -90,7 +90,7 @@ def floor_from(launches: list[dict[str, Any]], config: dict[str, Any]) -> NoiseF
 
 
 def read(folder: Path) -> list[NoiseFloor]:
-    """All records in a folder; none where there is no folder. Raises ValueError for a file that holds others."""
+    """Reads all records in a folder; none where there is no folder. Raises ValueError for a file with other content."""
     return [floor for path in sorted(folder.glob("*.yaml")) for floor in _read_file(path)]
 
 
@@ -105,7 +105,7 @@ def write(folder: Path, floor: NoiseFloor) -> Path:
 
 
 def lookup(floors: list[NoiseFloor], environment: dict[str, Any]) -> NoiseFloor | None:
-    """The record that holds for an environment."""
+    """Returns the record that applies to an environment."""
     return next((floor for floor in floors if floor.environment == environment), None)
 
 
@@ -120,7 +120,7 @@ def _read_file(path: Path) -> list[NoiseFloor]:
 
 
 def _check(floor: NoiseFloor) -> None:
-    """Raises TypeError where a record holds other values than NoiseFloor says."""
+    """Raises TypeError where a record's values differ from NoiseFloor's types."""
     if set(floor.environment) != set(ENVIRONMENT) or set(floor.floors) != set(TIMES):
         raise TypeError(f"{floor.cell}: environment needs {', '.join(ENVIRONMENT)}, floors {', '.join(TIMES)}")
     if not isinstance(floor.medians, dict) or not all(isinstance(one, list) and one for one in floor.medians.values()):

@@ -1,14 +1,14 @@
-"""Did a time change? Launch i of A and launch i of B are a *pair*; its ratio is B's time over A's.
+"""Paired comparison of times. Launch i of A and launch i of B are a *pair*; its ratio is B's time over A's.
 
-Of the pairs' ratios the geometric mean is reported, with a 95 % t-interval over the logarithms. An *effect* is how far
-a ratio is from 1, the same for twice and for half: max(r, 1/r) − 1. A *threshold* is the larger of the least effect
-that anyone cares for and of what identical code shows (noise_floor.py). *Slower* and *faster* need both: an interval
-without 1, which rules out chance within these launches, and an effect above the threshold, which rules out what such
-an interval does not see.
+The geometric mean of the pairs' ratios is reported, with a 95 % t-interval over the logarithms. An *effect* is the
+distance of a ratio from 1, equal for twice and for half: max(r, 1/r) − 1. A *threshold* is the larger of the smallest
+relevant effect and of identical code's (noise_floor.py). *Slower* and *faster* need both: an interval without 1, which
+rules out chance within these launches, and an effect above the threshold, which rules out variation that such an
+interval does not include.
 
 There is a verdict only where launches were *interleaved*, both of a pair before any of the next: measured one after the
-other, A and B differ by whatever the machine drifts, and identical code is called slower or faster in 31 of 100 cases
-at a drift of 3 %, in 72 at 10 %.
+other, A and B also differ by the machine's drift, and identical code is called slower or faster in 31 of 100 cases at a
+drift of 3 %, in 72 at 10 %.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ NOISE, SLOWER, FASTER = "noise", "slower", "faster"
 UNDECIDED = f"undecided: measure.repeats={LEAST_LAUNCHES} or more gives an interval"
 
 UNJUDGED = "no verdict"
-"""Of launches that were not interleaved."""
+"""The verdict on launches that were not interleaved."""
 
 POWER = 0.8
-"""How often a change is to be found that is there."""
+"""Probability with which an existing change should be detected."""
 
 Pair = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a time did: geometric means of A and B in seconds, their ratio with its interval, and the word for it."""
+    """The change of a time: geometric means of A and B in seconds, their ratio with its interval, and the verdict."""
 
     metric: str
     a: float
@@ -50,20 +50,20 @@ class Effect:
 
 
 def pair_up(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Pair]:
-    """Launches of A and B with the same number; where they have no number in common, in their order."""
+    """Pairs launches of A and B with the same number; where they have no number in common, in their order."""
     ours, theirs = ({row["repeat"]: row for row in sorted(side, key=lambda r: r["repeat"])} for side in (a, b))
     both = [(row, theirs[repeat]) for repeat, row in ours.items() if repeat in theirs]
     return both or list(zip(ours.values(), theirs.values(), strict=False))
 
 
 def interleaved(pairs: list[Pair]) -> bool:
-    """Whether both launches of every pair began before any of the next pair, as the rounds of a sweep do."""
+    """Returns True where both launches of every pair began before any of the next pair, as in the rounds of a sweep."""
     spans = [sorted(row["started"] for row in pair) for pair in pairs]
     return len(pairs) > 1 and all(one[1] < following[0] for one, following in pairwise(spans))
 
 
 def effects(pairs: list[Pair], minimum: float, floors: list[NoiseFloor]) -> list[Effect]:
-    """One of each time. A floor shrinks with the number of pairs, for drift falls on A and B alike."""
+    """Returns one Effect per time. A floor shrinks with the number of pairs, since drift affects A and B alike."""
     judged, found = interleaved(pairs) or same_runs(pairs), []
     for metric in TIMES:
         threshold = max([minimum, *(floor.of(metric, len(pairs) if judged else 1) for floor in floors)])
@@ -73,18 +73,20 @@ def effects(pairs: list[Pair], minimum: float, floors: list[NoiseFloor]) -> list
 
 
 def same_runs(pairs: list[Pair]) -> bool:
-    """Whether the sides are one and the same."""
+    """Returns True where the sides are the same runs."""
     return all((a["run_id"], a["started"]) == (b["run_id"], b["started"]) for a, b in pairs)
 
 
 def detectable(pairs: list[Pair], metric: str = "step_s") -> float | None:
-    """The least effect that so many pairs with such a spread find in 80 of 100 cases; None for fewer than three."""
+    """Returns the smallest effect that so many pairs with such a spread detect in 80 of 100 cases; None for fewer than
+    three.
+    """
     spread = _spread(pairs, metric)
     return None if spread is None else float(np.expm1(_reach(len(pairs)) * spread))
 
 
 def pairs_needed(pairs: list[Pair], effect: float, metric: str = "step_s", most: int = 1000) -> int | None:
-    """How many pairs with such a spread find this effect in 80 of 100 cases; None where not even `most` do."""
+    """Returns the number of pairs with such a spread that detect this effect in 80 of 100 cases; None above `most`."""
     spread = _spread(pairs, metric)
     if spread is None:
         return None
@@ -92,20 +94,20 @@ def pairs_needed(pairs: list[Pair], effect: float, metric: str = "step_s", most:
 
 
 def _spread(pairs: list[Pair], metric: str) -> float | None:
-    """Standard deviation of the logarithms of the pairs' ratios."""
+    """Returns the standard deviation of the logarithms of the pairs' ratios."""
     if len(pairs) < LEAST_LAUNCHES:
         return None
     return float(np.std([np.log(b[metric] / a[metric]) for a, b in pairs], ddof=1))
 
 
 def _reach(pairs: int) -> float:
-    """Standard deviations between 1 and the least effect that is found."""
+    """Returns the standard deviations between 1 and the smallest effect that is detected."""
     quantiles = stats.t.ppf([0.975, POWER], pairs - 1)
     return float(quantiles.sum() / np.sqrt(pairs))
 
 
 def effect_of(metric: str, a: list[float], b: list[float], threshold: float) -> Effect:
-    """What a time did over pairs of launches, at least one."""
+    """Computes the change of a time over pairs of launches, at least one."""
     ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]
     ratio = _mean(ratios)
     low, high = geometric_interval(ratios) if len(ratios) >= LEAST_LAUNCHES else (None, None)

@@ -1,8 +1,8 @@
-"""The GPU suite: what `zerobench gpu-suite` asks of a machine, in the order in which a cut run should have answers.
+"""The GPU suite: the sections of `zerobench gpu-suite`, in the order of their value to a run that is cut short.
 
-gpu_suite/section.py   what a section is        run.py      through the sections, against the clock
+gpu_suite/section.py   the definition of a section    run.py      through the sections, against the clock
 gpu_suite/probe.py parity.py gpu_suite/speed.py memory.py gpu_suite/bus.py tiers.py gpu_suite/largest.py: a section each
-gpu_suite/card.py      what nvidia-smi says     gpu_suite/record.py   what is kept as it goes
+gpu_suite/card.py      nvidia-smi's data              gpu_suite/record.py   results, kept as they come
 gpu_suite/collectives.py   torch's and ours, checked by value
 """
 

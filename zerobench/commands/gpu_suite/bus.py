@@ -1,6 +1,6 @@
-"""Section 5: what does the bus to the host carry? Copies by size: pinned and pageable, each way and both at once.
+"""Section 5: the rate of the bus to the host. Copies by size: pinned and pageable, each way and both at once.
 
-    up, down, both   pinned, host to device, device to host, and the two at once on streams of their own
+    up, down, both   pinned, host to device, device to host, and both at once on separate streams
     pageable up, pageable down
     copy             on a CPU: from memory to memory
 
@@ -29,10 +29,10 @@ REPETITIONS = 5
 BYTES = (MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 SMALL_BYTES = (MIB // 16, MIB)
 RAW_BYTES, SMALL_RAW_BYTES = 1024 * MIB, 16 * MIB
-"""Of the one copy that shows the raw rate."""
+"""Bytes of the copy that shows the raw rate."""
 
 LEAST_BYTES = 64 * MIB
-"""That are moved each time that a clock is read."""
+"""Bytes moved per reading of the clock."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class BusJob:
 
 @dataclass(frozen=True)
 class CopyBuffers:
-    """Of one size, uint8. `here`: on the device; `back`: there, too, for the way down while `here` is written."""
+    """Buffers of one size, uint8. `here`: on the device; `back`: there too, for the way down while
+    `here` is written.
+    """
 
     here: torch.Tensor
     back: torch.Tensor
@@ -55,7 +57,7 @@ class CopyBuffers:
 
     @staticmethod
     def of(size: int, device: torch.device) -> CopyBuffers:
-        """Touched once, so that no copy pays for fresh pages."""
+        """Allocates and touches them, so that no copy includes page faults."""
         cuda = device.type == "cuda"
         pinned = [torch.zeros(size, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
         here, back = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
@@ -82,11 +84,11 @@ COPIES: dict[str, dict[str, tuple[Copy, int]]] = {
     },
     "cpu": {"copy": (lambda b: b.here.copy_(b.pageable), 1)},
 }
-"""Device -> kind -> the copy, and how many times the size it moves."""
+"""Device -> kind -> the copy, and the multiple of the size that it moves."""
 
 
 def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, Any]]:
-    """A row a kind and size: kind, bytes, bytes_per_s."""
+    """Returns a row per kind and size: kind, bytes, bytes_per_s."""
     rows = []
     device = torch.device(job.device)
     torch.set_num_threads(1)
@@ -100,7 +102,7 @@ def measure_copies(job: BusJob, tell: Callable[[Any], None]) -> list[dict[str, A
 
 
 def _seconds(copy: Copy, buffers: CopyBuffers) -> float:
-    """Of one copy. Small ones come many at a time: to start one takes as long as to make it."""
+    """Returns the seconds of one copy. Small ones are timed in groups: the launch of one takes as long as the copy."""
     again = max(1, LEAST_BYTES // buffers.here.numel())
     _finish(buffers)
     begun = time.perf_counter()
@@ -140,7 +142,9 @@ def _table(setup: Setup, done: list[Done]) -> Table:
 
 
 def _raw_rate(setup: Setup, found: list[dict[str, Any]]) -> tuple[float | None, str]:
-    """Bytes a second in one direction: the link's, or else the largest copy's; and where that comes from."""
+    """Returns bytes per second in one direction: the link's, or else the largest copy's; and the source
+    of the figure.
+    """
     facts = card() if setup.device == "cuda" else {}
     link = link_bytes_per_s(facts)
     if link is not None:

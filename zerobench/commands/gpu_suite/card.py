@@ -1,4 +1,4 @@
-"""What nvidia-smi says of the GPU that is used: its link and its clocks. Where there is none: nothing."""
+"""nvidia-smi's data on the GPU in use: its link and its clocks; empty where there is none."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FIELDS = {
 
 LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 128 / 130, 5: 32e9 / 8 * 128 / 130,
                     6: 64e9 / 8 * 242 / 256}  # fmt: skip
-"""PCIe generation -> a lane's bytes a second in one direction, after its line code (PCI-SIG base specifications)."""
+"""PCIe generation -> a lane's bytes per second in one direction, after its line code (PCI-SIG base specifications)."""
 
 
 @cache
 def card() -> dict[str, str]:
-    """FIELDS of torch's first GPU, as nvidia-smi writes them at first; empty where it is not there, or hangs."""
+    """Returns FIELDS of torch's first GPU, as nvidia-smi writes them; empty where it is missing, or hangs."""
     return parse(ask(name_of(0), ",".join(FIELDS.values())) or "")
 
 
 def parse(text: str) -> dict[str, str]:
-    """The first line of nvidia-smi's CSV; what it does not know ("[N/A]") is left out."""
+    """Parses the first line of nvidia-smi's CSV; unknown values ("[N/A]") are left out."""
     lines = list(csv.reader(text.splitlines(), skipinitialspace=True))
     if not lines or len(lines[0]) != len(FIELDS):
         return {}
@@ -35,7 +35,7 @@ def parse(text: str) -> dict[str, str]:
 
 
 def link_bytes_per_s(facts: dict[str, Any]) -> float | None:
-    """What the link to the host could carry in one direction, by its generation and width; None if not known."""
+    """Returns the capacity of the link to the host in one direction, by its generation and width; None if not known."""
     try:
         return LANE_BYTES_PER_S[int(facts["pcie_gen"])] * int(facts["pcie_width"])
     except (KeyError, ValueError):

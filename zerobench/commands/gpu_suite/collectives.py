@@ -66,7 +66,7 @@ def check_comm(comm: Comm, device: torch.device) -> None:
 
 
 def _check_small(comm: Comm, device: torch.device) -> None:
-    """What is outside the volume: norms on the device, flags wherever the seam wants them."""
+    """Checks collectives outside of the volume: norms on the device, flags on the Comm's flags_device."""
     n, rank = comm.size, comm.rank
     values = torch.full((3,), rank + 1.0, dtype=torch.float64, device=device)
     comm.sum(values)
@@ -80,13 +80,13 @@ def _check_small(comm: Comm, device: torch.device) -> None:
 
 
 def _check_values(name: str, found: torch.Tensor, expected: torch.Tensor, comm: Comm) -> None:
-    """Of the own slice; at the end of the last rank's is the stamp."""
+    """Compares the own slice, apart from the stamp at the end of the last rank's."""
     kept = found.numel() - STAMP_NUMEL * (comm.rank == comm.size - 1)
     check_equal(name, found[:kept], expected[:kept])
 
 
 def check_equal(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raises ValueError, which says how many of `found` are wrong."""
+    """Raises ValueError with the number of wrong values in `found`."""
     if not torch.equal(found, expected):
         wrong = int((found != expected).sum())
         raise ValueError(f"{name}: {wrong} of {found.numel()} values are wrong")

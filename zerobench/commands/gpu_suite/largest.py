@@ -21,7 +21,7 @@ from ...theory.activations import activation_bytes
 from .section import NONE, Done, Section, Setup, Table, shorter
 
 SHARE = 0.92
-"""Of the device's memory: the rest is for the context, libraries, and what the allocator rounds up and breaks up."""
+"""Usable fraction of the device's memory: the rest is for the context, libraries, rounding and fragmentation."""
 
 SMALL_LIMIT = 2 * SIZES["mib"]
 HEAD_WIDTH, SMALL_HEAD_WIDTH = 128, 8
@@ -33,7 +33,7 @@ SAME = (
     "data=synthetic", "draw_on=device", "micro_batch=1", "measure.warmup=2", "measure.steps=1",
 )  # fmt: skip
 KINDS = (("strategy=ddp",), ("strategy=zero1,zero2,zero3", "strategy.construct=meta"))
-"""Ours are built without any rank ever holding the whole model in fp32."""
+"""Our strategies are built without any rank holding the whole model in fp32."""
 
 SHAPE = ("model.vocabulary=50257", "sequence=512")
 SMALL_SHAPE = ("model.vocabulary=256", "sequence=16", "precision.tile_bytes=65536", "launch.threads=1")
@@ -49,17 +49,17 @@ class Need:
 
     @property
     def total_bytes(self) -> int:
-        """As if both were at their most at once."""
+        """The sum, as if both were at their peaks at once."""
         return self.states_bytes + self.activation_bytes
 
 
 def limit_bytes(setup: Setup) -> int:
-    """What a rank may need."""
+    """Returns the memory limit of a rank in bytes."""
     return SMALL_LIMIT if setup.small else int(SHARE * setup.device_bytes)
 
 
 def need_of(config: dict[str, Any]) -> Need:
-    """The prediction for a resolved cell with a GPT."""
+    """Predicts a resolved cell with a GPT."""
     return _need_of(json.dumps({**config, "results_dir": None}, sort_keys=True))
 
 
@@ -95,7 +95,7 @@ def largest(cell: Cell, limit: int, head_width: int, guess: int = FIRST_GUESS) -
 
 
 def _cells(setup: Setup) -> list[Cell]:
-    """One a strategy; the search begins at the size that the one before it had, for its need is lower."""
+    """Returns one cell per strategy; the search starts at the previous one's size, since the need decreases."""
     shape, width = (SMALL_SHAPE, SMALL_HEAD_WIDTH) if setup.small else (SHAPE, HEAD_WIDTH)
     found: list[Cell] = []
     guess = FIRST_GUESS

@@ -1,7 +1,7 @@
-"""Section 4: what does one rank of 8 and of 64 need? A simulated world: real tensors, nobody else is there.
+"""Section 4: the memory of one rank of 8 and of 64. A simulated world: real tensors, no other ranks.
 
-Beside the measured bytes stand our prediction and the paper's formula (ZeRO, arXiv 1910.02054, figure 1). Below fp32
-with Adam that is, in bytes a parameter: DDP 16, P_os 4 + 12/N, P_os+g 2 + 14/N, P_os+g+p 16/N.
+Beside the measured bytes are our prediction and the paper's formula (ZeRO, arXiv 1910.02054, figure 1). In fp32 with
+Adam that is, in bytes per parameter: DDP 16, P_os 4 + 12/N, P_os+g 2 + 14/N, P_os+g+p 16/N.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAME = (
 
 @dataclass(frozen=True)
 class MemoryWorkload:
-    """A model and its batch, in worlds of so many ranks. `ours`: what our strategies alone are given."""
+    """A model and its batch, in worlds of so many ranks. `ours`: overrides for our strategies only."""
 
     model: tuple[str, ...]
     worlds: tuple[int, ...] = (8, 64)

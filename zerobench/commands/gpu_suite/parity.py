@@ -1,6 +1,6 @@
-"""Section 2: do ours and FSDP2 train what DDP trains? Losses of every step and rank, against DDP's on as many ranks.
+"""Section 2: the training of ours and FSDP2 against DDP's. Losses of every step and rank, on as many ranks.
 
-At N = 1 and 2 a sum has one order, so fp32 is expected to be equal to the bit. Two ranks share a GPU if there is one.
+At N = 1 and 2 a sum has one order, so fp32 is expected to be bit-equal. Two ranks share a GPU if there is only one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
 
 
 def compare(ddp: Losses, mine: Losses, precision: str) -> tuple[str, str, str]:
-    """How losses differ from DDP's, by how much, and a sentence where that is more than ALLOWED."""
+    """Compares losses with DDP's: how they differ, by how much, and a sentence where that is more than ALLOWED."""
     if ddp.keys() != mine.keys():
         return "other steps", NONE, f"it has {len(mine)} losses and DDP {len(ddp)}"
     if ddp == mine:
@@ -117,7 +117,7 @@ def _last(losses: Losses) -> str:
 
 
 def _may_fail(one: Done) -> bool:
-    """FSDP2 was not made for ranks that share a GPU: where it cannot, that is an answer."""
+    """Returns True for FSDP2 on ranks that share a GPU, for which it was not made: its failure is a result."""
     return one.config.get("strategy", {}).get("name") == "fsdp2" and "ranks_per_gpu" in one.config
 
 

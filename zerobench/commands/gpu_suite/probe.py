@@ -1,6 +1,6 @@
-"""Section 1: which process groups work here? Each is tried in processes of its own: a hang or a crash is an answer.
+"""Section 1: the process groups that work here. Each is tried in processes of its own: a hang or a crash is a result.
 
-A rank sends tensors through torch's collectives, or through ours, and checks every value that it gets.
+A rank sends tensors through torch's collectives, or through ours, and checks every value that it receives.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .collectives import check_ours, check_torch
 from .section import Done, Section, Setup, Table, Task, padded
 
 LIMIT_S = 45.0
-"""The first process on a new machine reads CUDA's libraries from a cold disk."""
+"""Time limit: the first process on a new machine reads CUDA's libraries from a cold disk."""
 
 SHARED = {NCCL_SHARES: "1"}
-"""Lets NCCL from 2.30 on put two ranks on one GPU."""
+"""Permits NCCL from 2.30 on to put two ranks on one GPU."""
 
 Check = Callable[[int, int, torch.device], None]
-"""Given rank, ranks and device: raises where a collective brings a wrong value."""
+"""Takes rank, ranks and device; raises where a collective returns a wrong value."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group to try, and with what. `environment`: variables that NCCL reads as it starts."""
+    """A process group to try, and its variant. `environment`: variables that NCCL reads at its start."""
 
     name: str
     backend: str
@@ -60,7 +60,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """What one rank is to try."""
+    """The work of one rank."""
 
     group: Group
     rank: int
@@ -69,7 +69,7 @@ class ProbeJob:
 
 
 def try_group(job: ProbeJob, tell: Callable[[Any], None]) -> dict[str, Any]:
-    """Collectives over the group, checked by value. Returns what is worth knowing of the device. Raises ValueError."""
+    """Runs collectives over the group, checked by value. Returns facts on the device. Raises ValueError."""
     os.environ.update(dict(job.group.environment))
     if job.group.ranks > 1:  # on one GPU, the first of those that we may use
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]

@@ -1,7 +1,7 @@
-"""What the suite keeps as it goes, in its folder: whoever cuts it short, by whatever signal, has what was finished.
+"""The suite's results, written to its folder as they come: a run that is cut short keeps its finished parts.
 
 summary.md        the short table so far
-suite.json        the same with every launch: status, reason, seconds, where its run lies, what a task found
+suite.json        the table with every launch: status, reason, seconds, its run's folder, a task's result
 runs/SECTION/     the runs' own folders
 *.parquet         all runs as one collection, which zerobench.load(FOLDER) reads
 """
@@ -22,11 +22,11 @@ Told = dict[str, Any]
 """A section in suite.json: title, asks, cells, table."""
 
 TRIED = ("code", "torch", "device_class", "small")
-"""What of suite.json must be the same for an earlier suite's answers to count."""
+"""Fields of suite.json that must agree for an earlier suite's results to count."""
 
 
 class Record:
-    """`sections`: what is known of each, those of an earlier, cut suite in this folder included."""
+    """The record. `sections`: results so far, including those of an earlier, cut suite in this folder."""
 
     def __init__(self, setup: Setup, order: Iterable[str]) -> None:
         self.setup = setup
@@ -45,18 +45,18 @@ class Record:
         )
 
     def earlier(self, section: str, name: str) -> Told | None:
-        """What an earlier suite in this folder wrote of a task."""
+        """Returns the results of an earlier suite in this folder for a task."""
         cells = self.sections.get(section, {}).get("cells", [])
         return next((cell for cell in cells if cell["name"] == name), None)
 
     def add_run(self, results_dir: Path, run_id: str) -> None:
-        """A run has been written, or found again; the collection has it from now on."""
+        """Adds a new or reused run to the collection."""
         if run_id not in set(self._runs.runs["run_id"]):
             self._runs = tables.merge([self._runs, tables.load(results_dir / run_id)])
             tables.collect(self._runs, self.setup.out)
 
     def write(self, section: Section, done: list[Done], table: Table) -> None:
-        """Replaces what is known of a section."""
+        """Replaces the results of a section."""
         self.sections[section.name] = {
             "title": section.title, "asks": section.asks, "cells": [_told(one) for one in done],
             "table": {"header": table.header, "rows": table.rows, "notes": table.notes}, "differs": table.differs,
@@ -74,7 +74,7 @@ def _told(one: Done) -> Told:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """An earlier suite.json; empty where there is none, or it is not whole."""
+    """Reads an earlier suite.json; empty where there is none, or it is incomplete."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def markdown(about: Told, sections: dict[str, Told]) -> str:
-    """The short table, a part a section."""
+    """Formats the short table, one part per section."""
     where = about["machine"]
     lines = [
         "# The GPU suite",

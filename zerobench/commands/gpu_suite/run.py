@@ -1,7 +1,7 @@
-"""Through the sections, against the clock. Cells are the harness's (sweep.py); what is over is written down at once.
+"""Runs the sections against the clock. Cells are the harness's (sweep.py); finished ones are written at once.
 
-Each pass of a cell may take half of what is left, or all of it where it is the only one; no cell is begun in the last
-seconds, and what is not begun is listed.
+Each pass of a cell may take half of the remaining time, or all of it where it is the only one; no cell is started in
+the last seconds, and those that were not started are listed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .section import NOT_RUN, Done, Section, Setup, Table, Task
 
 TOO_LATE = "the time was over"
 LEAST_S = 5.0
-"""With less left nothing is begun."""
+"""Seconds below which nothing is started."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """Whether nothing is to be begun any more."""
+        """True where nothing more must be started."""
         return self.left_s < LEAST_S
 
 
@@ -53,7 +53,7 @@ class Suite:
     stopped: bool = False
 
     def run(self, section: Section) -> None:
-        """Runs all of a section that there is time for. Sets `stopped` where the user stopped it."""
+        """Runs a section as far as time permits. Sets `stopped` where the user interrupted."""
         print(f"{section.title}: {section.asks}", file=sys.stderr)
         if self.deadline.is_near:
             self._leave_out(section)
@@ -67,7 +67,7 @@ class Suite:
             self.differs += [f"{section.name}: {words}" for words in self._write(section)]
 
     def _leave_out(self, section: Section) -> None:
-        """What an earlier suite in this folder knows of the section stays."""
+        """Keeps the results of an earlier suite in this folder for a section that is not run."""
         done = self.done[section.name] = [Done("all of it", status=NOT_RUN, reason=TOO_LATE)]
         if section.name not in self.record.sections:
             self.record.write(section, done, Table(["cell", "status"], [[one.name, one.words] for one in done]))
@@ -122,7 +122,7 @@ class Suite:
                     raise KeyboardInterrupt
 
     def _before(self, section: Section, one: Done) -> Iterator[Done]:
-        """What came before it."""
+        """Yields the launches before it."""
         for other in self.done[section.name]:
             if other is one:
                 return

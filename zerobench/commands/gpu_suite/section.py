@@ -1,9 +1,9 @@
-"""What a section of the suite is: cells for the harness or tasks of its own, and the lines of the table they make.
+"""The definition of a section of the suite: cells for the harness or tasks of its own, and the table that they make.
 
-Section   a row of suite.SECTIONS
-Setup     what the suite runs on
-Done      a launch or a task: waiting, then how it ended
-Table     what a section says of its Dones
+Section   a row of gpu_suite.SECTIONS
+Setup     the device and scale of the suite
+Done      a launch or a task: waiting, then its end
+Table     a section's output on its Dones
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Done:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it has what it was run for."""
+        """True where it has a usable result."""
         return self.status == "ok"
 
     @property
@@ -111,7 +111,7 @@ class Section:
 
 
 def by_name(done: Iterable[Done]) -> dict[str, list[Done]]:
-    """The launches of each cell."""
+    """Groups launches by cell."""
     groups: dict[str, list[Done]] = {}
     for one in done:
         groups.setdefault(one.name, []).append(one)

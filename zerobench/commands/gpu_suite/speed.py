@@ -1,7 +1,7 @@
-"""Section 3: how fast is a step at N = 1, where nothing travels and what is left is each strategy's own cost?
+"""Section 3: the time of a step at N = 1, where nothing is communicated and each strategy's own cost remains.
 
-Launches are interleaved (measure.repeats), so that a drift of the clocks falls on all alike. The large model has one of
-each, for which the time is short; its interval is that of its steps.
+Launches are interleaved (measure.repeats), so that a drift of the clocks affects all alike. The large model has one of
+each, because time is short; its interval is that of its steps.
 """
 
 from __future__ import annotations

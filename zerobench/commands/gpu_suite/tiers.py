@@ -102,7 +102,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         [],
         ["kept: bytes a parameter on the device, each category's most, without what is on its way; paper: its table"],
     )
-    notes.append("idle: reserved - allocated; free: the largest block that nobody uses")
+    notes.append("idle: reserved - allocated; free: the largest free block")
     for one in done:
         if not one.is_ok:
             rows.append(padded([_name(one)], one.words, len(HEADER)))
