@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.style import look, save
+from analysis.style import learn_colors, look, save
 from zerobench.config.names import name_cells
 from zerobench.results.conditions import add_options
 from zerobench.results.selection import chosen
@@ -80,6 +80,7 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
             print(f"{name}.py: {left_out}", file=sys.stderr)
         if results.runs.empty:
             raise ValueError(f"no runs in {', '.join(map(str, runs))}")
+        learn_colors(results, runs)
         figure = draw(results, **options)
     except (FileNotFoundError, ValueError) as error:
         print(f"{name}.py: {error}", file=sys.stderr)

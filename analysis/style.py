@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from zerobench.results.tables import Results, run_folders
 from zerobench.strategies import Look, find, spare_look
 
 # Okabe and Ito's palette, told apart by all common kinds of color vision.
@@ -70,10 +74,27 @@ def in_short(labels: Sequence[str]) -> list[str]:
     return [" ".join(word for word in label.split() if word not in shared) for label in labels]
 
 
+_COLORS: dict[str, str] = {}
+"""Strategy that only a user's script knows -> the color that its runs were told."""
+
+
+def learn_colors(results: Results, folders: Iterable[Path]) -> None:
+    """Takes the colors of users' strategies from the provenance of their runs in `folders`."""
+    strategies = dict(zip(results.runs["run_id"], results.runs["strategy"], strict=True))
+    for run in (run for where in folders for run in run_folders(where)):
+        strategy, file = strategies.get(run.name), run / "provenance.json"
+        if strategy is None or find(strategy) is not None or not file.is_file():
+            continue
+        with suppress(ValueError):  # a file that is damaged costs a color, no figure
+            color = json.loads(file.read_text()).get("look", {}).get("color")
+            if is_color_like(color):
+                _COLORS[strategy] = color
+
+
 def look(strategy: str) -> Look:
-    """The look of a strategy by its row in the table; one that follows from its name where only a script knows it."""
-    row = find(strategy)
-    return row.look if row is not None else spare_look(crc32(strategy.encode()))
+    """The look of a strategy by its row in the table; else by its name, in the color that its script says."""
+    row, spare = find(strategy), spare_look(crc32(strategy.encode()))
+    return row.look if row is not None else spare._replace(color=_COLORS.get(strategy, spare.color))
 
 
 def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, width: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import zerobench
+from analysis.style import learn_colors, look
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as command
 
@@ -71,6 +72,8 @@ def test_it_is_read_compared_and_listed_where_its_script_is_not_known(swept: Pat
         shown = command(*words, cwd=swept)
         assert shown.returncode == 0, shown.stderr
         assert "toy_zero1" in shown.stdout
+    learn_colors(zerobench.load(swept / "results/runs"), [swept / "results/runs"])
+    assert look("toy_zero1").color == "#CC79A7"
     refused = command("strategy=toy_zero1", "--dry-run", cwd=swept)
     assert refused.returncode == 2
     assert "strategy=toy_zero1: no such strategy" in refused.stderr

@@ -21,7 +21,7 @@ from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.predict.estimate import estimate
 from zerobench.results import provenance
 from zerobench.strategies import registration
-from zerobench.strategies.engine import AdaptedEngine
+from zerobench.theory.strategies import ZERO1
 
 ROOT = Path(__file__).parents[2]
 CELL = ("model=gpt_tiny", "world_size=2", "device=cpu")
@@ -80,6 +80,21 @@ def test_options_are_typed_keys_of_the_command_line_and_reach_the_builder() -> N
     assert engine._engine.options == (5, True, "x")
 
 
+def test_a_theory_fills_the_predicted_columns_of_a_users_strategy() -> None:
+    """A strategy that holds and moves what ZeRO-1 does may say so; its options are those that theory reads."""
+
+    def build(model: nn.Module, optimizer: Any, bucket_bytes: int = 2**20, accumulate: str = "last") -> Mine:
+        return Mine(model, optimizer)
+
+    zerobench.register_strategy("mine", build, theory=ZERO1)
+    (one,) = compose_cells(["strategy=mine", "strategy.bucket_bytes=65536", *CELL])
+    (ours,) = compose_cells(["strategy=zero1", "strategy.bucket_bytes=65536", *CELL])
+    assert estimate(one.config) == estimate(ours.config)
+    assert estimate(one.config).states_bytes
+    (wrong,) = compose_cells(["strategy=mine", "strategy.accumulate=some", *CELL])
+    assert wrong.problems == ("strategy.accumulate=some: use every or last",)
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -99,10 +114,10 @@ def test_a_wrong_option_is_answered_with_the_right_one(override: str, sentence: 
 
 
 def test_help_and_completion_know_a_users_strategy(capsys: Any, monkeypatch: Any) -> None:
-    zerobench.register_strategy("mine", Mine)
+    zerobench.register_strategy("mine", Mine, label="My own")
     assert cli.run(["--help", "strategy=mine"]) == 0
     said = capsys.readouterr().out
-    assert "A strategy of a test's." in said
+    assert "My own: A strategy of a test's." in said
     assert "strategy.depth=3" in said
     assert "strategy.note=null" in said
     monkeypatch.setenv("COMP_LINE", "zerobench strategy=mi")
@@ -180,7 +195,7 @@ def test_clipping_wants_an_engine_that_clips() -> None:
 
 def test_what_an_engine_leaves_out_is_completed() -> None:
     engine = wrapped(Mine)
-    assert isinstance(engine, AdaptedEngine)
+    assert not isinstance(engine, Mine)
     engine.backward(engine(torch.ones(1, 2)))
     with engine.no_sync():
         engine.backward(engine(torch.ones(1, 2)))

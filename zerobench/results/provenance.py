@@ -79,9 +79,16 @@ def provenance(config: dict[str, Any]) -> dict[str, Any]:
     """Collects the provenance of a resolved cell's run."""
     return {
         "source_hash": source_of(config),
+        **_users_look(config["strategy"]["name"]),
         **started(config.get("nodes", 1)),
         **machine(config["device"], config["backend"]),
     }
+
+
+def _users_look(strategy: str) -> dict[str, Any]:
+    """Label and color of a user's strategy, for figures that are drawn where its script is not known."""
+    spec = strategies.find(strategy)
+    return {"look": {"label": spec.label, "color": spec.look.color}} if spec is not None and spec.of_user else {}
 
 
 def started(nodes: int) -> dict[str, Any]:

@@ -90,8 +90,9 @@ class StrategySpec:
     @property
     def description(self) -> str:
         """The docstring of what builds it, or of our own options, as one line."""
-        text = inspect.getdoc(self.build if self.of_user else self.options) or ""
-        return " ".join(text.split())
+        text = " ".join((inspect.getdoc(self.build if self.of_user else self.options) or "").split())
+        text = text or "registered by the script or the package of a user"
+        return f"{self.label}: {text}" if self.of_user and self.label != self.name else text
 
     def filled(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """A section of a config with every null that follows `tuned` filled in."""
