@@ -21,7 +21,7 @@ def pytest_configure() -> None:
     from zerobench.launch import fork_server
 
     if "tests.preloaded" not in fork_server.PRELOAD:
-        fork_server.PRELOAD.append("tests.preloaded")
+        fork_server.PRELOAD.insert(-1, "tests.preloaded")  # before what freezes all that is there
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

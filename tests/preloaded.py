@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import hydra
 import pandas
 import pytest
@@ -11,6 +9,3 @@ import pytest
 import zerobench.sweep.cell
 
 __all__ = ["hydra", "pandas", "pytest", "zerobench"]
-
-gc.collect()
-gc.freeze()  # a collection in a rank would walk over all of it, and copy its pages

@@ -13,7 +13,9 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-PRELOAD = ["torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker"]
+PRELOAD = [
+    "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker", "zerobench.launch.frozen",
+]  # fmt: skip
 """Modules that ranks get preloaded; torch's optimizers import dynamo, which takes a second."""
 
 
