@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,17 +68,22 @@ def name_of(path: Path, package: Path) -> str:
     return ".".join(path.relative_to(package.parent).with_suffix("").parts)
 
 
-def imports_of(path: Path, package: Path) -> set[str]:
+def modules_of(package: Path) -> dict[str, Path]:
+    """Dotted names and files of its modules."""
+    return {name_of(path, package): path for path in package.rglob("*.py")}
+
+
+def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
     """Dotted names of everything that a file imports, wherever in it; not what only a type checker sees.
 
-    Of the package's own modules the files' names, packages as their __init__; of others the first word.
+    Of the package's own `modules` the files' names, packages as their __init__; of others the first word.
     """
-    here, modules = name_of(path, package).split("."), {name_of(p, package) for p in package.rglob("*.py")}
+    here = name_of(path, package).split(".")
     found: set[str] = set()
-    for node in _runs(ast.parse(path.read_text())):
+    for node in _imports(path.read_text()):
         if isinstance(node, ast.Import):
             found |= {_file(alias.name, modules) or alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = [*here[: -node.level or None], *filter(None, [node.module])] if node.level else [str(node.module)]
             dotted = ".".join(base)
             for alias in node.names:
@@ -86,7 +92,13 @@ def imports_of(path: Path, package: Path) -> set[str]:
     return found
 
 
-def _file(name: str, modules: set[str]) -> str | None:
+@cache
+def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """The statements of a file, once for all copies of it."""
+    return [node for node in _runs(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _file(name: str, modules: Collection[str]) -> str | None:
     return next((found for found in (name, f"{name}.__init__") if found in modules), None)
 
 
@@ -101,8 +113,8 @@ def _runs(node: ast.AST) -> Iterator[ast.AST]:
 
 def graph_of(package: Path) -> Graph:
     """Each module of the package, and the modules of it that it imports."""
-    paths = {name_of(path, package): path for path in package.rglob("*.py")}
-    return {name: imports_of(path, package) & paths.keys() - {name} for name, path in paths.items()}
+    paths = modules_of(package)
+    return {name: imports_of(path, package, paths) & paths.keys() - {name} for name, path in paths.items()}
 
 
 def children(graph: Graph, parent: str) -> Graph:
@@ -184,10 +196,11 @@ def test_a_planted_import_is_seen(tmp_path: Path, planted: str) -> None:
 
 
 def test_the_bottom_layer_knows_nobody() -> None:
+    modules = modules_of(PACKAGE)
     for name in ("records", "theory", "zero"):
         for path in (PACKAGE / name).rglob("*.py"):
             allowed = set(sys.stdlib_module_names) | ({"torch"} if name == "zero" else set())
-            others = {one for one in imports_of(path, PACKAGE) if not one.startswith(f"zerobench.{name}.")}
+            others = {one for one in imports_of(path, PACKAGE, modules) if not one.startswith(f"zerobench.{name}.")}
             assert others <= allowed, path
 
 
