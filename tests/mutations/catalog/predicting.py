@@ -1,4 +1,4 @@
-"""Faults of theory: closed forms and the replay of a step's schedule."""
+"""Faults of theory, its closed forms and its replay of a schedule, and of the table of strategies."""
 
 from __future__ import annotations
 
@@ -106,5 +106,45 @@ MUTANTS = (
         'return block * self.buffers + POOL_ALIGN_BYTES if self.place == "nvme" else 0',
         "return 0",
         (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
+        "theory-volume-of-one-gather",
+        "The closed form of ZeRO-3's volume has one gather a micro-batch, where the paper has two.",
+        "zerobench/theory/volume.py",
+        'text, value = "(r + 2m)ψ", r + 2 * m',
+        'text, value = "(r + 2m)ψ", r + m',
+        ("tests/unit/test_formulas.py::test_volumes_are_those_of_section_7",),
+    ),
+    Mutant(
+        "theory-padding-moves-nothing",
+        "What padding adds to the volume is left out of the terms beside the closed form.",
+        "zerobench/theory/volume.py",
+        'yield "padding", (gathers + reduced) * (unit.numel - unit.own)',
+        'yield "padding", 0',
+        ("tests/unit/test_formulas.py::test_the_volume_is_the_formula_and_its_terms",),
+    ),
+    Mutant(
+        "theory-bounds-turned-round",
+        "What a run lacks of a formula is added to the upper bound.",
+        "zerobench/theory/formula.py",
+        "return self.value + sum(term.size for term in self.in_flight if term.size > 0)",
+        "return self.value + sum(abs(term.size) for term in self.in_flight)",
+        ("tests/unit/test_formulas.py::test_bounds_add_what_is_more_and_take_what_is_less",),
+    ),
+    Mutant(
+        "strategy-name-taken-twice",
+        "A user's strategy takes the place of one of ours.",
+        "zerobench/strategies",
+        "if name in _SPECS and _SPECS[name].build is not build:",
+        "if name in _SPECS and _SPECS[name].build is None:",
+        ("tests/unit/test_strategies.py::test_what_cannot_be_registered_is_one_sentence",),
+    ),
+    Mutant(
+        "strategy-code-is-not-in-the-hash",
+        "A user's engine that changed is taken for the one that was measured.",
+        "zerobench/strategies",
+        'return source_of(found.build) if found is not None and found.of_user else b""',
+        'return b""',
+        ("tests/unit/test_strategies.py::test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys",),
     ),
 )
