@@ -107,7 +107,7 @@ WRONG = {
 def test_a_wrong_formula_is_seen(simulated: list[Run], monkeypatch, category: str, fault: str) -> None:
     def planted(strategy: Any, shapes: Any, groups: Any, *more: Any) -> tuple[State, ...]:
         changes = {
-            "partitioned, or not": lambda s: replace(s, ranks=None if s.ranks else groups.sharers),
+            "partitioned, or not": lambda s: replace(s, ranks=None if s.ranks else groups.shard_ranks),
             "half as many bytes": lambda s: replace(s, size=s.size // 2, frozen=s.frozen // 2),
             "twice as many bytes": lambda s: replace(s, size=2 * s.size, frozen=2 * s.frozen),
         }

@@ -134,7 +134,7 @@ def test_the_volume_is_the_formula_and_its_terms(theory: StrategyTheory, options
 
 
 def test_zeropp_sends_a_quarter_between_nodes() -> None:
-    """ZeRO++, table 1: 3M become 0.75M; each part for itself, and beside the replay, which has scales and padding."""
+    """ZeRO++, section 3: 3M become 0.75M; each part for itself, and beside the replay, which has scales and padding."""
     schedule, strategy = Schedule.sequential(model(2**20)), StrategyShape(ZERO3, keep_root=False)
     plain = between_nodes_formula(strategy, schedule, GroupShape(8, 4), HALF)
     parts = {"weight_block": 2048, "gradient_block": 512, "secondary": True}

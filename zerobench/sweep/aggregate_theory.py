@@ -31,7 +31,7 @@ def join_theory(
     """
     shapes, groups = training_shapes(config), topology.shape_of(config)
     strategy, tiers = shape_of(config["strategy"]), offload.shape_of(config)
-    bucket_bytes = settle(strategy, schedule.shapes, groups.sharers).bucket_bytes
+    bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers)
     row.predicted_states_bytes = prediction.states_bytes

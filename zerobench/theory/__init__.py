@@ -1,1 +1,1 @@
-"""What the formulas say, from a model's shapes alone. Knows nothing of engines, probes or torch."""
+"""Predictions from a model's shapes alone: closed forms, terms in flight, and a replay of the schedule."""

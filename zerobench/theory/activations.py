@@ -40,36 +40,36 @@ class GptShape:
 
     @property
     def tokens(self) -> int:
-        """Of one forward on one rank."""
+        """Tokens of one forward on one rank."""
         return self.sequence * self.micro_batch
 
 
 def layer_bytes(shape: GptShape) -> int:
-    """What forward keeps of one layer for the backward."""
+    """Bytes that forward keeps of one layer for the backward."""
     return sum(_storages(shape))
 
 
 def _storages(shape: GptShape) -> list[int]:
-    """One by one: two inputs and outputs of norms, what attention makes and its three inputs in one, the logarithms of
-    its sums, and before and after the activation function.
+    """Bytes of each storage that a layer keeps: inputs and outputs of two norms, the output of attention, its three
+    inputs in one, its log-sum-exp in fp32, and the activation function's input and output.
     """
     stream = shape.element_bytes * shape.tokens * shape.hidden
     return [*[stream] * 5, 3 * stream, 4 * shape.heads * shape.tokens, 4 * stream, 4 * stream]
 
 
 def _moved_bytes(shape: GptShape) -> int:
-    """What of a layer goes to host memory."""
+    """Bytes of a layer that go to host memory."""
     kept = _storages(shape)[:1] if shape.checkpointing else _storages(shape)
     return sum(size for size in kept if size >= shape.least_bytes) if shape.offload else 0
 
 
 def host_bytes(shape: GptShape) -> int:
-    """The most that is alive of activations in host memory: when forward is over."""
+    """Returns the largest sum of activations in host memory, which is there when forward is over."""
     return (shape.layers - 1) * _moved_bytes(shape)
 
 
 def activation_bytes(shape: GptShape) -> int:
-    """The most that is alive on the device of activations and of their gradients: where backward begins, or while it
+    """Returns the largest sum of activations and of their gradients on the device: where backward begins, or while it
     is in a layer that is recomputed, or in the last one while the one before comes back.
     """
     stream, layer, moved = shape.element_bytes * shape.tokens * shape.hidden, layer_bytes(shape), _moved_bytes(shape)

@@ -23,10 +23,10 @@ def reads(shape: ParameterShape, left: int) -> bool:
     return shape.reads[left - 1] if 0 < left <= len(shape.reads) else True
 
 
-def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], sharers: int) -> StrategyShape:
-    """Replaces an automatic bucket_bytes by a number: half of psi/N in bytes, within limits. `sharers`: N."""
+def settle(strategy: StrategyShape, shapes: Sequence[ParameterShape], shard_ranks: int) -> StrategyShape:
+    """Replaces an automatic bucket_bytes by a number: half of psi/N in bytes, within limits. `shard_ranks`: N."""
     if strategy.bucket_bytes != AUTO:
         return strategy
     psi_bytes = sum(bytes_of(shape) for shape in shapes if shape.trainable)
-    size = min(max(psi_bytes // sharers // BUCKETS_PER_SHARD, LEAST_BYTES), MOST_BYTES)
+    size = min(max(psi_bytes // shard_ranks // BUCKETS_PER_SHARD, LEAST_BYTES), MOST_BYTES)
     return replace(strategy, bucket_bytes=size)

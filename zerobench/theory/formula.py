@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Term:
-    """What a run holds or moves beyond a formula, or, below zero, what it lacks of it. `size` in the formula's unit."""
+    """Bytes or elements that a run may hold or move beyond a formula; below zero, that it may lack of it."""
 
     name: str
     size: int
@@ -20,7 +20,7 @@ class Term:
 class Formula:
     """A closed form. `equation`: in ψ, N, K and the like; `numbers`: their values; `value`: in bytes or elements.
 
-    What a run measures lies from `least` to `most`: the formula, and what is in flight beside it.
+    A run's measured value lies from `least` to `most`: the formula, and what is in flight beside it.
     """
 
     equation: str
@@ -40,7 +40,7 @@ class Formula:
 
 
 def terms(named: Iterable[tuple[str, float]]) -> tuple[Term, ...]:
-    """Terms in order, without the empty ones; fractions of a byte are rounded away from zero."""
+    """Returns terms in order, without empty ones; fractions of a byte are rounded away from zero."""
     rounded = ((name, int(-(-size // 1)) if size > 0 else int(size // 1)) for name, size in named)
     return tuple(Term(name, size) for name, size in rounded if size)
 

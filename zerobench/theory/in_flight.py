@@ -1,4 +1,4 @@
-"""What a step holds beyond the closed forms of states.py, by name, each an upper bound in bytes on one rank's device.
+"""Terms of a step beyond the closed forms of states.py, by name: upper bounds in bytes on one rank's device.
 
 Nothing here is played: a term is a product of sizes, or what padding adds, or the most units that are open at once in
 a run's own order of gradients (open_units.py). A run lies between the formula and the formula plus its terms::
@@ -10,7 +10,7 @@ a run's own order of gradients (open_units.py). A run lies between the formula a
     tile of an update        gradients in fp32 of what is updated together, as far as it is larger than autograd's
     padding                  parameters start, and shards end, at multiples of 64 bytes
 
-A term below zero is what a run lacks of the formula: states of parameters that no step has used.
+A term below zero is what a run may lack of the formula, as the states of parameters that no step has used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bounded_states(
     precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
 ) -> dict[str, Formula]:  # fmt: skip
     """The formulas of states.py, each with what is in flight in its category; "states" with all of it."""
-    settled = settle(strategy, schedule.shapes, groups.sharers)
+    settled = settle(strategy, schedule.shapes, groups.shard_ranks)
     step = _Step(settled, schedule, groups, optimizer, precision, tiers)
     named = list(_of_shards(step) if strategy.theory.optimizer else _of_replicas(step))
     formulas = state_formulas(settled, schedule.shapes, groups, optimizer, precision, tiers)
@@ -86,21 +86,21 @@ class _Step:
 
     @property
     def n(self) -> int:
-        return self.groups.sharers
+        return self.groups.shard_ranks
 
     @property
     def keeps_whole(self) -> bool:
-        """Whole gradients stay until the update, as in ZeRO-1."""
+        """True where whole gradients stay until the update, as in ZeRO-1."""
         return not (self.strategy.theory.gradients or self.tiers.gradients)
 
     @property
     def is_alone(self) -> bool:
-        """Gradients travel nowhere."""
+        """True where gradients are sent nowhere."""
         return self.n == 1 and not self.tiers.gradients
 
     @property
     def postpones(self) -> bool:
-        """Micro-batches before the last keep whole gradients, and reduce nothing."""
+        """True where micro-batches before the last keep whole gradients, and reduce nothing."""
         return self.schedule.micro_batches > 1 and self.strategy.accumulate == "last"
 
     def updated_here(self, unit: Unit) -> int:
@@ -261,7 +261,7 @@ def _of_update(step: _Step) -> Iterator[Named]:
         cuts = sum(len(unit.parameters) + 1 + here // (most or max(1, here)) for here, _, unit in sizes if here)
         yield "optimizer", "counts", 4 * optimizer.counts * cuts
     here_in_all = sum(here for here, _, _ in sizes)
-    tile = min(here_in_all, max(most, tiers.cut_numel or 0)) if most else here_in_all
+    tile = min(here_in_all, max(most, tiers.chunk_numel or 0)) if most else here_in_all
     excess = tile * _tile_bytes(step) - step.exact.get(("gradients", "O"), 0)
     yield "gradients", TILE, max(0, excess - _of_autograd(step.schedule))
 

@@ -1,4 +1,4 @@
-"""Sizes of units and shards, from shapes alone; written apart from the engine's layout, so that each checks the other.
+"""Sizes of units and shards, from shapes alone: a second implementation of the engine's layout, held against it.
 
 Parameters start, and shards end, at multiples of 64 bytes (zero/layout.py says why).
 """
@@ -15,7 +15,7 @@ ALIGN_BYTES = 64
 PIECE_BYTES, SLOTS = 2**20, 2
 
 TAIL_NUMEL = 8
-"""Elements at the end of a stage 3 unit in which ranks tell what they send."""
+"""Elements at the end of a ZeRO-3 unit in which ranks say what they send."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Span:
 class FlatBuffer:
     """Parameters of one element size end to end, cut every `unit_numel` elements into units shared by N ranks.
 
-    `tail`: elements kept free at the end, for the ranks' stamps.
+    `tail`: elements kept free at the end for the desync check.
     """
 
     spans: tuple[Span, ...]
@@ -65,40 +65,40 @@ class FlatBuffer:
 
     @property
     def padded_bytes(self) -> int:
-        """The same in bytes."""
+        """Bytes of all units, padding included."""
         return self.padded_numel * self.element_bytes
 
     @property
     def is_half(self) -> bool:
-        """Whether there are fp32 masters beside it."""
+        """True where there are fp32 masters beside the parameters."""
         return self.element_bytes < 4
 
     @property
     def master_bytes(self) -> int:
-        """Of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
+        """Bytes of an element as the optimizer updates it: fp32, or the parameter's own dtype above."""
         return max(4, self.element_bytes)
 
     def segments(self, rank: int, most: int | None = None) -> list[tuple[int, int]]:
-        """(parameter, elements) of each run of one parameter's elements in `rank`'s shards, in order.
+        """Returns (parameter, elements) of each segment of `rank`'s shards, a run of one parameter's elements.
 
-        `most`: where they have more elements they are cut.
+        `most`: the elements at which segments are cut.
         """
         return [(parameter, numel) for parameter, _, _, numel, _ in self.held(rank, most)]
 
     def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
-        """The same as (parameter, number of the unit, first element in its shard, elements, elements of the shard)."""
+        """Segments as (parameter, number of the unit, first element in the shard, elements, elements of the shard)."""
         found = _runs(self._pattern, rank, most)
         return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
 
     @cached_property
     def _pattern(self) -> FlatBuffer:
-        """The buffer with its parameters numbered from 0: those of a model's equal layers are equal."""
+        """The buffer with its parameters numbered from 0, which is equal for equal layers of a model."""
         return replace(self, spans=tuple(Span(at, s.start, s.stop) for at, s in enumerate(self.spans)))
 
 
 @lru_cache(maxsize=4096)  # a large model has few patterns, each of them once a layer
 def _runs(pattern: FlatBuffer, rank: int, most: int | None) -> list[tuple[int, int, int, int, int]]:
-    """FlatBuffer.held of a pattern."""
+    """Segments of a pattern, as FlatBuffer.held returns them."""
     found = []
     for number, (start, numel) in enumerate(pattern.units):
         low = start + rank * numel // pattern.world_size
@@ -160,14 +160,14 @@ def lay_out_buckets(
 
 
 def slots_bytes(padded_bytes: int, world_size: int) -> int:
-    """What a reduction receives into: SLOTS pieces of a slice at most, and no more than come (comm/gloo.py)."""
+    """Returns the bytes that a reduction receives into: SLOTS pieces of a slice at most (zero/comm/gloo.py)."""
     part = padded_bytes // world_size
     pieces = -(-part // PIECE_BYTES) * (world_size - 1)
     return min(SLOTS, pieces) * min(PIECE_BYTES, part)
 
 
 def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[list[int]]:
-    """`indices` split by (trainable, element size), in order."""
+    """Splits `indices` by (trainable, element size), in order."""
     kinds: dict[tuple[bool, int], list[int]] = {}
     for i in indices:
         kinds.setdefault((shapes[i].trainable, shapes[i].element_bytes), []).append(i)
@@ -175,7 +175,7 @@ def by_kind(shapes: Sequence[ParameterShape], indices: Sequence[int]) -> list[li
 
 
 def by_unit(shapes: Sequence[ParameterShape], persistence_numel: int = 0) -> tuple[list[int], dict[str, list[int]]]:
-    """The small parameters that stay whole, and the others of each stage 3 unit: the root first, then in order."""
+    """Returns the small parameters that stay whole, and the others of each ZeRO-3 unit, the root first."""
     small: list[int] = []
     units: dict[str, list[int]] = {ROOT: []}
     for i, shape in enumerate(shapes):

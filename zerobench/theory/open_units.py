@@ -20,7 +20,7 @@ Weight = Callable[["Unit"], int]
 
 @dataclass(frozen=True)
 class Unit:
-    """`numel` elements with padding, `own` without; `shape`: of one of its parameters, which are alike in kind.
+    """A unit of `numel` elements with padding, `own` without. `shape`: of one of its parameters, which are of one kind.
 
     `module`: its group of modules under ZeRO-3. `stays`: small parameters that are whole for good.
     """
@@ -56,9 +56,9 @@ def _module_units(strategy: StrategyShape, shapes: Sequence[ParameterShape], n: 
 
 
 def most_open(strategy: StrategyShape, schedule: Schedule, units: Sequence[Unit], weight: Weight) -> int:
-    """The largest sum of weights of units whose gradients have begun to come and are not complete.
+    """Returns the largest sum of weights of units whose gradients have begun to come and are not complete.
 
-    A unit more, the largest, is on its way to the shards meanwhile.
+    One more, the largest, is being reduced meanwhile.
     """
     if not units:
         return 0
@@ -88,8 +88,8 @@ def _open_from_to(strategy: StrategyShape, schedule: Schedule, units: Sequence[U
 
 
 def most_in_use(strategy: StrategyShape, schedule: Schedule, units: Sequence[Unit], weight: Weight) -> int:
-    """The largest sum of weights of ZeRO-3 units that are whole at once: the root, those that forward uses more than
-    once, and one with those around and inside of it and those prefetched; all, if forward gives nothing back.
+    """Returns the largest sum of weights of ZeRO-3 units that are whole at once: the root, those that forward uses more
+    than once, and one with those around and inside of it and those prefetched; all, if forward reshards nothing.
     """
     large = [unit for unit in units if not unit.stays]
     if not strategy.reshard_after_forward:
@@ -102,8 +102,8 @@ def most_in_use(strategy: StrategyShape, schedule: Schedule, units: Sequence[Uni
 
 
 def _window(row: Sequence[Unit], place: int, ahead: int) -> set[Unit]:
-    """What may be whole while a unit is in use: those of its module, around it and inside of it, and the next ones that
-    are prefetched, which in backward (`ahead` below zero) are those before it.
+    """Units that may be whole while one is in use: those of its module, around it and inside of it, and the next ones
+    that are prefetched, which in backward (`ahead` below zero) are those before it.
     """
     module = row[place].module
     family = [p for p, other in enumerate(row) if _is_inside(other.module, module) or _is_inside(module, other.module)]

@@ -1,4 +1,4 @@
-"""Ranks are not quite alike: shards are equal, padding included, but what of them is padding has no optimizer states.
+"""The rank that holds most: shards are equal with their padding, but padding has no optimizer states.
 
 Rank r of Z nodes of L owns slice (r mod L) · Z + r div L where collectives take hops through nodes, slice r mod k where
 k ranks share a shard, else slice r (comm/hierarchical.py).
@@ -16,18 +16,18 @@ from .strategy import StrategyShape
 
 
 def fullest_rank(strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape) -> int:
-    """The rank that owns most of the trained elements, by their bytes in an optimizer; the lowest of several.
+    """Returns the rank that owns most of the trained elements, by their bytes in an optimizer; the lowest of several.
 
     Without a partition all ranks are alike.
     """
-    buffers = list(_trained(settle(strategy, shapes, groups.sharers), shapes, groups.sharers))
-    owned = [_owned_bytes(buffers, rank_slice) for rank_slice in range(groups.sharers)] if buffers else [0]
+    buffers = list(_trained(settle(strategy, shapes, groups.shard_ranks), shapes, groups.shard_ranks))
+    owned = [_owned_bytes(buffers, rank_slice) for rank_slice in range(groups.shard_ranks)] if buffers else [0]
     most = max(owned)
     return min(rank for rank in range(groups.world_size) if owned[slice_of(rank, groups) % len(owned)] == most)
 
 
 def slice_of(rank: int, groups: GroupShape) -> int:
-    """The number of the slice that a rank owns of every shared buffer."""
+    """Returns the number of the slice that a rank owns of every partitioned buffer."""
     if groups.shard_group:
         return rank % groups.shard_group
     node_size, nodes = groups.nodes

@@ -1,4 +1,4 @@
-"""What theory needs to know of a model."""
+"""A model, its training and the order of events in a step, as theory sees them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = ""
-"""The stage 3 unit of what lies in no module group."""
+"""The ZeRO-3 unit of parameters in no module group."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ParameterShape:
 
 @dataclass(frozen=True)
 class OptimizerShape:
-    """`states`: tensors of the parameter's size that are kept; `counts`: 4-byte scalars that are kept of a tensor.
+    """An optimizer. `states`: tensors of the parameter's size that it keeps; `counts`: 4-byte scalars per tensor.
     `fused`: an update needs no temporaries.
     """
 
@@ -40,13 +40,13 @@ class OptimizerShape:
     fused: bool = True
 
     def bytes_of(self, size: int, tensors: int) -> int:
-        """For parameters of `size` bytes in all, in so many tensors."""
+        """Returns the bytes kept for `tensors` parameters of `size` bytes in all."""
         return self.states * size + 4 * self.counts * tensors
 
 
 @dataclass(frozen=True)
 class PrecisionShape:
-    """Bytes an element of a parameter below fp32: of its gradient as it is accumulated, and as it is sent. Such a
+    """Bytes per element of a gradient as it is accumulated and as it is sent, of a parameter below fp32. Such a
     parameter has an fp32 master; `tile_bytes` of fp32 gradients, or all, exist at once as the optimizer is given them.
     `casts`: gradients are sent in another dtype than they are accumulated in.
     """
@@ -79,7 +79,7 @@ class Schedule:
 
     @staticmethod
     def sequential(shapes: Sequence[ParameterShape], micro_batches: int = 1) -> Schedule:
-        """What to expect before a run: units as registered, gradients in the reverse order of the parameters."""
+        """Returns the schedule to expect before a run: units as registered, gradients in reverse order."""
         trained = [i for i in reversed(range(len(shapes))) if shapes[i].trainable and shapes[i].numel]
         heads = [i for i in trained for _ in range(shapes[i].uses - 1)]  # tied embeddings are used last, too
         units = tuple(dict.fromkeys(s.unit for s in shapes if s.unit != ROOT))
@@ -94,12 +94,12 @@ def bytes_of(shape: ParameterShape) -> int:
 
 
 def trainable(shapes: Sequence[ParameterShape]) -> list[int]:
-    """The numbers of the parameters that are trained."""
+    """Returns the numbers of the parameters that are trained."""
     return [i for i, s in enumerate(shapes) if s.trainable and s.numel]
 
 
 def is_half(shape: ParameterShape) -> bool:
-    """Whether the parameter has an fp32 master beside it."""
+    """True where the parameter has an fp32 master."""
     return shape.element_bytes < 4
 
 
@@ -109,21 +109,21 @@ def master_bytes(shape: ParameterShape) -> int:
 
 
 def gradient_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
-    """Of an element of the parameter's gradient, as it is accumulated."""
+    """Bytes of an element of the parameter's gradient as it is accumulated."""
     return precision.gradient_bytes if is_half(shape) else shape.element_bytes
 
 
 def wire_bytes(shape: ParameterShape, precision: PrecisionShape) -> int:
-    """Of an element of the parameter's gradient, as it is sent; fp64 is never cast."""
+    """Bytes of an element of the parameter's gradient as it is sent; fp64 is never cast."""
     return precision.wire_bytes if is_half(shape) or casts(shape, precision) else shape.element_bytes
 
 
 def casts(shape: ParameterShape, precision: PrecisionShape) -> bool:
-    """Whether the parameter's gradient is sent in another dtype than it is accumulated in."""
+    """True where the parameter's gradient is sent in another dtype than it is accumulated in."""
     return precision.casts and shape.element_bytes < 8
 
 
 def micro_batches(schedule: Schedule) -> list[bool]:
-    """Of each micro-batch, whether it is the last. The fourth is like the third."""
+    """For each micro-batch that must be played, True for the last one. The fourth is like the third."""
     count = min(schedule.micro_batches, 3)
     return [number == count - 1 for number in range(count)]

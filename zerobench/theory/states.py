@@ -62,8 +62,8 @@ def states_of(
     strategy: StrategyShape, shapes: Sequence[ParameterShape], groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape = FULL, tiers: TierShape = NOWHERE,
 ) -> tuple[State, ...]:  # fmt: skip
-    """The model states under a strategy; of a category there may be two."""
-    theory, n = strategy.theory, groups.sharers
+    """Returns the model states under a strategy; a category may have two."""
+    theory, n = strategy.theory, groups.shard_ranks
     trained = [s for s in shapes if s.trainable]
     parameters, frozen = (sum(map(bytes_of, some)) for some in (shapes, [s for s in shapes if not s.trainable]))
     gradients = sum(s.numel * gradient_bytes(s, precision) for s in trained)
@@ -132,7 +132,7 @@ class _Text:
         self.psi = sum(s.numel for s in shapes if s.trainable)
         self.phi = sum(s.numel for s in shapes if not s.trainable)
         self.is_uniform = self.psi > 0 and len({s.element_bytes for s in shapes if s.numel}) == 1
-        self.ranks, self.sharers = ("k" if groups.shard_group else "N"), groups.sharers
+        self.ranks, self.shard_ranks = ("k" if groups.shard_group else "N"), groups.shard_ranks
         self.fraction = tiers.fraction
 
     def formula(self, states: Sequence[State], value: int) -> Formula:
@@ -143,7 +143,7 @@ class _Text:
             if state.size and state.stays:
                 for token, symbol in self._products(state, numbers):
                     sums.setdefault(symbol + f"/{self.ranks}" * (state.ranks is not None), []).append(token)
-                numbers |= {self.ranks: self.sharers} if state.ranks else {}
+                numbers |= {self.ranks: self.shard_ranks} if state.ranks else {}
         return Formula(" + ".join(map(_product, sums.values(), sums)) or "0", value, numbers)
 
     def _products(self, state: State, numbers: dict[str, float]) -> list[tuple[str, str]]:

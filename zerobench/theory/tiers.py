@@ -1,19 +1,20 @@
-"""What of the model states leaves the device, and what that moves, by formula (ZeRO-Offload, arXiv 2101.06840, table 1;
-ZeRO-Infinity, arXiv 2104.07857). In half precision under Adam, bytes a parameter on the device, whole gradients apart::
+"""States that leave the device, and the traffic that this causes, by closed form: ZeRO-Offload, arXiv 2101.06840,
+section 3 and table 1; ZeRO-Infinity, arXiv 2104.07857, section 3. In half precision with Adam, bytes per parameter on
+the device, whole gradients apart::
 
     nothing leaves                 16 (zero1 at N = 1)        with N ranks      see states.py
     gradients                      14                                           less 2/N
     optimizer                       4                                           less 12/N
     both                            2 (zero1, zero2)                            2/N and units in use (zero3)
 
-Over a step and all ranks, r reductions and g gathers of stage 3 a unit::
+Over a step and all ranks, with r reductions and g gathers of each ZeRO-3 unit::
 
     down       r · 2ψ with gradients away; 2ψ where they stay and the optimizer leaves
     up         2ψ parameters of offloaded optimizers; 2ψ gradients where only they leave; g · 2ψ for shards away
     read       12ψ masters and states, 2ψ gradients, g · 2ψ parameters
     write      12ψ, r · 2ψ, 2ψ
 
-With padding, and where something is read twice: theory/replay/link_traffic.py.
+To the byte, with padding and repeated reads: theory/replay/link_traffic.py.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ POOL_ALIGN_BYTES = 4096
 
 @dataclass(frozen=True)
 class TierShape:
-    """`place`: host or nvme, None where nothing leaves. The rest as in a config's offload section; files are
-    read and written past the page cache where the file system can, which is taken for granted.
+    """An offload. `place`: host or nvme, None where nothing leaves; the rest as in a config's offload section.
+
+    Files are taken to be read and written past the page cache.
     """
 
     place: str | None = None
@@ -43,27 +45,27 @@ class TierShape:
     direct: bool = True
 
     def leaving(self, shard_numel: int, element_bytes: int) -> int:
-        """Elements of a shard, from its start, whose optimizer and gradients leave, as far as these do."""
+        """Returns how many elements leave of a shard, from its start: a fraction, rounded up to 64 bytes."""
         align = ALIGN_BYTES // element_bytes
         part = math.ceil(shard_numel * self.fraction)
         return min(shard_numel, -(-part // align) * align)
 
     def updates_away(self, shard_numel: int, element_bytes: int) -> int:
-        """Elements that are updated on the host."""
+        """Returns how many elements of a shard are updated on the host."""
         return self.leaving(shard_numel, element_bytes) if self.optimizer else 0
 
     def gradients_away(self, shard_numel: int, element_bytes: int) -> int:
-        """Elements whose gradients leave as they are reduced."""
+        """Returns how many elements of a shard have gradients that leave as they are reduced."""
         return self.leaving(shard_numel, element_bytes) if self.gradients else 0
 
     @property
-    def cut_numel(self) -> int | None:
-        """Elements of a shard that are read, updated and written together; None: no files."""
+    def chunk_numel(self) -> int | None:
+        """Elements of a shard that are read, updated and written together; None without files."""
         return self.block_bytes // 4 if self.place == "nvme" else None
 
     @property
     def pool_bytes(self) -> int:
-        """What the file tier keeps in host memory."""
+        """Bytes of the buffers in host memory through which files are read and written."""
         block = -(-self.block_bytes // POOL_ALIGN_BYTES) * POOL_ALIGN_BYTES
         return block * self.buffers + POOL_ALIGN_BYTES if self.place == "nvme" else 0
 

@@ -7,9 +7,9 @@ reduced, and ZeRO-3 gathers each once in forward and once in backward; with one 
     zero1, zero2, megatron    (r + 1)ψ      2ψ     reduce-scatter and all-gather, section 7.2.1
     zero3                     (r + 2m)ψ     3ψ     reduce-scatter and two all-gathers, section 7.2.2
 
-Bytes between nodes under ZeRO-3 (ZeRO++, arXiv 2306.10209, table 1): of M bytes of parameters a gather moves M, in int8
-(qwZ) ψ; none from secondary shards in the node (hpZ), but the first of a step; a reduction M, in int4 (qgZ) ψ/2. With
-2-byte elements 3M become 0.75M. Each of N ranks in Z nodes sends (Z - 1)/N of it.
+Bytes between nodes under ZeRO-3 (ZeRO++, arXiv 2306.10209, section 3): a gather of M bytes of parameters moves M, in
+int8 (qwZ) ψ; none from secondary shards in the node (hpZ), but for the first of a step; a reduction moves M, in int4
+(qgZ) ψ/2. With 2-byte elements 3M become 0.75M. Each of N ranks in Z nodes sends (Z - 1)/N of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .shapes import PrecisionShape, Schedule, wire_bytes
 from .strategy import StrategyShape
 
 INT8, INT4 = 1.0, 0.5
-"""Bytes of an element in a code, its scales apart."""
+"""Bytes of a quantized element, its scale apart."""
 
 
 def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int) -> Formula:
@@ -46,22 +46,22 @@ def volume_formula(strategy: StrategyShape, schedule: Schedule, world_size: int)
 
 
 def bounded_volume(strategy: StrategyShape, schedule: Schedule, groups: GroupShape) -> Formula:
-    """`volume_formula`, and what is moved besides: its sum with all terms is what a run moves, where no hop through
-    nodes, group of ranks or code changes what a collective counts as.
+    """Returns `volume_formula` with its terms; the sum of both is what a run moves, where no hop through
+    nodes, group of ranks or quantization changes what a collective counts as.
     """
     formula = volume_formula(strategy, schedule, groups.world_size)
     if groups.world_size == 1 or not strategy.theory.optimizer:
         return formula
-    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     sizes: dict[str, int] = {}
-    for unit in units_of(strategy, schedule.shapes, groups.sharers):
+    for unit in units_of(strategy, schedule.shapes, groups.shard_ranks):
         for name, size in _beyond(strategy, schedule, unit):
             sizes[name] = sizes.get(name, 0) + size
     return Formula(formula.equation, formula.value, formula.numbers, terms(sizes.items()))
 
 
 def _beyond(strategy: StrategyShape, schedule: Schedule, unit: Unit) -> Iterator[tuple[str, int]]:
-    """What a unit moves more, or less, than the formula has of its own elements."""
+    """(name, elements) that a unit moves beyond the formula, below zero where it moves less."""
     m = schedule.micro_batches
     expected, r = (1 if strategy.has_buckets else 2 * m), strategy.reductions(m)
     gathers = _gathers(strategy, schedule, unit)
@@ -94,9 +94,9 @@ def between_nodes_formula(
     moved = 0.0
     for shape in trained:
         gathers = 1 if groups.secondary else 2 * m
-        size = INT8 if groups.codes(groups.weight_block, shape.element_bytes) else shape.element_bytes
+        size = INT8 if groups.quantizes(groups.weight_block, shape.element_bytes) else shape.element_bytes
         sent = wire_bytes(shape, precision)
-        reduced = INT4 if groups.codes(groups.gradient_block, sent) else sent
+        reduced = INT4 if groups.quantizes(groups.gradient_block, sent) else sent
         moved += shape.numel * (gathers * size + strategy.reductions(m) * reduced)
     each = moved / max(1, psi)
     value = int(moved * (nodes - 1) / groups.world_size)

@@ -1,8 +1,8 @@
-"""Stages 1 and 2, and Megatron's distributed optimizer, event by event.
+"""ZeRO-1, ZeRO-2 and Megatron's distributed optimizer, event by event.
 
-Parameters lie in buckets that are whole on every rank. Megatron keeps whole gradients too, stage 1 from a bucket's
-first one to the update; in stage 2 a bucket's live while it fills and while it is sent. Buckets are sent in one order,
-one at a time, as they fill.
+Parameters lie in buckets that are whole on every rank. Whole gradients live as long as the engine under Megatron, from
+a bucket's first gradient to the update under ZeRO-1, and while a bucket fills and is reduced under ZeRO-2. Buckets are
+sent in a fixed order, one at a time, as they fill.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def replay_buckets(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """A step of zero1, zero2 and megatron, in buckets. Bytes of the fullest rank."""
-    n = groups.sharers
+    """Plays a step in buckets: the bytes of the fullest rank."""
+    n = groups.shard_ranks
     shapes, keeps_whole = schedule.shapes, not strategy.theory.gradients and not tiers.gradients
     for_good = strategy.theory.persistent_gradients or (n == 1 and not keeps_whole and not tiers.gradients)
     kinds = by_kind(shapes, trainable(shapes)[::-1])
@@ -42,7 +42,7 @@ def replay_buckets(
 
 
 class _Buckets:
-    """Where each gradient goes, and when its buckets are sent."""
+    """Backward: each gradient goes into its buckets, which are sent when they are full."""
 
     def __init__(
         self, replay: Replay, schedule: Schedule, buffers: list[FlatBuffer], precision: PrecisionShape,
@@ -62,7 +62,7 @@ class _Buckets:
                 self.units.append(UnitGradients.of(len(self.units), numel, shape, precision))
 
     def _gradients_of(self, parameter: int) -> int:
-        """A tied parameter has as many as it is used, any at least one, though it may not come."""
+        """Gradients to wait for: one per use of a tied parameter, and one of a parameter that no step uses."""
         return self.schedule.arrivals.count(parameter) or 1
 
     def backward(self) -> None:
@@ -83,7 +83,7 @@ class _Buckets:
             self.reductions.land()
 
     def _send_full(self, missing: list[list[int]], sent: int) -> int:
-        """Sends, after the first `sent`, the buckets that miss nothing, in their order; returns how many are sent."""
+        """Sends, after the first `sent`, the buckets that are complete, in their order; returns how many are sent."""
         while self.reductions.synchronizing and sent < len(missing) and not missing[sent]:
             self.reductions.send(self.units[sent])
             sent += 1

@@ -1,7 +1,7 @@
-"""DDP's model states, event by event.
+"""DDP, event by event.
 
-no_sync keeps the gradients of the micro-batches before the last beside DDP's buckets: another G while they accumulate,
-for after zero_grad the parameters have lost their views of the buckets. Below fp32 there are fp32 masters, and an
+no_sync keeps the gradients of the micro-batches before the last beside DDP's buckets, another G: after zero_grad the
+parameters have lost their views of the buckets. Below fp32 there are fp32 masters, and an
 update needs a tile of fp32 gradients besides. To find unused parameters DDP keeps a 32-bit flag for each.
 """
 
@@ -21,7 +21,7 @@ def replay_ddp(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, _: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape,
 ) -> None:  # fmt: skip
-    """A step of DDP, with fp32 masters where parameters are half. Bytes of any rank."""
+    """Plays a step of DDP, with fp32 masters where parameters are half: the bytes of any rank."""
     shapes, used = schedule.shapes, sorted(set(schedule.arrivals))
     half, last_only = any(is_half(shapes[i]) for i in trainable(shapes)), strategy.accumulate == "last"
     most = (precision.tile_bytes or 0) // ALIGN_BYTES * ALIGN_BYTES if half else 0
@@ -48,7 +48,7 @@ def replay_ddp(
 
 
 def _largest_tile(sizes: Sequence[int], most: int) -> int:
-    """Bytes of the largest run of parameters, each cut at `most` bytes, that are updated together."""
+    """Returns the bytes of the largest run of parameters, each cut at `most` bytes, that are updated together."""
     largest = tile = 0
     for piece in (min(most, size - start) for size in sizes for start in range(0, size, most)):
         tile = piece if tile + piece > most else tile + piece

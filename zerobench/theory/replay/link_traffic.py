@@ -1,10 +1,12 @@
-"""Bytes between tiers in one step over all ranks, to the byte: the formula of tiers.py with its padding.
+"""The entry to the replay of tiers: bytes between device, host memory and files in one step over all ranks.
+
+The formula of tiers.py with its padding, to the byte::
 
     whole shards    gradients go down, and shards of parameters come up, as they lie: padding included
     segments        an update in host memory sends up, and takes down, runs of parameters: no padding
-    whole cuts      an update over files sends up the cuts that hold anything, and reads and writes them
+    whole chunks    an update over files sends up the chunks that hold anything, and reads and writes them
 
-What is past the page cache goes in multiples of 4096 bytes a cut.
+Direct I/O goes in multiples of 4096 bytes per chunk.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ def predict_links(
     strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape, norms: int = 0, rank: int | None = None,
 ) -> Links:  # fmt: skip
-    """`norms`: how often a step takes the gradients' norm (clipping, overflow). `rank`:
-    of this one alone; None: the sum over all.
+    """Returns the traffic between tiers. `norms`: how often a step takes the gradients' norm (clipping, overflow).
+    `rank`: of this one alone; None: the sum over all.
     """
-    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     flow = _Flow(strategy, schedule, groups, optimizer, precision, tiers, norms)
     if rank is not None:
         flow.slices, flow.copies = [slice_of(rank, groups)], 1
@@ -52,7 +54,7 @@ def predict_links(
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the shards of a buffer have in common. Bytes of an element: `parameter`, `master`, `gradient`, `wire`.
+    """Properties that the shards of a buffer share. Bytes of an element: `parameter`, `master`, `gradient`, `wire`.
 
     `leaves`: the shards of parameters leave. `gathers`, `reductions`: of a unit in a step. `trained`: else frozen.
     """
@@ -75,7 +77,7 @@ class _Flow:
         precision: PrecisionShape, tiers: TierShape, norms: int,
     ) -> None:  # fmt: skip
         self.strategy, self.schedule, self.tiers, self.precision = strategy, schedule, tiers, precision
-        self.n, self.copies = groups.sharers, groups.world_size // groups.sharers
+        self.n, self.copies = groups.shard_ranks, groups.world_size // groups.shard_ranks
         self.slices: Sequence[int] = range(self.n)
         self.kept = 1 + optimizer.states
         self.norms = norms
@@ -84,14 +86,14 @@ class _Flow:
         self.links = Links()
 
     def of_buckets(self) -> None:
-        """Stages 1 and 2."""
+        """Adds the buckets of ZeRO-1 and ZeRO-2."""
         shapes = self.schedule.shapes
         for kind in by_kind(shapes, trainable(shapes)[::-1]):
             for buffer in lay_out_buckets(shapes, kind, self.n, self.strategy.bucket_limit):
                 self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
 
     def of_units(self) -> None:
-        """Stage 3: what stays whole, and units as they are used."""
+        """Adds ZeRO-3's small parameters that stay whole, and its units as they are used."""
         small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
         for buffer in self._laid_out(small):
             self._add(buffer, self._kind(buffer, leaves=False, gathers=0, reductions=self.reductions))
@@ -127,22 +129,22 @@ class _Flow:
     def _gather(self, kind: _Kind, shard: int) -> None:
         if kind.leaves:
             self._count("up", kind.gathers * shard * kind.parameter)
-            self._count("read", kind.gathers * self._cuts(shard, kind.parameter))
+            self._count("read", kind.gathers * self._chunks(shard, kind.parameter))
 
     def _reduce(self, kind: _Kind, away: int) -> None:
-        """On the host what has come is cast; into a file it is cast on its way."""
+        """Adds a reduction; gradients are cast on the host, or on their way into a file."""
         size = kind.wire if self.tiers.place == "host" else kind.gradient
         self._count("down", kind.reductions * away * size)
-        self._count("write", kind.reductions * self._cuts(away, kind.gradient))
-        self._count("read", max(0, kind.reductions - 1) * self._cuts(away, kind.gradient))
+        self._count("write", kind.reductions * self._chunks(away, kind.gradient))
+        self._count("read", max(0, kind.reductions - 1) * self._chunks(away, kind.gradient))
 
     def _update(self, kind: _Kind, shard: int, gone: int, end: int) -> None:
-        """Of a shard whose first `gone` elements are updated away, the last parameter among them ending at `end`."""
-        states = self.kept * self._cuts(gone, kind.master, end)
+        """Adds the update of a shard: its first `gone` elements on the host, parameters ending at `end`."""
+        states = self.kept * self._chunks(gone, kind.master, end)
         self._count("read", states)
         self._count("write", states)
         if self.tiers.gradients:
-            self._count("read", (1 + self.norms) * self._cuts(gone, kind.gradient, end))
+            self._count("read", (1 + self.norms) * self._chunks(gone, kind.gradient, end))
         if not kind.leaves:
             if self.tiers.place == "nvme" or self.tiers.delayed:
                 self._count("up", sum(numel for numel, _ in self._touched(gone, end)) * kind.parameter)
@@ -155,7 +157,7 @@ class _Flow:
             self._count("read", size * sum(update != (first, last) for update in updates))
 
     def _update_segments(self, kind: _Kind, buffer: FlatBuffer, rank: int) -> None:
-        """What goes parameter by parameter: gradients to an optimizer elsewhere, parameters up from host memory."""
+        """Adds what goes by segments: gradients to an optimizer in another tier, parameters up from host memory."""
         for parameter, _, first, numel, shard in buffer.held(rank):
             gone = self.tiers.updates_away(shard, kind.parameter)
             away = self.tiers.gradients_away(shard, kind.parameter)
@@ -166,13 +168,13 @@ class _Flow:
             if self.tiers.place == "host" and not (kind.leaves or self.tiers.delayed):
                 self._count("up", updated * kind.parameter)
 
-    def _cuts(self, numel: int, element_bytes: int, end: int | None = None) -> int:
-        """Bytes at the disk of (numel,) in a file: of the cuts that begin before `end`."""
+    def _chunks(self, numel: int, element_bytes: int, end: int | None = None) -> int:
+        """Bytes at the disk of (numel,) in a file, of the chunks that begin before `end`."""
         return sum(self._on_disk(n * element_bytes) for n, _ in self._touched(numel, numel if end is None else end))
 
     def _touched(self, numel: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """(elements, (first, last)) of each cut of (numel,) that begins before `end`; in host memory all is one."""
-        step = self.tiers.cut_numel or max(1, numel)
+        """Yields (elements, (first, last)) of each chunk of (numel,) that begins before `end`; host memory has one."""
+        step = self.tiers.chunk_numel or max(1, numel)
         for first in range(0, min(numel, end), step):
             last = min(numel, first + step)
             yield last - first, (first, last)

@@ -20,19 +20,19 @@ class Replay:
     highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
     host: Replay | None = None
-    """The same of host memory, in the same events; None where nothing leaves the device."""
+    """Live bytes of host memory in the same events; None where nothing leaves the device."""
     files: int = 0
-    """Bytes in files, for good."""
+    """Bytes in files, which stay."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
-        """`name` comes alive (again: no effect)."""
+        """Allocates `name`; without effect where it is alive."""
         self.totals[category] += size - self.live.get((category, name), 0)
         self.live[category, name] = size
         self.highest[category] = max(self.highest[category], self.totals[category])
         self.most = max(self.most, sum(self.totals.values()))
 
     def drop(self, category: str, name: Any) -> None:
-        """`name` is freed."""
+        """Frees `name`."""
         self.totals[category] -= self.live.pop((category, name), 0)
 
 
@@ -43,7 +43,7 @@ class InSlots(Replay):
     """
 
     free: dict[int, list[int]] = field(default_factory=dict)
-    """Numbers of slots by size, the last one left is taken first."""
+    """Numbers of free slots by size; the one freed last is taken first."""
     taken: dict[tuple[str, Any], tuple[int, int]] = field(default_factory=dict)
     """(category, name) -> size and number."""
     under: dict[int, str] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class InSlots(Replay):
 def hand_over(
     replay: Replay, schedule: Schedule, before: Callable[[int], None] = lambda _: None
 ) -> Iterator[int]:  # fmt: skip
-    """The parameters in the order in which their gradients come, each held while it is handed over.
+    """Yields the parameters in the order in which their gradients come, each held while it is handed over.
 
     `before`: called with the next, whose gradient has not been made yet.
     """
@@ -89,13 +89,13 @@ def hand_over(
 
 
 def hold_beside(replay: Replay, shapes: Sequence[ParameterShape], arrivals: Sequence[int]) -> None:
-    """A bias's gradient is made with its weight's: while the first of `arrivals` is handed over the second waits."""
+    """Holds the gradient of a bias, made with its weight's, while the first of `arrivals` is handed over."""
     waits = [i for i in arrivals[1:] if shapes[arrivals[0]].beside == i]
     replay.hold("gradients", "beside", sum(bytes_of(shapes[i]) for i in waits))
 
 
 def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
-    """The gradient that autograd hands over; of a tied parameter, for a moment beside those from each place of use."""
+    """Holds the gradient that autograd hands over; of a tied parameter for a moment beside those of all uses."""
     if shape.uses > 1:
         replay.drop("gradients", ("waiting", shape))
         replay.hold("gradients", "fresh", (shape.uses + 1) * bytes_of(shape))
@@ -103,7 +103,7 @@ def hold_fresh(replay: Replay, shape: ParameterShape) -> None:
 
 
 def hold_waiting(replay: Replay, shapes: Sequence[ParameterShape]) -> None:
-    """Tied parameters: the gradients of all uses but the first in forward wait through most of the backward."""
+    """Holds tied parameters' gradients: those of all uses but forward's first wait through most of backward."""
     for shape in shapes:
         if shape.trainable and shape.uses > 1:
             replay.hold("gradients", ("waiting", shape), (shape.uses - 1) * bytes_of(shape))

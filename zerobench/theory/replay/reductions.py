@@ -32,13 +32,13 @@ class UnitGradients:
 
     @staticmethod
     def of(name: Any, numel: int, shape: ParameterShape, precision: PrecisionShape) -> UnitGradients:
-        """Those of a unit of `numel` elements that holds a parameter of that shape."""
+        """Returns the gradients of a unit of `numel` elements that holds a parameter of `shape`."""
         sizes = gradient_bytes(shape, precision), wire_bytes(shape, precision)
         return UnitGradients(name, numel, *sizes, casts(shape, precision), shape.element_bytes)
 
 
 def whole_bytes(buffer: FlatBuffer, shapes: tuple[ParameterShape, ...], precision: PrecisionShape) -> int:
-    """Bytes of the gradients of everything in `buffer`."""
+    """Returns the bytes of the whole gradients of a buffer."""
     return buffer.padded_numel * gradient_bytes(shapes[buffer.spans[0].parameter], precision)
 
 
@@ -51,7 +51,7 @@ class Reductions:
         self, replay: Replay, groups: GroupShape, keeps_whole: bool, reduce_with: str, tiers: TierShape = NOWHERE,
         for_good: bool = False,
     ) -> None:  # fmt: skip
-        self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.sharers, keeps_whole
+        self.replay, self.groups, self.n, self.keeps_whole = replay, groups, groups.shard_ranks, keeps_whole
         self.tiers, self.for_good = tiers, for_good
         self.is_alone = self.n == 1 and not tiers.gradients
         self.receives = reduce_with == "reduce_scatter"
@@ -61,7 +61,7 @@ class Reductions:
         self._sent: UnitGradients | None = None
 
     def write(self, unit: UnitGradients) -> None:
-        """A gradient goes into the unit. What no_sync keeps is summed in the gradients' dtype, and cast when sent."""
+        """Adds a gradient to the unit. Sums that no_sync keeps are in the gradients' dtype, and are cast when sent."""
         if self.keeps_whole and not self.for_good:
             self.replay.hold("gradients", ("whole", unit.name), unit.numel * unit.gradient_bytes)
         if self.is_alone or unit.name in self._opened:
@@ -75,7 +75,7 @@ class Reductions:
             self.replay.hold("gradients", ("carried", unit.name), unit.numel // self.n * unit.gradient_bytes)
 
     def send(self, unit: UnitGradients) -> None:
-        """The unit is complete: what was sent before it lands, then it is cast, let go of and sent."""
+        """Sends a complete unit: the reduction before it completes first, then the unit is cast, freed and sent."""
         if self.is_alone:
             return
         self.write(unit)
@@ -92,11 +92,11 @@ class Reductions:
 
     @property
     def in_flight(self) -> bool:
-        """Whether something was sent that has not landed."""
+        """True where a unit was sent whose reduction has not completed."""
         return self._sent is not None
 
     def land(self) -> None:
-        """What was sent is there."""
+        """Completes the reduction that was sent last."""
         unit, self._sent = self._sent, None
         if unit is None:
             return
@@ -112,7 +112,7 @@ class Reductions:
         self._reduced.add(name)
 
     def _hold_beside(self, unit: UnitGradients, which: slice) -> None:
-        """What is received, and codes, one after the other."""
+        """Holds the buffers of a reduction, one after the other."""
         for size in self.groups.reduction_bytes(unit.numel, unit.wire_bytes)[which]:
             self.replay.hold("communication", ("received", unit.name), size)
 
@@ -125,7 +125,7 @@ class Reductions:
             self.replay.hold("gradients", ("shard", unit.name), here * unit.gradient_bytes)
 
     def _arrive(self, unit: UnitGradients, away: int) -> None:
-        """In host memory what is to be summed, or cast, lies beside what is kept there."""
+        """Holds, in host memory, a gradient that is to be summed or cast beside the one that is kept there."""
         if self.replay.host is not None and self.tiers.place == "host" and (unit.name in self._reduced or unit.casts):
             self.replay.host.hold("gradients", "arrived", away * unit.wire_bytes)
             self.replay.host.drop("gradients", "arrived")

@@ -1,4 +1,4 @@
-"""What a rank keeps of its shards for good, and what an update of them needs: alike in every stage.
+"""Shards of a rank, which stay, and the buffers of an update: alike in every stage.
 
     master      4 bytes an element of a shard below fp32, padding included
     optimizer   states of each segment (parameter ∩ shard), and 4-byte counts; segments are cut at the size of a tile
@@ -25,7 +25,7 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True)
 class Shards:
-    """One rank's part of `buffers`, all of them trained, shared by `world_size` ranks."""
+    """One rank's shards of `buffers`, all of them trained, divided among `world_size` ranks."""
 
     buffers: Sequence[FlatBuffer]
     world_size: int
@@ -34,7 +34,7 @@ class Shards:
     tiers: TierShape = NOWHERE
 
     def hold(self, replay: Replay, schedule: Schedule) -> None:
-        """Masters, and the optimizer's states of the rank that owns most of what is used."""
+        """Holds masters, and the optimizer's states of the rank that owns most of the parameters in use."""
         used, ranks = set(schedule.arrivals), range(self.world_size)
         masters = {away: sum(self._master_bytes(b, away) for b in self.buffers) for away in (False, True)}
         replay.hold("master", "all", masters[False])
@@ -54,7 +54,7 @@ class Shards:
             replay.host.hold("parameters", "on their way up", STAGING * STAGING_NUMEL * HALF_BYTES)
 
     def update(self, replay: Replay, schedule: Schedule) -> None:
-        """The optimizer is handed its gradients, brought where it is and cast where that is due."""
+        """Plays the update: gradients are brought to the optimizer's tier, and cast where that is due."""
         here, away = (any(True for b in self.buffers for _ in self._units(b, away)) for away in (False, True))
         if here:
             most = max(self._tile_numel_of(rank) for rank in range(self.world_size))
@@ -66,28 +66,28 @@ class Shards:
             replay.host.drop("gradients", "tile")
 
     def _tile_bytes(self, away: bool) -> int:
-        """Of an element of a tile: as it comes from the other tier, and cast."""
+        """Bytes of an element of a tile, as it comes from the other tier and as it is cast."""
         there, back = self.tiers.optimizer, self.tiers.gradients
         crosses = (there and not back) if away else (back and not there)
         return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
 
     def _host_rank(self, used: set[int]) -> int:
-        """The rank whose host memory is fullest in an update: states may be most on one, and a tile on another."""
+        """Returns the rank whose host memory is fullest; one may have most states, another the largest tile."""
         size = self._tile_bytes(away=True)
         return max(range(self.world_size), key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
 
     def _host_bytes(self, rank: int, used: set[int]) -> int:
-        """Of the optimizer's states, as far as they are in host memory for good."""
+        """Bytes of the optimizer's states that stay in host memory."""
         return self._kept_bytes(rank, used, away=True, counts_only=self.tiers.place == "nvme")
 
     @property
     def casts(self) -> bool:
-        """Whether gradients have another dtype than masters."""
+        """True where gradients have another dtype than masters."""
         return self.precision.gradient_bytes < 4 and any(b.is_half for b in self.buffers)
 
     @property
     def tile_numel(self) -> int | None:
-        """Elements that are updated together at most; None: everything at once."""
+        """Elements that are updated together at most; None: all at once."""
         if self.precision.tile_bytes is None:
             return None
         if self.optimizer.fused and not self.casts and self.tiers.place is None:
@@ -95,7 +95,7 @@ class Shards:
         return max(ALIGN_BYTES, self.precision.tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
 
     def _units(self, buffer: FlatBuffer, away: bool) -> Iterator[int]:
-        """Elements of each of the buffer's shards that are updated away, or here, if any are."""
+        """Yields the elements of each shard that are updated on the host (`away`), or here, if any are."""
         for _, numel in buffer.units:
             shard = numel // self.world_size
             gone = self.tiers.updates_away(shard, buffer.element_bytes)
@@ -107,7 +107,7 @@ class Shards:
         return sum(self._units(buffer, away)) * buffer.master_bytes if beside else 0
 
     def _away_bytes(self) -> int:
-        """Of one state of all that is updated away."""
+        """Bytes of one optimizer state of all elements that are updated on the host."""
         return sum(sum(self._units(b, True)) * b.master_bytes for b in self.buffers)
 
     def _gradient_bytes(self) -> int:
@@ -119,7 +119,7 @@ class Shards:
         )
 
     def _absent_bytes(self) -> int:
-        """A scalar for each dtype of what is in files, in place of it."""
+        """Bytes of the scalars that stand for tensors in files, one per dtype."""
         sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
         return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
 
@@ -132,10 +132,10 @@ class Shards:
         )
 
     def _segments(self, buffer: FlatBuffer, rank: int, away: bool) -> Iterator[tuple[int, tuple[int, int], int]]:
-        """(parameter, (unit, cut), elements) of each segment that is updated away, or here; cut where a tier or a cut
-        ends.
+        """Yields (parameter, (unit, chunk), elements) of each segment updated on the host, or here; segments end
+        where a tier or a chunk ends.
         """
-        cut = self.tiers.cut_numel if away else None
+        cut = self.tiers.chunk_numel if away else None
         for parameter, unit, offset, numel, shard in buffer.held(rank, self.tile_numel):
             gone = self.tiers.updates_away(shard, buffer.element_bytes)
             low, high = (offset, min(offset + numel, gone)) if away else (max(offset, gone), offset + numel)
@@ -146,8 +146,8 @@ class Shards:
                 low = end
 
     def _tile_numel_of(self, rank: int) -> int:
-        """Elements of the largest tile: a cut is one, whatever a tile may hold."""
-        if self.tiers.cut_numel is None:
+        """Returns the elements of the largest tile; a chunk of a file is one, of any size."""
+        if self.tiers.chunk_numel is None:
             return max(self._largest(rank, away) for away in (False, True))
         cuts: Counter[tuple[int, tuple[int, int]]] = Counter()
         for number, buffer in enumerate(self.buffers):

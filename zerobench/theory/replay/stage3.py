@@ -1,7 +1,7 @@
-"""Stage 3 event by event: units come and go as their modules run forward and backward.
+"""ZeRO-3, event by event: units are gathered and freed as their modules run forward and backward.
 
 Each rank keeps its shards; a unit is whole while its module runs, the root from forward to backward, and small
-parameters, if asked, for good. Gradients go as in stage 2, and a unit is sent once backward has passed all its uses.
+parameters, if asked, for good. Gradients go as under ZeRO-2, and a unit is sent once backward has passed all its uses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Parameters of one module group that are alike: of one dtype, all trained or all frozen."""
+    """Parameters of one module group of one kind: of one dtype, all trained or all frozen."""
 
     buffer: FlatBuffer
     gradients: UnitGradients | None
@@ -43,8 +43,8 @@ def replay_units(
     replay: Replay, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, optimizer: OptimizerShape,
     precision: PrecisionShape, tiers: TierShape = NOWHERE,
 ) -> None:  # fmt: skip
-    """A step of zero3, in units of modules. Bytes of the fullest rank."""
-    shapes, n = schedule.shapes, groups.sharers
+    """Plays a step in units of modules: the bytes of the fullest rank."""
+    shapes, n = schedule.shapes, groups.shard_ranks
     kept, by_name = by_unit(shapes, strategy.persistence_numel)
     small = _parts(shapes, kept, n, precision)
     units = {name: _parts(shapes, mine, n, precision) for name, mine in by_name.items()}
@@ -86,7 +86,9 @@ def _parts(
 
 @dataclass
 class _Units:
-    """Who is whole when, and when gradients are sent. `uses`: one forward, the root first; `small`: kept parameters."""
+    """The units that are whole, and when gradients are sent. `uses`: one forward, the root first; `small`: parameters
+    that stay whole.
+    """
 
     replay: Replay
     schedule: Schedule
@@ -97,7 +99,7 @@ class _Units:
     reductions: Reductions
     done: set[Part] = field(default_factory=set)
     comes_and_goes: bool = True
-    """Whether units are whole only while someone reads them."""
+    """True where units are whole only while their module runs."""
 
     def __post_init__(self) -> None:
         self.row = [part for use in self.uses for part in use.parts]
@@ -112,7 +114,7 @@ class _Units:
         goes = frees_root(self.strategy, self.schedule.shapes) and self.comes_and_goes
         parts = self.row[: self.starts[self.first]] if goes else []
         self.of_root = {span.parameter for part in parts for span in part.buffer.spans}
-        for part in self.row if self.groups.sharers > 1 else ():
+        for part in self.row if self.groups.shard_ranks > 1 else ():
             if part.gradients is None:  # never stale: since the first step
                 self._keep_secondary(part)
 
@@ -128,7 +130,7 @@ class _Units:
             self._reshard(self.row[: self.starts[self.first]])
 
     def backward(self) -> None:
-        """Gradients as they come; before a unit's first, backward has passed all that was used after it."""
+        """Plays backward; before a unit's first gradient, backward has passed all units used after it."""
         self._unshard(self.row[: self.starts[self.first]])
         self._unshard(self._preceding(len(self.row)), ahead=True)
         to_come = [place for place in self.ends if not self.uses[place].is_root]
@@ -155,7 +157,7 @@ class _Units:
         return self.schedule.shapes[use.parts[0].buffer.spans[0].parameter].unit
 
     def _enter(self, place: int) -> None:
-        """Backward comes to a use: what lies wholly behind is given back and sent, what comes next is gathered."""
+        """Enters a use in backward: units wholly behind it are freed and sent, and the next ones are gathered."""
         if not self.uses[place].returns:
             return
         self._gather_waiting()
@@ -175,7 +177,7 @@ class _Units:
             self._gather_waiting()
 
     def _count(self, part: Part, i: int) -> None:
-        """A gradient has come. With half of a unit's, and what travels there, there is room for the next unit."""
+        """Counts a gradient. Half of a unit's gradients make room: the next unit is gathered."""
         self.left[i] -= 1
         self.come[part] += 0 if self.left[i] else self.schedule.shapes[i].numel
         if self.waiting and part in self.entered and 2 * self.come[part] >= part.buffer.numel:
@@ -187,7 +189,7 @@ class _Units:
         self.waiting = []
 
     def _preceding(self, end: int) -> list[Part]:
-        """What stands before that in the row, and backward comes to it."""
+        """Returns the parts to prefetch: those that stand before `end` in the row, and that backward will reach."""
         returns = [use.returns for use in self.uses for _ in use.parts]
         window = range(max(0, end - self.strategy.prefetch), end)
         parts = [self.row[at] for at in window if returns[at]]
@@ -208,7 +210,7 @@ class _Units:
             self.reductions.send(part.gradients)
 
     def _unshard(self, parts: Sequence[Part], ahead: bool = False) -> None:
-        """`ahead`: they travel still."""
+        """Gathers parts. `ahead`: they are prefetched, and not awaited."""
         for part in parts if self.comes_and_goes else ():
             buffer, codes = part.buffer, ("communication", ("codes", part))
             if ("parameters", part) not in self.replay.live:
@@ -231,7 +233,7 @@ class _Units:
 
 
 def _last_inside(names: list[str]) -> list[int]:
-    """Of each use the last one that runs inside of it: of a module that holds other units; else itself."""
+    """Returns, for each use, the last one that runs inside of it: itself, unless its module holds units."""
     found = []
     for place, name in enumerate(names):
         last = place

@@ -40,7 +40,7 @@ def predict_states(
 ) -> Prediction:  # fmt: skip
     """Plays a step, and returns the model states' maxima on the rank that needs most."""
     groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
-    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     replay = InSlots(host=host) if schedule.arena else Replay(host=host)
     more = {"tiers": tiers} if tiers.place else {}
     for _ in range(2 if schedule.arena else 1):  # an arena has all its slots once a step has been played

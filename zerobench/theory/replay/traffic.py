@@ -1,5 +1,7 @@
-"""Elements moved in one step of m micro-batches, by the paper's convention: all-reduce 2, the others 1 of the whole.
-Of these r are reduced: all (`accumulate` "every", for zero2 and zero3) or the last (for ddp, zero1, megatron).
+"""The entry to the replay of traffic: elements moved in one step of m micro-batches, to the element.
+
+An all-reduce counts 2 of the whole, the others 1 (ZeRO, arXiv 1910.02054, section 7.1). Of the micro-batches r are
+reduced: all (`accumulate` "every", the default of zero2 and zero3) or the last (of ddp, zero1 and megatron).
 
 ddp        2rψ                   all-reduce
 buckets    (r + 1) · padded      zero1, zero2, megatron: reduce-scatters and one all-gather; all-reduces count twice
@@ -7,9 +9,9 @@ units      zero3: r reduce-scatters of the padded size of what is trained, and a
              of the root 1, or 2 if it is not kept from forward to backward, and 1 more each time that it is given
              back and a module of its own reads it in backward
              of a unit that forward uses u times u, and 1 more if backward comes back; 1 if it stays between these
-             of what stays for good none, but 1 a step of what is trained
+             of what stays whole none, but 1 per step of what is trained
 
-bf16 halves bytes, and no volume. What a gather and a reduction move in nodes, in shard groups and in codes: groups.py.
+bf16 halves bytes, and no volume. Traffic of one collective in nodes, in shard groups and quantized: groups.py.
 Secondary shards serve every gather of a unit but the first in a step; of what is frozen, every gather.
 """
 
@@ -38,7 +40,7 @@ def predict_traffic(
     strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None,
 ) -> Moved:  # fmt: skip
-    """The same, and the bytes that each rank sends."""
+    """Elements, padding included, and the bytes that each rank sends."""
     return sum(predict_parts(strategy, schedule, world_size, groups, precision).values(), Moved())
 
 
@@ -46,7 +48,7 @@ def predict_parts(
     strategy: StrategyShape, schedule: Schedule, world_size: int, groups: GroupShape | None = None,
     precision: PrecisionShape | None = None,
 ) -> dict[str, Moved]:  # fmt: skip
-    """What `predict_traffic` sums up, by collective (records.COLLECTIVES)."""
+    """The traffic by collective (records.COLLECTIVES); `predict_traffic` is the sum."""
     if world_size == 1:
         return {}
     reductions = strategy.reductions(schedule.micro_batches)
@@ -55,14 +57,14 @@ def predict_parts(
         trained = [s for s in schedule.shapes if s.trainable]
         each = [groups.all_reduction(s.numel, s.element_bytes).times(reductions) for s in trained]
         return {"all_reduce": sum(each, Moved())}
-    strategy = settle(strategy, schedule.shapes, groups.sharers)
+    strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     flow = _Flow(strategy, schedule, groups, precision or PrecisionShape(), reductions)
     (flow.of_units if strategy.theory.parameters else flow.of_buckets)()
     return {flow.reduces_by: flow.reduced, GATHER: flow.gathered}
 
 
 class _Flow:
-    """What our stages move in a step."""
+    """Adds up what our stages move in a step."""
 
     def __init__(
         self, strategy: StrategyShape, schedule: Schedule, groups: GroupShape, precision: PrecisionShape,
@@ -74,13 +76,13 @@ class _Flow:
 
     @property
     def reduces_by(self) -> str:
-        """The collective that reductions are."""
+        """Name of the collective that reduces gradients."""
         return "all_reduce" if self.strategy.reduce_with == "all_reduce" else REDUCTION
 
     def of_buckets(self) -> None:
-        """Every bucket is reduced, and gathered once."""
+        """Adds the buckets, each reduced and gathered once."""
         trained = [i for i, s in enumerate(self.schedule.shapes) if s.trainable]
-        shapes, n = self.schedule.shapes, self.groups.sharers
+        shapes, n = self.schedule.shapes, self.groups.shard_ranks
         for kind in by_kind(shapes, trained[::-1]):
             for run in lay_out_buckets(shapes, kind, n, self.strategy.bucket_limit):
                 for _, numel in run.units:
@@ -88,7 +90,7 @@ class _Flow:
                     self.gathered += self.groups.exact_gather(numel, run.element_bytes)
 
     def of_units(self) -> None:
-        """Units as they are used; the small parameters that stay whole are gathered once, and in full."""
+        """Adds the units as they are used; the small parameters that stay whole are gathered once."""
         small, units = by_unit(self.schedule.shapes, self.strategy.persistence_numel)
         for buffer, trained in self._laid_out(small):
             if trained:
@@ -102,10 +104,11 @@ class _Flow:
                     self.reduced += self._reduced(buffer, buffer.padded_numel).times(self.reductions)
 
     def _laid_out(self, indices: Sequence[int]) -> list[tuple[FlatBuffer, bool]]:
-        """Each kind's buffer, and whether it is trained."""
+        """Returns the buffer of each kind, and True where it is trained."""
         shapes = self.schedule.shapes
         return [
-            (lay_out(shapes, kind, self.groups.sharers), shapes[kind[0]].trainable) for kind in by_kind(shapes, indices)
+            (lay_out(shapes, kind, self.groups.shard_ranks), shapes[kind[0]].trainable)
+            for kind in by_kind(shapes, indices)
         ]
 
     def _gathered(self, buffer: FlatBuffer, gathers: int, trained: bool) -> Moved:
