@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,9 +74,15 @@ def random_network(vocabulary: int = 256, seed: int = 0) -> nn.Module:
     return RandomNetwork(vocabulary, seed)
 
 
-zerobench.register_model("random_network", random_network)
+@contextmanager
+def registered() -> Iterator[None]:
+    """The model is known in here, and not to other tests of this process, which list all that is known."""
+    zerobench.register_model("random_network", random_network)
+    yield
+    del REGISTRY.builders["random_network"]
 
 
+@registered()
 def random_config(seed: int, strategy: str, n: int, backend: str = "simulated") -> dict[str, Any]:
     """A cell that makes sense, of one accounted step; the same for the same seed. Raises where none is found."""
     draw = random.Random(f"{seed} {strategy} {n}")
@@ -152,6 +160,7 @@ def account_each(configs: list[dict[str, Any]], folder: Path, ranks: int | None 
     return [list(records) for records in zip(*outcome.results, strict=True)]
 
 
+@registered()
 def _run_each(job: tuple[list[dict[str, Any]], int | None, str], tell: Any) -> list[RankRecord]:
     configs, rank, folder = job
     where = [simulated_rank(config) if rank is None else rank for config in configs]
