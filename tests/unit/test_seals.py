@@ -10,6 +10,7 @@ import torch
 
 from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.checked_later import Sealed
+from zerobench.zero.comm.gloo import tag_of
 from zerobench.zero.comm.hierarchical import Hierarchical, Nodes, ShardGroup
 
 FLAGS = [1, 0, 0, 1, 0]
@@ -69,3 +70,11 @@ def test_stamps_of_every_hop_are_looked_at(kind: str) -> None:
     comm = Hierarchical(everybody, nodes) if kind == "nodes" else ShardGroup(everybody, within, between)
     comm.check_stamps()
     assert sorted(looked) == ["all", "between", "within"]
+
+
+def test_transfers_of_different_collectives_have_different_tags() -> None:
+    """Where their sizes are equal, too: they must not be paired with one another."""
+    kinds, units, sizes = ("gather", "reduction"), ("bucket 0", "bucket 1"), (64, 128)
+    tags = [tag_of(kind, unit, size) for kind in kinds for unit in units for size in sizes]
+    assert len(set(tags)) == len(tags)
+    assert tags == [tag_of(kind, unit, size) for kind in kinds for unit in units for size in sizes]

@@ -7,7 +7,6 @@ from ..mutant import Mutant
 CODEC = "tests/unit/test_codec.py"
 COMM = "tests/distributed/test_comm.py"
 GROUPS = "tests/distributed/test_groups.py"
-OUT_OF_STEP = "tests/distributed/test_out_of_step.py"
 SEALS = "tests/unit/test_seals.py"
 ZEROPP = "tests/distributed/test_zeropp.py"
 
@@ -74,7 +73,7 @@ MUTANTS = (
         "zerobench/zero/comm",
         'return zlib.crc32(f"{kind} {unit} {size_bytes}".encode()) & 0x7FFFFFFF',
         'return zlib.crc32(f"{kind} {size_bytes}".encode()) & 0x7FFFFFFF',
-        (f"{OUT_OF_STEP}::test_groups_of_ranks_and_collectives_of_others_are_watched_too",),
+        (f"{SEALS}::test_transfers_of_different_collectives_have_different_tags",),
     ),
     Mutant(
         "nodes-wrong-block",

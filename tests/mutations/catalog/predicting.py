@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+FORMULAS = "tests/unit/test_formulas.py"
 GROUPING = "tests/unit/test_grouping.py"
 MEASUREMENT = "tests/distributed/test_measurement.py"
 PARITY = "tests/unit/test_parity.py"
 PLANTED = "tests/faults/test_planted.py"
+STRATEGIES = "tests/unit/test_strategies.py"
 SUITE = "tests/unit/test_suite.py"
 
 MUTANTS = (
@@ -113,7 +115,7 @@ MUTANTS = (
         "zerobench/theory/volume.py",
         'text, value = "(r + 2m)ψ", r + 2 * m',
         'text, value = "(r + 2m)ψ", r + m',
-        ("tests/unit/test_formulas.py::test_volumes_are_those_of_section_7",),
+        (f"{FORMULAS}::test_volumes_are_those_of_section_7",),
     ),
     Mutant(
         "theory-padding-moves-nothing",
@@ -121,7 +123,7 @@ MUTANTS = (
         "zerobench/theory/volume.py",
         'yield "padding", (gathers + reduced) * (unit.numel - unit.own)',
         'yield "padding", 0',
-        ("tests/unit/test_formulas.py::test_the_volume_is_the_formula_and_its_terms",),
+        (f"{FORMULAS}::test_the_volume_is_the_formula_and_its_terms",),
     ),
     Mutant(
         "theory-bounds-turned-round",
@@ -129,7 +131,7 @@ MUTANTS = (
         "zerobench/theory/formula.py",
         "return self.value + sum(term.size for term in self.in_flight if term.size > 0)",
         "return self.value + sum(abs(term.size) for term in self.in_flight)",
-        ("tests/unit/test_formulas.py::test_bounds_add_what_is_more_and_take_what_is_less",),
+        (f"{FORMULAS}::test_bounds_add_what_is_more_and_take_what_is_less",),
     ),
     Mutant(
         "strategy-name-taken-twice",
@@ -137,7 +139,7 @@ MUTANTS = (
         "zerobench/strategies",
         "if name in _SPECS and _SPECS[name].build is not build:",
         "if name in _SPECS and _SPECS[name].build is None:",
-        ("tests/unit/test_strategies.py::test_what_cannot_be_registered_is_one_sentence",),
+        (f"{STRATEGIES}::test_what_cannot_be_registered_is_one_sentence",),
     ),
     Mutant(
         "strategy-code-is-not-in-the-hash",
@@ -145,6 +147,6 @@ MUTANTS = (
         "zerobench/strategies",
         'return source_of(found.build) if found is not None and found.of_user else b""',
         'return b""',
-        ("tests/unit/test_strategies.py::test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys",),
+        (f"{STRATEGIES}::test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys",),
     ),
 )
