@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,6 +255,13 @@ def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> 
     assert strategies.find("somebody_elses") is None
     with pytest.raises(ValueError, match="strategy=somebody_elses: it is none of ddp, zero1"):
         strategies.spec_of("somebody_elses")
+
+
+def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
+    point = SimpleNamespace(name="packaged", load=lambda: Mine)
+    monkeypatch.setattr(registration, "entry_points", lambda group: [point] * (group == "zerobench.strategies"))
+    (one,) = compose_cells(["strategy=packaged", "strategy.depth=2", *CELL])
+    assert (one.config["strategy"], one.problems) == ({"name": "packaged", "depth": 2, "fast": False, "note": None}, ())
 
 
 def test_our_rows_come_by_the_same_call(monkeypatch: Any) -> None:
