@@ -12,7 +12,7 @@ from zerobench import strategies
 from zerobench.config import combinations, optimizers, precision
 from zerobench.config.schema_training import NORMS
 from zerobench.predict import build
-from zerobench.zero.offload.nvme import FilePlaces
+from zerobench.zero.offload.nvme import FilePlacement
 
 STEPS = 3
 
@@ -50,9 +50,9 @@ def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
         if config["clip"] is not None:
             heard.append(engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]]).item())
         engine.step()
-    if isinstance(engine.places, FilePlaces):
-        engine.places.settle()
-        assert engine.places.shelf.pool.taken == 0, "buffers of the pool did not come back"
+    if isinstance(engine.placement, FilePlacement):
+        engine.placement.settle()
+        assert engine.placement.swapper.pool.taken == 0, "buffers of the pool did not come back"
     return heard, engine.full_state_dict()
 
 

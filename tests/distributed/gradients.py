@@ -120,12 +120,12 @@ def check_edits(engine: Any, found: dict[str, Any], case: str) -> None:
 
 
 def masters(engine: Any) -> list[torch.Tensor]:
-    with engine.places.in_memory(write_back=False):
+    with engine.placement.in_memory(write_back=False):
         return [segment.tensor.detach().clone() for segment in engine.segments]
 
 
 def zip_masters(engine: Any, before: list[torch.Tensor]) -> Any:
-    if engine.update.pending_gradients():
+    if engine.schedule.pending_gradients():
         engine.settle()
     for segment, old, new in zip(engine.segments, before, masters(engine), strict=True):
         yield engine.names[segment.segment.parameter], old, new, segment.segment.start, segment.segment.stop

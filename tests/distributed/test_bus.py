@@ -37,7 +37,7 @@ PARTS = {
 
 @pytest.fixture
 def cuda() -> Iterator[ModeledCuda]:
-    """A simulated world on a modeled GPU, with a bus."""
+    """A simulated world on a modeled GPU, with copy streams."""
     dist.init_process_group(FAKE, rank=1, world_size=2)
     modeled = ModeledCuda()
     on_gpu = {"cpu": partial(simulated.SimulatedNccl, cuda=modeled)}
@@ -112,21 +112,21 @@ def nobody_keeps() -> Iterator[None]:
 @contextmanager
 def gathered_too_early() -> Iterator[None]:
     """Updated parameters are sent on before they are up."""
-    with mock.patch.object(cpu.Bus, "join", return_value=None):
+    with mock.patch.object(cpu.CopyStreams, "join", return_value=None):
         yield
 
 
 @contextmanager
 def overtaken() -> Iterator[None]:
     """Masters are updated, or loaded, while they go up."""
-    with mock.patch.object(cpu.Bus, "wait", return_value=None):
+    with mock.patch.object(cpu.CopyStreams, "wait", return_value=None):
         yield
 
 
 @contextmanager
 def still_being_read() -> Iterator[None]:
     """Shards in host memory are updated while an evaluation fetches them."""
-    with mock.patch.object(cpu.Bus, "wait_for_fetches", return_value=None):
+    with mock.patch.object(cpu.CopyStreams, "wait_for_fetches", return_value=None):
         yield
 
 
@@ -152,12 +152,12 @@ def test_a_load_waits_for_what_goes_up_before_it_writes_to_masters(way: str, tmp
     engine.backward(engine(*zoo.tokens(0, 1, 0)))
     engine.step()
     engine.save(tmp_path / "kept")
-    kept, master = engine.state_dict(), engine.units[0].runs[0].master
+    kept, master = engine.state_dict(), engine.placement.all_ranges()[0].master
     with torch.no_grad():
         master.fill_(7.0)
     untouched: list[bool] = []
     look = mock.Mock(side_effect=lambda: untouched.append(bool((master == 7.0).all())))
-    with mock.patch.object(engine.places, "wait", look):
+    with mock.patch.object(engine.placement, "wait", look):
         engine.load(tmp_path / "kept") if way == "checkpoint" else engine.load_state_dict(kept)
     assert untouched == [True]
     assert master[0] != 7.0

@@ -71,7 +71,7 @@ def gathered(value: Any) -> list[Any]:
 
 def whole_state(engine: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Everything that training goes on from, put together from all ranks."""
-    with engine.places.in_memory(write_back=False):
+    with engine.placement.in_memory(write_back=False):
         parts = gathered((tensors_of(engine, copy=True), facts_of(engine, {})))
     tensors: dict[str, torch.Tensor] = {}
     for flats, _ in copy.deepcopy(parts):
@@ -180,8 +180,8 @@ def late(rank: int, n: int, folder: str) -> None:
         assert steps(second, range(1, 8), clip=True) == losses[1:], strategy
         plain = engine_of(None)
         plain.load(folder_of)
-        assert first.update.finish()
-        assert not first.update.finish()
+        assert first.schedule.finish()
+        assert not first.schedule.finish()
         first.after_update()
         assert_same(whole_state(plain), whole_state(first))
         assert all(torch.equal(v, plain.full_state_dict()[k]) for k, v in first.full_state_dict().items())

@@ -207,7 +207,7 @@ def weights_from_disk(rank: int, n: int, folder: str) -> None:
         else:
             assert engine.load_weights(path) == ([], [])
         case = f"{stage} {name} {dtype} {options} {path}"
-        with engine.places.in_memory(write_back=False):
+        with engine.placement.in_memory(write_back=False):
             for segment in engine.segments:
                 where = segment.segment
                 expected = state[engine.names[where.parameter]].reshape(-1)[where.start : where.stop]

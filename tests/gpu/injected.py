@@ -113,7 +113,7 @@ def evaluate(engine: Any, device: torch.device, dtype: torch.dtype) -> torch.Ten
 
 def masters(engine: Any) -> dict[str, torch.Tensor]:
     """Parameter -> the master, flat and on the CPU; NaN where it is another rank's."""
-    with engine.places.in_memory(write_back=False):
+    with engine.placement.in_memory(write_back=False):
         flats = tensors_of(engine, copy=True)
     found = {}
     for name, flat in flats.items():
@@ -148,7 +148,7 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 @contextmanager
 def late() -> Iterator[None]:
     """See above."""
-    launch, copy = streams.CommStream.launch, cpu.Bus._copy
+    launch, copy = streams.CommStream.launch, cpu.CopyStreams._copy
 
     def launch_late(stream: streams.CommStream, collective: Any) -> Any:
         def collective_late(async_op: bool) -> Any:
@@ -157,13 +157,16 @@ def late() -> Iterator[None]:
 
         return launch(stream, collective_late)
 
-    def copy_late(bus: cpu.Bus, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
-        if bus._cuda is not None:
-            with bus._cuda.stream(getattr(bus, way)):
+    def copy_late(way_of: cpu.CopyStreams, place: torch.Tensor, source: torch.Tensor, way: str) -> Any:
+        if way_of._cuda is not None:
+            with way_of._cuda.stream(getattr(way_of, way)):
                 torch.cuda._sleep(LATE_CYCLES)
-        return copy(bus, place, source, way)
+        return copy(way_of, place, source, way)
 
-    with mock.patch.object(streams.CommStream, "launch", launch_late), mock.patch.object(cpu.Bus, "_copy", copy_late):
+    with (
+        mock.patch.object(streams.CommStream, "launch", launch_late),
+        mock.patch.object(cpu.CopyStreams, "_copy", copy_late),
+    ):
         yield
 
 

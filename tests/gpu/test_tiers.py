@@ -91,11 +91,10 @@ def offload_of(kind: str, folder: Path) -> Offload:
 
 
 def parameters_are_rounded(engine: Any) -> bool:
-    with engine.places.in_memory(write_back=False):
+    with engine.placement.in_memory(write_back=False):
         return all(
             torch.equal(run.parameters.cpu(), run.master.to(run.parameters.dtype).cpu())
-            for unit in engine.units
-            for run in unit.runs
+            for run in engine.placement.all_ranges()
         )
 
 
@@ -277,9 +276,9 @@ def test_pinned_memory_is_requested_and_held() -> None:
     engine = engine_of("zero2", here, dtype, offload=Offload())
     train(engine, range(1), here, dtype)
     told = probe.process_memory(probe.take_peaks())
-    kept = sum(run.master.nbytes + 2 * run.master.numel() for unit in engine.units for run in unit.runs)
+    kept = sum(run.master.nbytes + 2 * run.master.numel() for run in engine.placement.all_ranges())
     assert before is not None
     assert told["pinned_requested_bytes"] is not None
     assert told["pinned_requested_bytes"] - before >= kept
     assert told["pinned_bytes"] >= told["pinned_requested_bytes"]
-    assert all(run.master.is_pinned() for unit in engine.units for run in unit.runs)
+    assert all(run.master.is_pinned() for run in engine.placement.all_ranges())

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import zerobench
-from zerobench.zero.offload.cpu import Offload
-from zerobench.zero.offload.nvme import NvmeOffload
+from zerobench.zero import NvmeOffload, Offload
 
 
 class Tied(nn.Module):

@@ -82,7 +82,7 @@ def test_reads_and_writes_go_on_while_a_cut_is_updated(
     for step in range(3):
         engine.backward(engine(torch.ones(1, CUTS * BLOCK // 4)).sum())
         if step == 2:  # masters and states are there
-            runs = engine.units[0].runs
+            runs = engine.placement.ranges[engine.units[0]]
             assert len(runs) == CUTS
             disk.masters = {run.kept[MASTER]._regions[cut].offset: cut for cut, run in enumerate(runs)}
             disk.reads.clear()

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..zero.offload.cpu import Offload
 from ..zero.offload.disk import FileStore, IoHandle, Pool, Scratch
-from ..zero.offload.nvme import NvmeOffload
+from ..zero.offload.policy import NvmeOffload, Offload
 from .disk import CHECKED, IN_MEMORY, RAW, STORE, UPDATE, DiskRow
 from .disk_update import Updates
 

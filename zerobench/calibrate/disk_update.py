@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..zero import initialize
-from ..zero.offload.cpu import Offload
+from ..zero.offload.policy import Offload
 
 BYTES_A_PARAMETER = 24
 

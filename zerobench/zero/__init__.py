@@ -25,8 +25,7 @@ from .comm.checked_later import sealed
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import Megatron
 from .modules import meta_init
-from .offload.cpu import Offload
-from .offload.nvme import NvmeOffload
+from .offload.policy import NvmeOffload, Offload
 from .optim.guards import check_groups
 from .optim.segments import ELEMENTWISE, check_optimizer
 from .option_words import spelled_out

@@ -74,7 +74,6 @@ class ModuleFace:
 
 def sizes_of(engine: Any) -> dict[str, int]:
     """Returns the bytes of this rank's model states in memory, of all tiers, by category; each storage counts once."""
-    runs = [run for unit in engine.units for run in unit.runs]
     units = [*engine.units, *(unit for unit in engine.holders() if unit not in engine.units)]
     states = [value for state in engine.optimizer.state.values() if isinstance(state, dict) for value in state.values()]
     parts: dict[str, list[Any]] = {
@@ -83,7 +82,7 @@ def sizes_of(engine: Any) -> dict[str, int]:
             *engine.module.parameters(),
         ],
         "gradients": [t for u in engine.units for t in (u.gradients.shard, u.gradients.full)],
-        "masters": [run.master for run in runs],
+        "masters": [one.master for one in engine.placement.all_ranges()],
         "optimizer states": states,
     }
     seen: set[int] = set()

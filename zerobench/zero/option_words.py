@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .comm.zeropp import Zeropp
-from .offload.cpu import Offload
+from .offload.policy import Offload
 from .precision import DTYPES
 
 WORDS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,7 @@ from torch import nn
 
 from .comm.reductions import REDUCTIONS, Reduction
 from .comm.zeropp import Zeropp
-from .offload.cpu import Offload
-from .offload.placement import Places
-from .optim.delayed_update import DelayedUpdate
-from .optim.update import Update
+from .offload.policy import Offload
 from .precision import Dtypes, LossScaling
 
 AUTO = "auto"
@@ -122,18 +119,14 @@ class Options:
         """
         return Dtypes.of(parameter, self.gradient_dtype, self.wire_dtype if ranks > 1 else None)
 
-    def places(self, module: nn.Module) -> Places:
-        """Creates the placement of the engine's tensors over `module`."""
-        device = next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
-        return Places() if self.offload is None else self.offload.places(device)
+    @property
+    def delayed_after(self) -> int | None:
+        """The step from which on updates are one step late; None: never."""
+        return None if self.offload is None else self.offload.delayed_after
 
-    def new_update(self, *parts: Any) -> Update:
-        """Creates the update that runs the optimizer, in `step` or delayed. `parts`: arguments of Update."""
-        if self.offload is None or self.offload.delayed_after is None:
-            return Update(*parts)
-        update = DelayedUpdate(*parts)
-        update.delayed_after = self.offload.delayed_after
-        return update
+    def device_of(self, module: nn.Module) -> torch.device:
+        """Where the parameters of `module` are, or will be."""
+        return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
 
     @property
     def reduction(self) -> Reduction:

@@ -13,11 +13,20 @@ from .precision import Dtypes
 
 
 class UnitView(Protocol):
-    """A unit (units/unit.py) as its gradients and its tiers see it."""
+    """A unit (units/unit.py) as its gradients and its tiers see it.
+
+    `parameter_shard`   (shard_numel,) this rank's part of its parameters
+    """
+
+    parameter_shard: torch.Tensor
 
     @property
     def name(self) -> str:
         """For errors, labels and traces."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank's shard."""
 
     @property
     def layout(self) -> Layout:

@@ -116,7 +116,7 @@ class Stage1(Strategy):
         dtypes = self.options.dtypes_of(like.dtype, self.comm.ranks)
         start = 0
         for layout in layouts:
-            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.places)
+            unit = Unit(f"bucket {len(self.units)}", layout, self.comm, dtypes, self.placement)
             unit.full_parameters = flat.narrow(0, start, layout.padded_numel)
             unit.parameter_shard = unit.own_slice(unit.full_parameters)
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)

@@ -80,4 +80,4 @@ class Stage2(Stage1):
     stage = 2
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        return ShardedBucket(unit, self.comm, self.options.reduction, self.places.sink(unit))
+        return ShardedBucket(unit, self.comm, self.options.reduction, self.placement.new_sink(unit))

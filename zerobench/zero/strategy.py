@@ -31,7 +31,10 @@ from .comm.desync import Stamp
 from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
 from .modules import meta_init
+from .offload.build import placement_for
+from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
+from .optim.update import Update
 from .options import Options
 from .parameters.absent import as_they_are
 from .parameters.loading import take_loads
@@ -58,7 +61,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.steps = 0
         self.orders = meta_init.orders_of(module)
         heap = Arena() if options.arena else Heap()
-        self.places = options.places(module)
+        self.placement = placement_for(options.offload, options.device_of(module))
         self._buffers_due = True
         on_meta = meta_init.on_meta(module)
         if on_meta:
@@ -72,12 +75,13 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 comm.broadcast(buffer)
             for unit in self.units:
                 unit.heap = heap
-                unit.make_master()
+                self.placement.adopt(unit)
         self.gradients = GradientFlow(self)
-        self.update = options.new_update(
-            optimizer, comm, self.units, self.trainable, self.names, self.orders, options.tile_bytes,
+        self.update = Update(
+            optimizer, comm, self.units, self.placement, self.trainable, self.names, self.orders, options.tile_bytes,
             options.loss_scaling,
         )  # fmt: skip
+        self.schedule = UpdateSchedule(self.update, self.placement, options.delayed_after)
         self.writes = Writes(self)
         take_loads(self)
         optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]  # scripts drop gradients by either
@@ -139,7 +143,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 for buffer in self.module.buffers():
                     self.comm.broadcast(buffer)
         if torch.is_grad_enabled():
-            self.update.launch()
+            self.schedule.launch()
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
@@ -182,11 +186,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed
-            if self.update.run():
+            if self.schedule.run():
                 # 2 the parameters become the rounded masters
-                for unit in self.units:
-                    unit.finish_update()
-                self.places.settle()
+                self.placement.finish_update()
                 # 3 let everyone have the new parameters, if they hold them whole
                 self.after_update()
         for parameter in self.trainable:  # a backward through an older forward must be an error, as in torch
@@ -223,7 +225,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Drops the gradients that `step` has not consumed. `set_to_none` is there for the likeness to torch."""
         self.gradients.wait_all()
         self.gradients.stand_ins.take_away()
-        self.update.forget()
+        self.schedule.forget()
         self.gradients.release()
         self.forget()
 
@@ -257,9 +259,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     def _extra_state(self) -> dict[str, Any]:
         scaler = {} if self.options.loss_scaling is None else {"loss_scaler": self.update.scaling.scaler.state()}
-        return scaler | self.update.describe_pending()
+        return scaler | self.schedule.describe_pending()
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         if self.options.loss_scaling is not None and "loss_scaler" in extra:
             self.update.scaling.scaler.load(extra["loss_scaler"])
-        self.update.restart(extra.get("steps", 0))
+        self.schedule.restart(extra.get("steps", 0))

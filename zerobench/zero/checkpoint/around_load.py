@@ -12,16 +12,15 @@ if TYPE_CHECKING:
 
 def before_load(engine: Strategy, steps: int = 0) -> None:
     """Drops pending updates and waits for transfers, before masters are overwritten. `steps`: taken so far."""
-    engine.update.restart(steps)
-    engine.places.wait()
+    engine.schedule.restart(steps)
+    engine.placement.wait()
 
 
 def after_load(engine: Strategy) -> None:
     """Refreshes the parameter shards, and from them the parameters of all ranks, after masters were overwritten."""
     with torch.no_grad():
-        for unit in engine.units:
-            unit.round_masters()
-        engine.places.settle()
+        engine.placement.round_masters()
+        engine.placement.settle()
         engine.after_update()
         engine.settle()
     for parameter in engine.trainable:  # makes a backward through an earlier forward raise, as in torch

@@ -46,7 +46,7 @@ def tensors_of(engine: Strategy, copy: bool) -> dict[str, Flat]:
         for key, value in engine.optimizer.state.get(segment.tensor, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == segment.tensor.shape:
                 _put(flats, f"optimizer.{name}.{key}", whole, start, value)
-    for segment, gradient in engine.update.pending_gradients():
+    for segment, gradient in engine.schedule.pending_gradients():
         index = segment.segment.parameter
         _put(flats, f"pending.{engine.names[index]}", engine.trainable[index], segment.segment.start, gradient)
     for name, parameter, start, chunk in sharded_frozen(engine):
@@ -140,7 +140,7 @@ class Targets:
         engine._load_extra_state(self.facts["extra"])
         if self._pending:
             with torch.no_grad():
-                engine.update.restore_pending(self._pending, self.facts["extra"]["pending"])
+                engine.schedule.restore_pending(self._pending, self.facts["extra"]["pending"])
         engine.after_load()
 
 

@@ -70,7 +70,7 @@ def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
 def _take(engine: Strategy, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
     if engine.update.used:
         raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
-    engine.update.check_saveable()
+    engine.schedule.check_saveable()
     return tensors_of(engine, copy), facts_of(engine, user_state)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from .around_load import after_load, before_load
 
 if TYPE_CHECKING:
-    from ..offload.placement import Run
+    from ..offload.placement import ShardRange
     from ..strategy import Strategy
     from .consensus import SaveHandle
 
@@ -33,12 +33,12 @@ class StateFace:
     def state_dict(self: Any) -> dict[str, Any]:
         """Returns a copy of this rank's shards, buffers, frozen parameters and optimizer state; for one N and stage."""
         self.writes.check()
-        with self.places.in_memory(write_back=False):
+        with self.placement.in_memory(write_back=False):
             return state_dict(self)
 
     def load_state_dict(self: Any, saved: dict[str, Any]) -> None:
         """Restores the result of `state_dict` on the same rank. Raises ValueError where it does not fit."""
-        with self.places.in_memory(write_back=True):
+        with self.placement.in_memory(write_back=True):
             load_state_dict(self, saved)
 
     @contextmanager
@@ -72,7 +72,7 @@ class StateFace:
         """
         self.writes.check()
         self.gradients.stand_ins.heed()
-        with self.places.in_memory(write_back=False):
+        with self.placement.in_memory(write_back=False):
             return _checkpoints().save(self, path, asynchronous, user_state or {})
 
     def load(self: Any, path: str | PathLike[str], *, weights_only: bool = False) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class StateFace:
         """
         if weights_only:
             return self._load_weights(path, strict=True)[1]
-        with self.places.in_memory(write_back=True):
+        with self.placement.in_memory(write_back=True):
             return _checkpoints().load(self, path)
 
     def load_weights(self: Any, path: str | PathLike[str], *, strict: bool = True) -> tuple[list[str], list[str]]:
@@ -98,7 +98,7 @@ class StateFace:
         return self._load_weights(path, strict)[0]
 
     def _load_weights(self: Any, path: str | PathLike[str], strict: bool) -> Any:
-        with self.places.in_memory(write_back=True):
+        with self.placement.in_memory(write_back=True):
             return _checkpoints().load_weights(self, path, strict)
 
     def export_safetensors(self: Any, path: str | PathLike[str]) -> None:
@@ -143,8 +143,8 @@ def full_state_dict(engine: Strategy, rank0_only: bool) -> dict[str, Any]:
 def state_dict(engine: Strategy) -> dict[str, Any]:
     """Returns this rank's part, copied, with the stage, world size and rank that it belongs to."""
     engine.settle()
-    engine.update.check_saveable()
-    pending = dict(engine.update.pending_gradients())
+    engine.schedule.check_saveable()
+    pending = dict(engine.schedule.pending_gradients())
     return {
         "stage": engine.stage,
         "world_size": engine.comm.size,
@@ -189,7 +189,7 @@ def load_state_dict(engine: Strategy, saved: dict[str, Any]) -> None:
     if saved.get("pending"):
         pending = {engine.segments[number]: gradient.clone() for number, gradient in saved["pending"].items()}
         with torch.no_grad():
-            engine.update.restore_pending(pending, extra["pending"])
+            engine.schedule.restore_pending(pending, extra["pending"])
     engine.after_load()
 
 
@@ -203,7 +203,7 @@ def _checkpoints() -> ModuleType:
 def _own_tensors(engine: Strategy) -> dict[str, torch.Tensor]:
     """Returns this rank's tensors that training continues from, by name, live; sharded frozen ones are in units."""
     shards = {f"unit {unit.name}": unit.parameter_shard for unit in engine.holders()}
-    shards |= {_name_of(run): run.master for unit in engine.units for run in unit.runs}
+    shards |= {_name_of(one): one.master for one in engine.placement.all_ranges()}
     frozen = {} if engine.holders() else {n: p for n, p in engine.module.named_parameters() if not p.requires_grad}
     return {**shards, **frozen, **dict(engine.module.named_buffers())}
 
@@ -214,6 +214,6 @@ def _orders(engine: Strategy) -> dict[str, tuple[int, ...]]:
     return {name: order.dims for name, order in orders.items() if not order.is_row_major}
 
 
-def _name_of(run: Run) -> str:
+def _name_of(one: ShardRange) -> str:
     """Names a run's master; the first run has the unit's name, since parameter shards are its rounded values."""
-    return f"unit {run.unit.name}" + (f" from {run.start}" if run.start else "")
+    return f"unit {one.unit.name}" + (f" from {one.start}" if one.start else "")

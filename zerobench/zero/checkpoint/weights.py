@@ -40,7 +40,7 @@ def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -
     files = ranks.agree(lambda: find_weights(found, slice(ranks.rank, None, ranks.size)))
     keys, chosen = ranks.agree(lambda: _match(engine, files, strict))
     engine.zero_grad()
-    before_load(engine, engine.update.describe_pending().get("steps", 0))
+    before_load(engine, engine.schedule.describe_pending().get("steps", 0))
     with torch.no_grad(), labels.collective("control"):
         ranks.agree(lambda: _read(engine, chosen))
     engine.after_load()

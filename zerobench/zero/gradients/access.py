@@ -140,11 +140,11 @@ def _number_of(engine: Strategy, name: str) -> int:
 def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
     """Those of one parameter, or of all; what is written to them is kept when the next is asked for."""
     update, scale = engine.update, engine.update.scaling.pending
-    for run, mine in groupby(update.segments, key=lambda segment: segment.run):
+    for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
         wanted = [one for one in mine if one.used and number in (None, one.segment.parameter)]
         if not wanted:
             continue
-        with run.editing():
+        with shard_range.editing():
             for one in wanted:
                 yield _segment(engine, one, scale)
     update.scaling.edited()
@@ -165,11 +165,11 @@ def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
     for number in numbers:
         for unit, piece in engine.gradients.pieces[number]:
             unit.gradients.filled.discard(piece)
-    for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
+    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
         dropped = [one for one in mine if one.segment.parameter in numbers and one.bucket.is_reduced]
         for one in dropped:
             one.used = True
-        with run.editing() if dropped else nullcontext():
+        with shard_range.editing() if dropped else nullcontext():
             for one in dropped:
                 one.bucket.segment(one.segment.offset, one.segment.numel).zero_()
         for one in dropped:
@@ -183,10 +183,10 @@ def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     parameter = engine.trainable[number]
     dtype = engine.gradients.pieces[number][0][0].dtypes.master if parameter.numel() else parameter.dtype
     flat = torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
-    for run, mine in groupby(engine.update.segments, key=lambda segment: segment.run):
+    for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
         wanted = [one for one in mine if one.segment.parameter == number]
         if wanted:
-            with run.reading():
+            with shard_range.reading():
                 for one in wanted:
                     gradient = one.gradient()
                     assert gradient is not None
@@ -199,10 +199,10 @@ def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
     update = engine.update
     device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
     totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)
-    for run, mine in groupby(update.segments, key=lambda segment: segment.run):
+    for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
         wanted = [one for one in mine if one.used]
         if wanted:
-            with run.reading():
+            with shard_range.reading():
                 for one in wanted:
                     gradient, number = one.gradient(), one.segment.parameter
                     assert gradient is not None

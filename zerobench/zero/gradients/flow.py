@@ -134,7 +134,7 @@ class GradientFlow:
         """No reduction is in flight afterwards, nor a copy of a mean to another tier."""
         while self._in_flight:
             self._wait_oldest()
-        self._engine.places.release_copied()
+        self._engine.placement.release_copied()
 
     def _wait_oldest(self) -> None:
         """In the order of their launch, which is that of all ranks."""

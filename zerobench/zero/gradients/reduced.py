@@ -28,7 +28,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
         ) in there:  # what was used the ranks agree on in `step`; of a unit that was reduced all of it is there
             segment.used = True
         try:
-            with tile[0].run.reading():
+            with tile[0].shard_range.reading():
                 for segment in there:
                     gradient = segment.gradient()
                     assert gradient is not None

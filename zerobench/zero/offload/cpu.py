@@ -12,63 +12,18 @@ On a machine without a GPU both are one memory; labels tell the tiers apart, and
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import labels
-from ..protocols import GradientSink
-from .placement import Places, Run
-
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..units.unit import Unit
-
-
-@dataclass(frozen=True)
-class Offload:
-    """What leaves the device. `optimizer`: masters and states of `fraction` of every shard, with their update;
-    `gradients`: of the same elements, from their reduction on; `parameters`: shards of stage 3. `delayed_after`: the
-    step from which on updates are one step late (optim/delayed_update.py); None: never.
-    """
-
-    optimizer: bool = True
-    gradients: bool = True
-    parameters: bool = False
-    fraction: float = 1.0
-    delayed_after: int | None = None
-
-    def check(self, strategy: str, leaves: Collection[str]) -> None:
-        """Raises ValueError, one sentence, for what makes no sense. `leaves`: states that may under `strategy`."""
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
-        if not (self.optimizer or self.gradients or self.parameters):
-            raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
-        if self.fraction < 1 and not self.optimizer:
-            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
-        if not leaves:
-            raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
-        if self.parameters and "parameters" not in leaves:
-            raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
-        if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
-            raise ValueError(
-                "offload.delayed_after: an update can run behind a forward only where it is the host's alone; let"
-                " optimizer and gradients leave, with fraction=1"
-            )
-
-    def part_of(self, shard_numel: int, align: int) -> int:
-        """Elements of a shard that leave."""
-        part = math.ceil(shard_numel * self.fraction)
-        return min(shard_numel, -(-part // align) * align)
-
-    def places(self, device: torch.device) -> Places:
-        """What an engine on `device` asks where to keep things."""
-        return HostPlaces(self, device)
+from ..layout import Layout
+from ..protocols import GradientSink, UnitView
+from .placement import Placement, SegmentView, ShardRange
+from .policy import Offload
 
 
 def host_tensor(numel: int, dtype: torch.dtype, device: torch.device, category: str, name: str) -> torch.Tensor:
@@ -81,7 +36,7 @@ STREAMS: dict[str, Any] = {"cuda": torch.cuda}
 """Device -> what has streams for it."""
 
 
-class Bus:
+class CopyStreams:
     """Copies between a device and host memory. On CUDA each direction has a stream of its own: a copy is launched
     behind all that the current stream has been given, and waited for by whoever needs it.
     """
@@ -149,12 +104,12 @@ class Bus:
 
 
 class HostGradients(GradientSink):
-    """(leaving,) gradients in host memory. `spare`: what a delayed update works on while these are filled."""
+    """(numel,) gradients in host memory. `spare`: what a delayed update works on while these are filled."""
 
     tier = labels.HOST
 
-    def __init__(self, unit: Unit, numel: int, bus: Bus) -> None:
-        self._unit, self._bus = unit, bus
+    def __init__(self, unit: UnitView, numel: int, streams: CopyStreams) -> None:
+        self._unit, self._streams = unit, streams
         self.numel = numel
         self._kept = self._new(numel, unit.dtypes.gradients)
         self._spare: torch.Tensor | None = None
@@ -166,10 +121,10 @@ class HostGradients(GradientSink):
 
     def take(self, mean: torch.Tensor, adds: bool) -> None:
         if not adds and mean.dtype == self._kept.dtype:
-            self._end = self._read = self._bus.down(self._kept, mean)
+            self._end = self._read = self._streams.down(self._kept, mean)
             return
         arrived = self._new(mean.numel(), mean.dtype)  # summed, or cast, on the host
-        self._read = self._bus.down(arrived, mean)
+        self._read = self._streams.down(arrived, mean)
         wait_for(self._read)
         self.settle()
         if adds:
@@ -182,7 +137,7 @@ class HostGradients(GradientSink):
         if end is None:
             give_back()
         else:
-            self._bus.release(end, give_back)
+            self._streams.release(end, give_back)
 
     def view(self, offset: int, numel: int) -> torch.Tensor:
         return self._kept.narrow(0, offset, numel)
@@ -191,13 +146,12 @@ class HostGradients(GradientSink):
         end, self._end = self._end, None
         wait_for(end)
 
-    def put_aside(self) -> torch.Tensor:
-        """What is here belongs to an update that comes later; what arrives from now on lies elsewhere."""
+    def put_aside(self) -> None:
+        """See HostPlacement.put_gradients_aside. Two places take turns, so that a step allocates nothing."""
         self.settle()
         kept = self._kept
         self._kept = self._spare if self._spare is not None else self._new(kept.numel(), kept.dtype)
         self._spare = kept
-        return kept
 
 
 class Upload:
@@ -205,17 +159,17 @@ class Upload:
 
     PLACES = 2
 
-    def __init__(self, device: torch.device, bus: Bus) -> None:
+    def __init__(self, device: torch.device, streams: CopyStreams) -> None:
         self.device = device
-        self._bus = bus
-        self._places: dict[tuple[torch.dtype, int], tuple[torch.Tensor, Any]] = {}
+        self._streams = streams
+        self._pinned: dict[tuple[torch.dtype, int], tuple[torch.Tensor, Any]] = {}
         self._next = 0
         self._most = 2**20
 
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded. Returns the event after which `master` may change, None where that is now."""
         if place.dtype == master.dtype:
-            return self._bus.up(place, master)
+            return self._streams.up(place, master)
         for start in range(0, place.numel(), self._most):
             self._send_part(place[start : start + self._most], master[start : start + self._most])
         return None
@@ -223,35 +177,38 @@ class Upload:
     def _send_part(self, place: torch.Tensor, master: torch.Tensor) -> None:
         key = (place.dtype, self._next % self.PLACES)
         self._next += 1
-        rounded, end = self._places.get(key, (None, None))
+        rounded, end = self._pinned.get(key, (None, None))
         if rounded is None:
             rounded = host_tensor(self._most, place.dtype, self.device, labels.PARAMETERS, "on their way up")
         wait_for(end)
         part = rounded.narrow(0, 0, place.numel())
         part.copy_(master)
-        self._places[key] = rounded, self._bus.up(place, part)
+        self._pinned[key] = rounded, self._streams.up(place, part)
 
 
 class NoUpload:
     """Instead of an upload where the shards of parameters are in host memory, too: nothing need go up."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, streams: CopyStreams) -> None:
+        self._streams = streams
 
     def send(self, place: torch.Tensor, master: torch.Tensor) -> Any:
         """place := master, rounded."""
-        self._bus.wait_for_fetches()
+        self._streams.wait_for_fetches()
         place.copy_(master)
 
 
-class HostRun(Run):
-    """A run whose master and states are in host memory."""
+class HostRange(ShardRange):
+    """A range whose master and states are in host memory."""
 
     tier = labels.HOST
     rounds_late = False
 
-    def __init__(self, unit: Unit, start: int, stop: int, device: torch.device, upload: Upload | NoUpload) -> None:
-        super().__init__(unit, start, stop)
+    def __init__(
+        self, placement: Placement, unit: UnitView, start: int, stop: int, device: torch.device,
+        upload: Upload | NoUpload,
+    ) -> None:  # fmt: skip
+        super().__init__(placement, unit, start, stop)
         self._device, self._upload = device, upload
 
     def make_master(self) -> None:
@@ -263,60 +220,74 @@ class HostRun(Run):
         self._upload.send(self.parameters, self.master)
 
     @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
+    def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
         """As the tile is done, its parameters go up."""
         with labels.on_tier(labels.HOST):
             yield
-        for share in tile:
-            segment = share.segment
-            place = share.unit.parameter_shard.narrow(0, segment.offset, segment.numel)
-            self._upload.send(place, share.tensor.detach())
+        for one in tile:  # of several units
+            place = one.shard_range.unit.parameter_shard.narrow(0, one.segment.offset, one.segment.numel)
+            self._upload.send(place, one.tensor.detach())
 
 
-class HostPlaces(Places):
-    """See Offload."""
+class HostPlacement(Placement):
+    """Host memory for what a policy lets leave."""
 
     tiles_always = True
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
+        super().__init__()
         self._policy, self._device = policy, device
-        self._bus = Bus(device)
+        self._sinks: list[HostGradients] = []
+        self._streams = CopyStreams(device)
         self.keeps_parameters = not policy.parameters
-        self._upload = NoUpload(self._bus) if policy.parameters else Upload(device, self._bus)
+        self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
 
-    def leaving(self, shard_numel: int, align: int) -> int:
-        return self._policy.part_of(shard_numel, align)
+    def offloaded_numel(self, layout: Layout) -> int:
+        return self._policy.part_of(layout.shard_numel, layout.align)
 
-    def runs(self, unit: Unit) -> list[Run]:
-        stop, most = unit.leaving, unit.layout.shard_numel
+    def new_ranges(self, unit: UnitView) -> list[ShardRange]:
+        stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
         if not self._policy.optimizer:
-            return [Run(unit, 0, most)]
-        runs: list[Run] = [HostRun(unit, 0, stop, self._device, self._upload)]
-        return runs + [Run(unit, stop, most)] * (stop < most)
+            return [ShardRange(self, unit, 0, most)]
+        ranges: list[ShardRange] = [HostRange(self, unit, 0, stop, self._device, self._upload)]
+        return ranges + [ShardRange(self, unit, stop, most)] * (stop < most)
 
-    def sink(self, unit: Unit) -> HostGradients | None:
-        return HostGradients(unit, unit.leaving, self._bus) if self._policy.gradients else None
+    def new_sink(self, unit: UnitView) -> HostGradients | None:
+        if not self._policy.gradients:
+            return None
+        self._sinks.append(HostGradients(unit, self.offloaded_numel(unit.layout), self._streams))
+        return self._sinks[-1]
+
+    def settle_gradients(self) -> None:
+        """All gradients that were sent here are here."""
+        for sink in self._sinks:
+            sink.settle()
+
+    def put_gradients_aside(self) -> None:
+        """Those that are here belong to an update that comes later; what arrives from now on lies elsewhere."""
+        for sink in self._sinks:
+            sink.put_aside()
 
     def release_copied(self) -> None:
-        self._bus.release_all()
+        self._streams.release_all()
 
-    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
 
-    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
         if self.keeps_parameters:
             super().fetch(unit, place)
         else:
-            self._bus.fetch(place, unit.parameter_shard)
+            self._streams.fetch(place, unit.parameter_shard)
 
     def settle(self) -> None:
-        self._bus.join()
+        self._streams.join()
 
     def wait(self) -> None:
-        self._bus.wait()
+        self._streams.wait()
 
 
 def wait_for(end: Any) -> None:

@@ -1,40 +1,55 @@
 """Where a rank keeps its part of the model states: on the device, or elsewhere.
 
-[Note: runs]
-The optimizer's side of a unit's shard is cut into *runs*, [start, stop) of its elements, each in one tier::
+[Note: shard ranges]
+The optimizer's side of a unit's shard consists of *ranges*, [start, stop) of its elements, each in one tier::
 
-    shard      | run in host memory or in files, `leaving` elements | run on the device |
-               0                                                    ^                   ^shard_numel
+    shard      | in host memory or in files, `offloaded_numel` elements | on the device |
+               0                                                        ^               ^shard_numel
 
-A run holds the master, which the optimizer updates, and where its states are made. Gradients of the elements that
+A range holds the master, which the optimizer updates, and where its states are made. Gradients of the elements that
 leave may leave as well, when they are reduced, or stay; the two choices are apart (ZeRO-Offload, arXiv 2101.06840,
-table 1: 16, 14, 4 and 2 bytes a parameter on the device).
+table 1: 16, 14, 4 and 2 bytes per parameter on the device).
 
-Here everything is on the device: one run, and nothing leaves. offload/cpu.py and file_store.py have the other tiers.
+A `Placement` owns the ranges that an update visits and the sinks that gradients go to. Here everything is on the
+device: one range per unit, and no sink. cpu.py and nvme.py have the other tiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
-from torch import optim
+from torch import nn, optim
 
 from .. import labels
-from ..protocols import GradientSink
+from ..layout import Layout, Segment
+from ..protocols import GradientSink, UnitView
 
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..units.unit import Unit
-
-
-CHUNK = 2**20
+COMPARED = 2**20
 """Elements of a master that are compared with its parameters at once."""
 
 
-class Run:
+class SegmentView(Protocol):
+    """A segment of the optimizer's (optim/segments.py) as a tier sees it."""
+
+    tensor: nn.Parameter
+
+    @property
+    def segment(self) -> Segment:
+        """Its place in the unit's shard."""
+
+    @property
+    def shard_range(self) -> ShardRange:
+        """The range of the shard that it is in."""
+
+    @property
+    def used(self) -> bool:
+        """Whether a gradient of it has come, on any rank."""
+
+
+class ShardRange:
     """Elements [start, stop) of `unit`'s shard, updated on the device. `master`: (stop - start,)."""
 
     tier = labels.DEVICE
@@ -42,28 +57,28 @@ class Run:
     """Whether the parameters become the rounded masters after the update, all at once; else as each tile is done."""
     master: torch.Tensor
 
-    def __init__(self, unit: Unit, start: int, stop: int) -> None:
+    def __init__(self, placement: Placement, unit: UnitView, start: int, stop: int) -> None:
         self.unit, self.start, self.stop = unit, start, stop
+        self._placement = placement
 
     @property
     def parameters(self) -> torch.Tensor:
-        """The run's part of the parameter shard."""
+        """The range's part of the parameter shard."""
         return self.unit.parameter_shard.narrow(0, self.start, self.stop - self.start)
 
     def make_master(self) -> None:
         """The master, from the parameters: these themselves where they are here, of its dtype."""
-        dtypes, places = self.unit.dtypes, self.unit.places
         if self.is_parameters:
             self.master = self.parameters
         else:
-            self.master = torch.empty(self.stop - self.start, dtype=dtypes.master, device=self.unit.device)
+            self.master = torch.empty(self.stop - self.start, dtype=self.unit.dtypes.master, device=self.unit.device)
             labels.label(self.master, labels.MASTER, self.unit.name)
-            places.read(self.unit, self.start, self.master)
+            self._placement.read(self.unit, self.start, self.master)
 
     @property
     def is_parameters(self) -> bool:
         """Whether master and parameters are one tensor."""
-        dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self.unit.places.keeps_parameters
+        dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self._placement.keeps_parameters
         return is_here and dtypes.master == dtypes.parameters
 
     def segment(self, offset: int, numel: int) -> torch.Tensor:
@@ -73,33 +88,33 @@ class Run:
     def round_master(self) -> None:
         """The parameters become the rounded master."""
         if not self.is_parameters:
-            self.unit.places.put(self.unit, self.start, self.master)
+            self._placement.put(self.unit, self.start, self.master)
 
     def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
         """The master becomes the parameters: in `loaded`, [start, stop) of the shard, all of it, elsewhere where these
-        are not its rounded values any more. Bits that parameters do not hold so stay where nobody has written.
+        are not its rounded values any more. Bits that parameters do not hold so stay where nothing was written.
         """
         if not self.is_parameters:
             self._follow(self.master, loaded)
 
     def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]]) -> None:
-        for start in range(0, master.numel(), CHUNK):
-            part = master[start : start + CHUNK]
+        for start in range(0, master.numel(), COMPARED):
+            part = master[start : start + COMPARED]
             written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
-            self.unit.places.read(self.unit, self.start + start, written)
+            self._placement.read(self.unit, self.start + start, written)
             part.copy_(torch.where(part.to(written.dtype) == written, part, written.to(part.dtype)))
             for first, last in loaded:
                 here = slice(max(0, first - self.start - start), max(0, last - self.start - start))
                 part[here].copy_(written[here])
 
     @contextmanager
-    def visit(self, tile: Sequence[OptimizerSegment]) -> Iterator[None]:
-        """Inside, masters, states and gradients of a tile of this run's are there to be updated."""
+    def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
+        """Inside, masters, states and gradients of a tile of this range's are there to be updated."""
         yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, the gradients of this run are there to be read."""
+        """Inside, the gradients of this range are there to be read."""
         yield
 
     @contextmanager
@@ -109,51 +124,99 @@ class Run:
 
     @property
     def group(self) -> object:
-        """Runs of one group may be updated in one tile; one that is a group by itself always is."""
+        """Ranges of one group may be updated in one tile; one that is a group by itself always is."""
         return self.tier
 
 
-class Places:
-    """Everything on the device."""
+class Placement:
+    """Everything on the device. `ranges`: of each unit, in the order of its shard."""
 
     tiles_always = False
     """Whether updates go in tiles even where the optimizer needs none."""
     keeps_parameters = True
     """Whether the shards of parameters are on the device."""
 
-    def leaving(self, shard_numel: int, align: int) -> int:
+    def __init__(self) -> None:
+        self.ranges: dict[UnitView, list[ShardRange]] = {}
+
+    # -- where gradients go ---------------------------------------------------------------------------------
+
+    def offloaded_numel(self, layout: Layout) -> int:
         """Elements of a shard, from its start, whose optimizer, and gradients if they do, leave the device."""
         return 0
 
-    def runs(self, unit: Unit) -> list[Run]:
-        """The runs of a unit's shard."""
-        return [Run(unit, 0, unit.layout.shard_numel)]
-
-    def sink(self, unit: Unit) -> GradientSink | None:
-        """Where gradients go, if they leave."""
+    def new_sink(self, unit: UnitView) -> GradientSink | None:
+        """Where the gradients of a unit's offloaded elements go; None: they stay."""
         return None
 
     def release_copied(self) -> None:
         """The memory of all that sinks have taken is given back: their copies are waited for."""
 
-    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    # -- what an update visits --------------------------------------------------------------------------------
+
+    def adopt(self, unit: UnitView) -> None:
+        """Makes the masters of a unit, from its parameters."""
+        self.ranges[unit] = self.new_ranges(unit)
+        for one in self.ranges[unit]:
+            one.make_master()
+
+    def new_ranges(self, unit: UnitView) -> list[ShardRange]:
+        """The ranges of a unit's shard, without masters."""
+        return [ShardRange(self, unit, 0, unit.layout.shard_numel)]
+
+    def all_ranges(self) -> list[ShardRange]:
+        """Those of all units, in order."""
+        return [one for ranges in self.ranges.values() for one in ranges]
+
+    def attach(self, optimizer: optim.Optimizer, segments: Sequence[SegmentView]) -> None:
+        """`optimizer` is the one whose states are to be kept, `segments` what it holds."""
+
+    def visit(self, tile: Sequence[SegmentView]) -> AbstractContextManager[None]:
+        """Inside, masters, states and gradients of a tile, of one range where that is a group, can be updated."""
+        return tile[0].shard_range.visit(tile) if tile else nullcontext()
+
+    def finish_update(self) -> None:
+        """The parameters become the rounded masters, where they have not become so tile by tile."""
+        for one in self.all_ranges():
+            if one.rounds_late:
+                one.round_master()
+        self.settle()
+
+    def round_masters(self) -> None:
+        """The parameters become the rounded masters."""
+        for one in self.all_ranges():
+            one.round_master()
+
+    def follow(self, unit: UnitView, loaded: Collection[int]) -> None:
+        """The shard of parameters was written to: the masters follow. `loaded`: parameters, by number, whose values are
+        new even where they are the old ones rounded.
+        """
+        self.wait()
+        self.settle()  # what was read ahead is old
+        segments = unit.layout.segments(unit.rank)
+        ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
+        for one in self.ranges.get(unit, []):  # a frozen unit has no masters
+            one.follow_parameters(ranges)
+
+    # -- where shards of parameters are -----------------------------------------------------------------------
+
+    def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
         """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
 
-    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
+    def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
         """place := the unit's shard of parameters, for a gather."""
         place.copy_(unit.parameter_shard, non_blocking=True)
 
-    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
+    def read(self, unit: UnitView, start: int, place: torch.Tensor) -> None:
         """place := elements from `start` on of the unit's shard."""
         place.copy_(unit.parameter_shard.narrow(0, start, place.numel()))
 
-    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
+    def put(self, unit: UnitView, start: int, values: torch.Tensor) -> None:
         """Elements from `start` on of the unit's shard := values."""
         unit.parameter_shard.narrow(0, start, values.numel()).copy_(values)
 
-    def attach(self, optimizer: optim.Optimizer, segments: Sequence[OptimizerSegment]) -> None:
-        """`optimizer` is the one whose states are to be kept, `segments` what it holds."""
+    # -- order in time ----------------------------------------------------------------------------------------
 
     @contextmanager
     def in_memory(self, write_back: bool) -> Iterator[None]:
@@ -161,7 +224,7 @@ class Places:
         yield
 
     def settle(self) -> None:
-        """What an update has sent to the device is there for whoever comes after in the current stream."""
+        """What an update has sent to the device is there for all that comes after in the current stream."""
 
     def wait(self) -> None:
         """The host goes on when what an update has sent to the device is there: masters may change afterwards."""

@@ -22,7 +22,8 @@ import torch
 from torch import optim
 
 from .. import labels
-from ..offload.cpu import HostGradients
+from ..offload.cpu import HostPlacement
+from ..offload.placement import Placement
 from ..precision import Share
 from . import optimizer_state as facts
 from .segments import OptimizerSegment
@@ -68,35 +69,40 @@ class Pending:
         return [_options(group) for group in self.optimizer.param_groups]
 
 
-class DelayedUpdate(Update):
-    """See above. `pending`: None where nothing is still to be made."""
+class UpdateSchedule:
+    """When an `update` is made: in `step`, or, after the first `delayed_after` steps, one step late. None: never late.
 
-    pending: Pending | None = None
-    delayed_after = 0
-    _steps = 0
+    `pending`   the update that is still to be made; None where there is none
+    """
+
+    def __init__(self, update: Update, placement: Placement, delayed_after: int | None) -> None:
+        self._update = update
+        self._placement = placement
+        self._delayed_after = delayed_after
+        self._steps = 0
+        self.pending: Pending | None = None
 
     def run(self) -> bool:
-        """Finishes the update before, and makes the present gradients the pending ones."""
+        """The update of a step; or that of the step before, and the present gradients become pending. Returns False
+        where no master has changed.
+        """
         self._steps += 1
-        if self._steps <= self.delayed_after:
-            return super().run()
-        self.agree()
-        self._check_held()
-        self._check_groups()
+        if self._delayed_after is None or self._steps <= self._delayed_after:
+            return self._update.run()
+        self._update.prepare()
+        # 1 the masters are to be those of the step before, as checkpoints and hooks of this step will see them
         finished = self.finish()
-        self._running = self._stepped = True
-        try:
-            step_without_update(self.optimizer, self._put_aside)
-        finally:
-            self._running = False
+        # 2 in the place of the update, so that the caller's hooks run in their step and schedulers see its options
+        with self._update.running():
+            step_without_update(self._update.optimizer, self._put_aside)
         return finished
 
     def launch(self) -> None:
-        """A forward begins, and with it the pending update."""
+        """A training forward begins, and with it the pending update."""
         pending = self.pending
         if pending is not None and pending.thread is None:
             pending.thread = labels.EngineThread(target=pending.run, args=(self._begin,), name="delayed update")
-            self._running = True
+            self._update.is_running = True
             pending.thread.start()
 
     def finish(self) -> bool:
@@ -107,70 +113,79 @@ class DelayedUpdate(Update):
         if pending.thread is None:
             pending.run(self._begin)
         else:
-            pending.thread.join()
-            self._running = False
+            self._join(pending.thread)
         if pending.error is not None:
             raise pending.error
-        facts.follow(self.optimizer, pending.before, facts.read(pending.optimizer))
-        for unit in self.units:
-            unit.round_masters()
+        facts.follow(self._update.optimizer, pending.before, facts.read(pending.optimizer))
+        self._placement.round_masters()
         return True
 
     def forget(self) -> None:
         """The gradients are gone; those that an update in the background is at are not these."""
-        if self.pending is None or self.pending.thread is None:
-            super().forget()
-            return
-        self._forget_use()
+        if self._is_at_work:
+            self._update.forget_use()
+        else:
+            self._update.forget()
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self.pending is not None and self.pending.thread is not None
+
+    def _join(self, thread: threading.Thread) -> None:
+        thread.join()
+        self._update.is_running = False
 
     def _begin(self) -> None:
         """What the last update sent up is there: the masters may change."""
-        for places in {unit.places for unit in self.units}:
-            places.wait()
+        self._placement.wait()
 
     def _put_aside(self) -> None:
-        for unit in self.units:
-            assert isinstance(unit.gradients.sink, HostGradients)
-            unit.gradients.sink.settle()
-        tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self.tiles]
-        for unit in self.units:
-            assert isinstance(unit.gradients.sink, HostGradients)
-            unit.gradients.sink.put_aside()
-        coefficient = self.scaling.coefficient
+        """The present gradients become pending."""
+        assert isinstance(self._placement, HostPlacement)
+        self._placement.settle_gradients()
+        tiles = [[PendingShare(s, s.gradient()) for s in tile] for tile in self._update.tiles]
+        self._placement.put_gradients_aside()
+        coefficient = self._update.scaling.coefficient
         if isinstance(coefficient, torch.Tensor):  # the host has just waited for gradients that came after it
             coefficient = float(coefficient)
-        self.pending = self._new_pending(tiles, coefficient, [_options(group) for group in self.optimizer.param_groups])
+        options = [_options(group) for group in self._update.optimizer.param_groups]
+        self.pending = self._new_pending(tiles, coefficient, options)
 
     def _new_pending(
         self, tiles: list[list[PendingShare]], coefficient: float | None, options: list[dict[str, Any]]
     ) -> Pending:
         """With the options of then, on the optimizer's states: what a scheduler does from now on is for the next."""
-        groups = [{**group, **one} for group, one in zip(self.optimizer.param_groups, options, strict=True)]
-        then = stand_in(self.optimizer, groups)
+        optimizer = self._update.optimizer
+        groups = [{**group, **one} for group, one in zip(optimizer.param_groups, options, strict=True)]
+        then = stand_in(optimizer, groups)
         return Pending(tiles, coefficient, then, facts.read(then))
 
-    # -- in checkpoints ------------------------------------------------------------------------------------------
+    # -- writes and checkpoints ----------------------------------------------------------------------------------
 
     def check_saveable(self) -> None:
         """Raises ValueError while the pending update is being made."""
-        if self.pending is not None and self.pending.thread is not None:
+        if self._is_at_work:
             raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
 
     def check_writable(self, name: str) -> None:
-        """Raises RuntimeError while the pending update is being made."""
-        if self.pending is not None and self.pending.thread is not None:
+        """Raises RuntimeError while the pending update is being made: masters cannot follow writes to `name`."""
+        if self._is_at_work:
             raise RuntimeError(
                 f"{name}: it was written to while a delayed update runs, which would undo that; write between step and"
                 " forward"
             )
 
     def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
-        """Of each segment that has one."""
+        """Gradients whose update is still to come, by segment."""
         shares = [share for tile in self.pending.tiles for share in tile] if self.pending else []
         return [(share.segment, g) for share in shares if (g := share.gradient()) is not None]
 
     def describe_pending(self) -> dict[str, Any]:
-        """What a checkpoint must know beside the gradients, as JSON: steps so far; and of the pending update."""
+        """Facts that a checkpoint keeps beside the gradients, as JSON: steps so far, and of the pending update; none
+        where updates are never late.
+        """
+        if self._delayed_after is None:
+            return {}
         if self.pending is None:
             return {"steps": self._steps}
         coefficient = None if self.pending.coefficient is None else float(self.pending.coefficient)
@@ -178,19 +193,31 @@ class DelayedUpdate(Update):
         return {"steps": self._steps, "pending": pending}
 
     def restart(self, steps: int) -> None:
-        """What is pending here belongs to weights that go."""
+        """Discards the pending update: it belongs to weights that go. `steps` have been taken so far."""
         pending, self.pending = self.pending, None
         if pending is not None and pending.thread is not None:
-            pending.thread.join()
-            self._running = False
+            self._join(pending.thread)
         self._steps = steps
 
     def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], described: dict[str, Any]) -> None:
-        """An update of these gradients is pending; a step that was delayed has been taken."""
-        self._steps = max(self._steps, self.delayed_after)
-        tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self.tiles]
+        """An update of these gradients is pending; where updates are never late it is made now."""
+        if self._delayed_after is None:
+            self._make(gradients, described["coefficient"])
+            return
+        self._steps = max(self._steps, self._delayed_after)  # a step that was delayed has been taken
+        tiles = [[PendingShare(s, gradients.get(s)) for s in tile] for tile in self._update.tiles]
         options = [_tuples(one) for one in described["options"]]
         self.pending = self._new_pending(tiles, described["coefficient"], options)
+
+    def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
+        for segment, gradient in gradients.items():
+            segment.tensor.grad = gradient.to(segment.tensor)
+            if coefficient is not None:
+                segment.tensor.grad.mul_(coefficient)
+        with self._update.running():
+            self._update.optimizer.step()
+        for segment in gradients:
+            segment.tensor.grad = None
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

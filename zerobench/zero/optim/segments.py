@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from ..gradients.bucket import GradientBucket
 from ..layout import Segment
-from ..offload.placement import Run
+from ..offload.placement import ShardRange
 from ..precision import Share
 from ..strides import MemoryOrder
 
@@ -32,13 +33,13 @@ _REASONS = {
 
 
 class OptimizerSegment(Share):
-    """A segment as the optimizer holds it: `tensor` is a view of the master of a run of its unit's shard."""
+    """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard."""
 
-    def __init__(self, run: Run, segment: Segment) -> None:
-        super().__init__(run.segment(segment.offset, segment.numel))
-        self.run, self.unit, self.bucket = run, run.unit, run.unit.gradients
+    def __init__(self, shard_range: ShardRange, segment: Segment, bucket: GradientBucket) -> None:
+        super().__init__(shard_range.segment(segment.offset, segment.numel))
+        self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
         self.segment = segment
-        self.tier = run.tier
+        self.tier = shard_range.tier
         self.used = False
 
     def gradient(self) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import nn, optim
 from .. import labels
 from ..comm.base import Comm
 from ..layout import Segment
-from ..offload.placement import Run
+from ..offload.placement import Placement, ShardRange
 from ..precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of
 from ..strides import MemoryOrder
 from ..units.unit import ALIGN_BYTES, Unit
@@ -36,14 +36,20 @@ from .tiles import update_tiles
 
 
 class Update:
-    """The optimizer over this rank's segments. `used`: parameters, by number, whose gradients came on this rank."""
+    """The optimizer over this rank's segments.
+
+    `used`        parameters, by number, whose gradients came on this rank; once agreed upon, on any
+    `is_running`  the optimizer is at work, in whatever thread
+    """
 
     def __init__(
-        self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], trainable: list[nn.Parameter],
-        names: list[str], orders: dict[nn.Parameter, MemoryOrder], tile_bytes: int | None, scaling: LossScaling | None,
+        self, optimizer: optim.Optimizer, comm: Comm, units: Sequence[Unit], placement: Placement,
+        trainable: list[nn.Parameter], names: list[str], orders: dict[nn.Parameter, MemoryOrder],
+        tile_bytes: int | None, scaling: LossScaling | None,
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
         self.units = units
+        self._placement = placement
         self.comm = comm
         self.trainable = trainable
         self.names = names
@@ -52,21 +58,24 @@ class Update:
         self.scaling = GradientScaling(scaling, device, self._norm)
         self.used: set[int] = set()
         self._agreed = False
-        self._running = False
+        self.is_running = False
         self._stepped = False
         self._device = device
         # One tensor for life: a thread of gloo's may let go of what it sent whenever it likes, and memory would vary.
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
-        runs = [run for unit in units for run in unit.runs]
-        self.segments = [OptimizerSegment(run, s) for run in runs for s in _segments_of(run, comm.rank, most)]
+        self.segments = [
+            OptimizerSegment(one, segment, unit.gradients)
+            for unit in units
+            for one in placement.ranges[unit]
+            for segment in _segments_of(one, comm.rank, most)
+        ]
         self.tiles = _tiles(self.segments, most)
         self._index = {p: i for i, p in enumerate(trainable)}
         held = {p for group in optimizer.param_groups for p in group["params"]}
         self._unheld = {i for p, i in self._index.items() if p not in held}
         swap_parameters(optimizer.param_groups, optimizer.state, self._index, self.segments, orders)
-        for places in {unit.places for unit in units}:
-            places.attach(optimizer, self.segments)
+        placement.attach(optimizer, self.segments)
         optimizer.add_param_group = self._add_param_group  # type: ignore[method-assign, assignment]
         optimizer.register_step_pre_hook(self._check_step)
         guard(optimizer)
@@ -74,7 +83,8 @@ class Update:
 
     def _tile_numel(self, units: Sequence[Unit], tile_bytes: int | None) -> int | None:
         """Elements a tile, or None where one step over everything needs no memory beside the states."""
-        needed = any(unit.dtypes.gradients != unit.dtypes.master or unit.places.tiles_always for unit in units)
+        casts = any(unit.dtypes.gradients != unit.dtypes.master for unit in units)
+        needed = casts or self._placement.tiles_always
         if tile_bytes is None or (is_fused(self.optimizer) and not needed):
             return None
         return max(ALIGN_BYTES, tile_bytes // ALIGN_BYTES * ALIGN_BYTES) // 4
@@ -119,28 +129,39 @@ class Update:
 
     def run(self) -> bool:
         """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
+        # 1 which parameters have gradients on any rank
+        self.prepare()
+        # 2 with loss scaling: all ranks skip, or none
+        with self.scaling.judging(self.optimizer) as skips:
+            if not skips:
+                # 3 tile by tile, which bounds the memory that casts and an unfused optimizer take
+                with self.running():
+                    update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, self._placement.visit)
+        return not skips
+
+    def prepare(self) -> None:
+        """Before an update, or one that becomes pending. Raises where the optimizer is not as the engine left it."""
         self.agree()
         self._check_held()
         self._check_groups()
-        with self.scaling.judging(self.optimizer) as skips:
-            if not skips:
-                self._step()
-        return not skips
 
-    def _step(self) -> None:
-        self._running = self._stepped = True
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the optimizer may step."""
+        self.is_running = self._stepped = True
         try:
-            update_tiles(self.optimizer, self.tiles, self.scaling.coefficient, _visit)
+            yield
         finally:
-            self._running = False
+            self.is_running = False
 
     def forget(self) -> None:
         """The gradients are gone."""
-        self._forget_use()
+        self.forget_use()
         for segment in self.segments:
             segment.tensor.grad = None
 
-    def _forget_use(self) -> None:
+    def forget_use(self) -> None:
+        """Nothing is known of the gradients that are there; the optimizer's tensors keep what they have."""
         self.used.clear()
         self._agreed = False
         self.scaling.forget()
@@ -153,54 +174,13 @@ class Update:
         self._agreed = False
         self.scaling.edited()
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the optimizer is at work, in whatever thread."""
-        return self._running
-
-    # -- what an update that is late has, and this one has not (delayed_update.py) ------------------------------------
-
-    def launch(self) -> None:
-        """A training forward begins."""
-
-    def check_writable(self, name: str) -> None:
-        """Raises RuntimeError where masters cannot follow what was written to `name` now."""
-
-    def check_saveable(self) -> None:
-        """Raises ValueError where a checkpoint cannot be taken now."""
-
-    def pending_gradients(self) -> list[tuple[OptimizerSegment, torch.Tensor]]:
-        """Gradients whose update is still to come."""
-        return []
-
-    def describe_pending(self) -> dict[str, Any]:
-        """What else is to be known of it."""
-        return {}
-
-    def restart(self, steps: int) -> None:
-        """A checkpoint after so many steps is loaded: what was late here is not to be made any more."""
-
-    def restore_pending(self, gradients: dict[OptimizerSegment, torch.Tensor], facts: dict[str, Any]) -> None:
-        """A checkpoint of an engine that updates late: its pending update is made now."""
-        for segment, gradient in gradients.items():
-            segment.tensor.grad = gradient.to(segment.tensor)
-            if facts["coefficient"] is not None:
-                segment.tensor.grad.mul_(facts["coefficient"])
-        self._running = True
-        try:
-            self.optimizer.step()
-        finally:
-            self._running = False
-        for segment in gradients:
-            segment.tensor.grad = None
-
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
         """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
-            with tile[0].run.reading(), labels.on_tier(tile[0].gradient_tier):
+            with tile[0].shard_range.reading(), labels.on_tier(tile[0].gradient_tier):
                 gradients = [g for segment in tile if (g := segment.gradient()) is not None]
                 part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
             total = torch.maximum(total, part) if norm_type == math.inf else total + part
@@ -217,7 +197,7 @@ class Update:
             )
 
     def _check_step(self, *_: Any) -> None:
-        if not self._running:
+        if not self.is_running:
             raise RuntimeError(STEP)
 
     def _add_param_group(self, group: dict[str, Any]) -> None:
@@ -247,10 +227,10 @@ class Update:
             )
 
 
-def _segments_of(run: Run, rank: int, most: int | None) -> Iterator[Segment]:
-    """The segments of a unit's shard, cut at the run's ends, and of `most` elements at most."""
-    for segment in run.unit.layout.segments(rank, most):
-        first, last = max(segment.offset, run.start), min(segment.offset + segment.numel, run.stop)
+def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segment]:
+    """The segments of a unit's shard, cut at the range's ends, and of `most` elements at most."""
+    for segment in one.unit.layout.segments(rank, most):
+        first, last = max(segment.offset, one.start), min(segment.offset + segment.numel, one.stop)
         if first < last:
             start = segment.start + first - segment.offset
             yield Segment(segment.parameter, start, start + last - first, first)
@@ -260,13 +240,9 @@ def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[Opti
     """What is updated together: of one tier, and of one run where that wants it so."""
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
-        groups.setdefault(segment.run.group, []).append(segment)
+        groups.setdefault(segment.shard_range.group, []).append(segment)
     return [
         tile
         for name, group in groups.items()
-        for tile in (tiles_of(group, most) if most and name is not group[0].run else [group])
+        for tile in (tiles_of(group, most) if most and name is not group[0].shard_range else [group])
     ]
-
-
-def _visit(tile: Sequence[OptimizerSegment]) -> AbstractContextManager[None]:
-    return tile[0].run.visit(tile) if tile else nullcontext()

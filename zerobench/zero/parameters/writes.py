@@ -88,8 +88,8 @@ class Writes:
 
     def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
-        self._engine.update.check_writable(self._names[parameter])
-        unit.places.wait()
+        self._engine.schedule.check_writable(self._names[parameter])
+        unit.placement.wait()
         self._engine.store(parameter, values)
         self._stored[unit] = None
         unit.versions.note()
@@ -150,7 +150,7 @@ class Writes:
             raise RuntimeError(
                 f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}"
             )
-        self._engine.update.check_writable(self._names[parameter])
+        self._engine.schedule.check_writable(self._names[parameter])
         unit.keep_parameters(self._loaded)
 
     # -- inside full_parameters() -------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Writes:
             self._take_home(unit)
             written = unit.versions.written()
             if written or not torch.equal(before, unit.own_slice(unit.full_parameters)):
-                self._engine.update.check_writable(unit.name)
+                self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
     def _take_home(self, unit: Unit) -> None:

@@ -32,7 +32,7 @@ def _adopt_unit(engine: Stage3, name: str, parameters: list[nn.Parameter], stays
     dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
     mine = {p: engine.orders[p] for p in parameters}
     unit = ModuleUnit(
-        name, layout, engine.comm, dtypes, engine.places, mine, stays, engine.share, engine.stamp, engine.hiding
+        name, layout, engine.comm, dtypes, engine.placement, mine, stays, engine.share, engine.stamp, engine.hiding
     )
     if unit.trainable:
         unit.gradients = engine.new_bucket(unit)

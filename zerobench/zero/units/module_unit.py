@@ -24,7 +24,7 @@ from .. import labels
 from ..comm.base import Comm, Handle
 from ..comm.desync import Stamp
 from ..layout import Layout
-from ..offload.placement import Places
+from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
 from ..precision import Dtypes
 from ..strides import MemoryOrder
@@ -54,11 +54,11 @@ class ModuleUnit(Unit):
     held = 0
 
     def __init__(
-        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places,
+        self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement,
         orders: dict[nn.Parameter, MemoryOrder], stays: bool, share: Callable[[torch.Tensor], None],
         stamp: Callable[[Unit], Stamp | None], hiding: Hiding,
     ) -> None:  # fmt: skip
-        super().__init__(name, layout, comm, dtypes, places)
+        super().__init__(name, layout, comm, dtypes, placement)
         self.comm = comm
         self.source = comm.new_source()
         self._stamp = stamp
@@ -66,22 +66,22 @@ class ModuleUnit(Unit):
         self.parameters = parameters = list(orders)
         self._orders = list(orders.values())
         self.trainable = parameters[0].requires_grad
-        self.stays = stays or (comm.size == 1 and places.keeps_parameters)
+        self.stays = stays or (comm.size == 1 and placement.keeps_parameters)
         like = parameters[0]
         self.full_parameters = torch.zeros(layout.padded_numel, dtype=like.dtype, device=like.device)
         labels.label(self.full_parameters, labels.PARAMETERS, name)
-        self._places = self._make_places()
+        self._views = self._make_views()
         self._holes = [placeholder(parameter) for parameter in parameters]
-        for parameter, place in zip(parameters, self._places, strict=True):
-            place.copy_(parameter.detach())
-            parameter.data = place
+        for parameter, view in zip(parameters, self._views, strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
         share(self.full_parameters)
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
-            self.parameter_shard = places.keep_parameters(self, self.parameter_shard)
+            self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
         self.reshard()
 
-    def _make_places(self) -> list[torch.Tensor]:
+    def _make_views(self) -> list[torch.Tensor]:
         """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
         return [
             order.view(self.full_parameters.narrow(0, piece.offset, piece.numel))
@@ -89,7 +89,7 @@ class ModuleUnit(Unit):
         ]
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
-        return zip(self.parameters, self._places, strict=True)
+        return zip(self.parameters, self._views, strict=True)
 
     def store(self, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of one parameter's `values`."""
@@ -102,7 +102,7 @@ class ModuleUnit(Unit):
         start, stop = max(piece.offset, first), min(piece.offset + piece.numel, first + self.layout.shard_numel)
         if start < stop:
             part = flat[start - piece.offset : stop - piece.offset]
-            self.places.put(self, start - first, part)
+            self.placement.put(self, start - first, part)
 
     def launch_unshard(self) -> None:
         """sharded -> gathering: fills the own slice and launches the all-gather of the others."""
@@ -111,7 +111,7 @@ class ModuleUnit(Unit):
         full = self.full_parameters
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.places.fetch(self, self.own_slice(full))
+            self.placement.fetch(self, self.own_slice(full))
             self.gather = self.source.launch(full, self.name, self._stamp(self))
             self.is_from_source = True
 
@@ -124,7 +124,7 @@ class ModuleUnit(Unit):
         if not self.is_whole:
             full = self.full_parameters
             full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.places.fetch(self, self.own_slice(full))
+            self.placement.fetch(self, self.own_slice(full))
             self.gather = self.comm.exact.all_gather(full, self.name, self._stamp(self))
             self.unshard()
 
@@ -135,8 +135,8 @@ class ModuleUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
-        for parameter, place in zip(self.parameters, self._places, strict=True):
-            self._hiding.show(parameter, place)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            self._hiding.show(parameter, view)
 
     def reshard(self) -> None:
         """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
@@ -160,8 +160,8 @@ class ModuleUnit(Unit):
                 " write in place inside `with engine.full_parameters()`"
             )
         if not self.stays:
-            self.places.wait()
-            self.places.put(self, 0, self.own_slice(self.full_parameters))
+            self.placement.wait()
+            self.placement.put(self, 0, self.own_slice(self.full_parameters))
         self.follow(loaded)
 
     def follow(self, loaded: Collection[int]) -> None:

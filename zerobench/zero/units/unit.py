@@ -6,7 +6,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
     full_parameters   (padded_numel,)   what forward and backward read; the parameters are views of it
     parameter_shard   (shard_numel,)    this rank's part of them
     masters           (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half;
-                                        in runs, each in its tier (offload/placement.py)
+                                        in ranges, each in its tier, which a placement owns (offload/placement.py)
     gradients                           from autograd to the optimizer: an object with a life (gradients/bucket.py)
 
 Which of them is a view of which, and which comes and goes, is what a stage is:
@@ -30,7 +30,7 @@ from ..arena import Heap
 from ..comm.base import Comm
 from ..gradients.bucket import GradientBucket
 from ..layout import Layout
-from ..offload.placement import Places, Run
+from ..offload.placement import Placement
 from ..parameters.versions import Versions
 from ..precision import Dtypes
 
@@ -53,15 +53,13 @@ class Unit:
     is_whole = True
     versions = Versions()
 
-    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, places: Places) -> None:
+    def __init__(self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement) -> None:
         self.name = name
         self.layout = layout
         self.rank = comm.rank
         self.size = comm.size
         self.dtypes = dtypes
-        self.places = places
-        self.leaving = places.leaving(layout.shard_numel, layout.align)
-        self.runs: list[Run] = []
+        self.placement = placement
 
     @property
     def device(self) -> torch.device:
@@ -71,17 +69,6 @@ class Unit:
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""
         return full.narrow(0, self.rank * self.layout.shard_numel, self.layout.shard_numel)
-
-    def make_master(self) -> None:
-        """What the optimizer updates, from the parameters."""
-        self.runs = self.places.runs(self)
-        for run in self.runs:
-            run.make_master()
-
-    def round_masters(self) -> None:
-        """The parameters become the rounded masters."""
-        for run in self.runs:
-            run.round_master()
 
     def homes(self) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         """Each parameter of a unit that is not always whole, with its view of the full buffer."""
@@ -96,15 +83,4 @@ class Unit:
 
     def follow(self, loaded: Collection[int]) -> None:
         """The own shard of parameters was written to: the masters follow."""
-        self.places.wait()
-        self.places.settle()  # what was read ahead is old
-        segments = self.layout.segments(self.rank)
-        ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
-        for run in self.runs:
-            run.follow_parameters(ranges)
-
-    def finish_update(self) -> None:
-        """The same, of those that have not become so tile by tile."""
-        for run in self.runs:
-            if run.rounds_late:
-                run.round_master()
+        self.placement.follow(self, loaded)

@@ -1,0 +1,78 @@
+"""Policies of what leaves the device, and whereto: a caller of `initialize` chooses, offload/build.py carries out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+LEAST_BUFFERS = 8
+"""What one chunk may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading ahead
+leaves so many alone, so that what is wanted now never waits for what is wanted later.
+"""
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What leaves the device. `optimizer`: masters and states of `fraction` of every shard, with their update;
+    `gradients`: of the same elements, from their reduction on; `parameters`: shards of stage 3. `delayed_after`: the
+    step from which on updates are one step late (optim/delayed_update.py); None: never.
+    """
+
+    optimizer: bool = True
+    gradients: bool = True
+    parameters: bool = False
+    fraction: float = 1.0
+    delayed_after: int | None = None
+
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        """Raises ValueError, one sentence, for what makes no sense. `leaves`: states that may under `strategy`."""
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"offload.fraction: {self.fraction!r} cannot be; use a part of 1 above 0")
+        if not (self.optimizer or self.gradients or self.parameters):
+            raise ValueError("offload: nothing is to leave; name optimizer, gradients or parameters")
+        if self.fraction < 1 and not self.optimizer:
+            raise ValueError(f"offload.fraction: {self.fraction!r} is a part of the optimizer; let the optimizer leave")
+        if not leaves:
+            raise ValueError(f"offload: {strategy} does not offload; use zero1, zero2 or zero3")
+        if self.parameters and "parameters" not in leaves:
+            raise ValueError(f"offload.parameters: {strategy} has whole parameters on every rank; use zero3")
+        if self.delayed_after is not None and not (self.optimizer and self.gradients and self.fraction == 1):
+            raise ValueError(
+                "offload.delayed_after: an update can run behind a forward only where it is the host's alone; let"
+                " optimizer and gradients leave, with fraction=1"
+            )
+
+    def part_of(self, shard_numel: int, align: int) -> int:
+        """Elements of a shard that leave."""
+        part = math.ceil(shard_numel * self.fraction)
+        return min(shard_numel, -(-part // align) * align)
+
+
+@dataclass(frozen=True)
+class NvmeOffload(Offload):
+    """What leaves for files below the folder `path`. `block_bytes`: of one buffer, of which there are `buffers` (Adam's
+    pipeline wants 12: one chunk is updated, one is read, one written; with 8 it is one after the other);
+    `depth` requests are at the disk at once; `direct`: past the page cache where the file system can; `checksums`: each
+    block is checked as it is read.
+    """
+
+    path: str = ""
+    block_bytes: int = 4 * 2**20
+    buffers: int = 16
+    depth: int = 8
+    direct: bool = True
+    checksums: bool = True
+
+    def check(self, strategy: str, leaves: Collection[str]) -> None:
+        super().check(strategy, leaves)
+        if not self.path:
+            raise ValueError("offload.path: name the folder for files")
+        if self.gradients and not self.optimizer:
+            raise ValueError("offload.gradients: in files they need an optimizer there; let the optimizer leave, too")
+        if self.delayed_after is not None:
+            raise ValueError("offload.delayed_after: an update over files is not delayed; use offload=cpu")
+        if self.buffers < LEAST_BUFFERS:
+            raise ValueError(f"offload.buffers: {self.buffers} are too few; use at least {LEAST_BUFFERS}")
+        if self.block_bytes < 4096 or self.block_bytes % 4096:
+            raise ValueError(f"offload.block_bytes: {self.block_bytes} cannot be; use a multiple of 4096")
