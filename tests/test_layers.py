@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -74,7 +74,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
-    """Dotted names of everything that a file imports, wherever in it; not what only a type checker sees.
+    """Dotted names of everything that a file imports, wherever in it, for types alone as well.
 
     Of the package's own `modules` the files' names, packages as their __init__; of others the first word.
     """
@@ -95,20 +95,11 @@ def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
 @cache
 def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
     """The statements of a file, once for all copies of it."""
-    return [node for node in _runs(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def _file(name: str, modules: Collection[str]) -> str | None:
     return next((found for found in (name, f"{name}.__init__") if found in modules), None)
-
-
-def _runs(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes beneath `node` that run: not what stands under `if TYPE_CHECKING`."""
-    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-        return
-    for child in ast.iter_child_nodes(node):
-        yield child
-        yield from _runs(child)
 
 
 def graph_of(package: Path) -> Graph:
@@ -175,6 +166,11 @@ PLANTED = {
     "upwards, absolute": ("host/pipes.py", "import zerobench.sweep.cell", "host imports sweep from above"),
     "upwards, inside the engine": ("zero/labels.py", "from . import stage3", "zero.labels imports stage3 from above"),
     "upwards, between its packages": ("zero/comm/base.py", "from ..units.unit import Unit", "comm imports units"),
+    "upwards, for types alone": (
+        "zero/gradients/flow.py",
+        "if TYPE_CHECKING:\n    from ..strategy import Strategy",
+        "zero.gradients imports strategy from above",
+    ),
     "a circle inside a package": ("results/attempts.py", "from .tables import load", "results: a circle"),
     "a circle inside a deep one": (
         "zero/offload/disk/checksum.py",

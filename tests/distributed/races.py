@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 from zerobench.zero.comm import gloo
-from zerobench.zero.comm.base import Handle
+from zerobench.zero.comm.streams import Handle
 from zerobench.zero.gradients.bucket import GradientBucket
 
 MOST_DELAY_S = 5e-4

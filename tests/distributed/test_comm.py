@@ -13,9 +13,10 @@ import torch.distributed as dist
 from tests.ranks import run_ranks
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.backends import NcclComm
-from zerobench.zero.comm.base import Comm, Handle
+from zerobench.zero.comm.base import Comm
 from zerobench.zero.comm.connect import connect
 from zerobench.zero.comm.desync import STAMP_NUMEL, DeferredStamps, Stamp, sums_are_exact
+from zerobench.zero.comm.streams import Handle
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NUMEL = 16 * 33

@@ -18,8 +18,8 @@ from tests.distributed.test_races import RUNS
 from zerobench.zero import Zeropp, initialize
 from zerobench.zero.comm import backends, connect, simulated, streams
 from zerobench.zero.comm.backends import FAKE
-from zerobench.zero.comm.base import Handle
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
+from zerobench.zero.comm.streams import Handle
 
 STEPS = 3
 

@@ -15,9 +15,9 @@ from tests.distributed.test_comm import random_full
 from tests.ranks import run_ranks
 from zerobench.zero import Zeropp, initialize
 from zerobench.zero.comm import quantization_error
-from zerobench.zero.comm.base import Handle
 from zerobench.zero.comm.desync import STAMP_NUMEL, Stamp
 from zerobench.zero.comm.quantize import LEVELS, Codec
+from zerobench.zero.comm.streams import Handle
 from zerobench.zero.comm.zeropp import ZeroppComm, connect_zeropp
 
 CPU = torch.device("cpu")

@@ -20,11 +20,12 @@ from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
 from .gradients.bucket import GradientBucket
+from .gradients.engine_view import BucketUnit
 from .layout import Layout, buckets
 from .options import Options
 from .protocols import UnitView
 from .strategy import Strategy
-from .units.param_gathers import LateGathers
+from .units.param_gathers import OverlappedParamGathers
 from .units.unit import ALIGN_BYTES, Unit
 
 
@@ -88,7 +89,7 @@ class Stage1(Strategy):
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, comm: Comm, options: Options) -> None:
         self._next = 0  # how many buckets have been sent in the present backward
         super().__init__(module, optimizer, comm, options)
-        self.gathers = LateGathers(self)
+        self.gathers = OverlappedParamGathers(self, self.options.overlap_gather)
 
     # -- adopt: parameters move into buckets, one buffer after the other ----------------------------------
 
@@ -153,7 +154,7 @@ class Stage1(Strategy):
 
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
-    def gradients_written(self, unit: Unit) -> None:
+    def gradients_written(self, unit: BucketUnit) -> None:
         # a bucket that is full waits for those before it: ranks whose gradients come in another order would pair
         # different buckets
         while self._next < len(self.units) and self.units[self._next].gradients.is_full:

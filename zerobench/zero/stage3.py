@@ -26,6 +26,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
 from .gradients.bucket import GradientBucket
+from .gradients.engine_view import BucketUnit
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -249,7 +250,7 @@ class Stage3(Stage2):
         """What is being sent has arrived, and its memory is free."""
         self.gradients.wait_all()
 
-    def gradients_written(self, unit: Unit) -> None:
+    def gradients_written(self, unit: BucketUnit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
         self._ahead.written(unit)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,9 +16,7 @@ import torch.distributed as dist
 
 from .. import labels
 from ..comm.base import Comm
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
+from .engine_view import CheckpointEngine
 
 T = TypeVar("T")
 
@@ -62,7 +60,7 @@ class SaveHandle:
 class Ranks:
     """The ranks that save and load together, and the save in flight."""
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: CheckpointEngine) -> None:
         self.in_flight: SaveHandle | None = None
         self._comm = engine.comm
         self.group = _group_beside(engine.comm)
@@ -104,7 +102,7 @@ _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 _groups: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def ranks_of(engine: Strategy) -> Ranks:
+def ranks_of(engine: CheckpointEngine) -> Ranks:
     """Returns the engine's ranks; the first call creates their group and is collective."""
     if engine not in _ranks:
         _ranks[engine] = Ranks(engine)

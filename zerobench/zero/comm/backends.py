@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from .. import labels
-from .base import Comm, Handle
+from .base import Comm
 from .desync import STAMP_NUMEL, CheckEnd, DeferredStamps, Stamp, sums_are_exact
 from .gloo import Reducer, exchange_slices, gather_slices, meet
-from .streams import Collective, CommStream, Threads, Waitable
+from .streams import Collective, CommStream, Handle, Threads, Waitable
 
 # torch 2.13 renames these two; 2.11 knows the old names only.
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

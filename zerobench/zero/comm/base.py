@@ -15,33 +15,17 @@ With a stamp (comm/desync.py) a collective whose ranks are at different units or
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .desync import Stamp
+from .served import ServedEngine
 from .sources import ShardAllGather, Source
-from .streams import Waitable
+from .streams import Handle
 
 T = TypeVar("T")
-
-
-class Handle:
-    """A collective in flight. `wait` completes it and releases every tensor that it kept alive."""
-
-    def __init__(self, works: list[Waitable], finish: Callable[[], None] | None = None) -> None:
-        self._works = works
-        self._finish = finish
-
-    def wait(self) -> None:
-        """Blocks (on CUDA: the current stream) until the collective is done. A second call does nothing."""
-        works, finish = self._works, self._finish
-        self._works, self._finish = [], None
-        for work in works:
-            work.wait()
-        if finish is not None:
-            finish()
 
 
 class Comm:
@@ -102,7 +86,7 @@ class Comm:
         """Returns the source from which a unit of stage 3 fills its full parameters."""
         return ShardAllGather(self)
 
-    def serves(self, engine: Any) -> None:
+    def serves(self, engine: ServedEngine) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
 
     def check_stamps(self) -> None:
@@ -173,7 +157,7 @@ class WrappedComm(Comm):
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         return self._below.call(channel, run, group)
 
-    def serves(self, engine: Any) -> None:
+    def serves(self, engine: ServedEngine) -> None:
         self._below.serves(engine)
 
     def check_stamps(self) -> None:

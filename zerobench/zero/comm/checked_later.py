@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, Handle, WrappedComm
+from .base import Comm, WrappedComm
 from .desync import Stamp
 from .sources import ShardAllGather, Source
+from .streams import Handle
 
 SEAL_BITS = 29
 MASK = 2**SEAL_BITS - 1

@@ -34,9 +34,10 @@ import torch
 import torch.distributed as dist
 
 from .backends import NcclComm
-from .base import Comm, Handle, WrappedComm
+from .base import Comm, WrappedComm
 from .connect import connect
 from .desync import Stamp
+from .streams import Handle
 from .watched import watched
 
 Hop = Callable[[], Handle]

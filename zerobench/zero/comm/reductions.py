@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .base import Comm, Handle
+from .base import Comm
 from .desync import Stamp
+from .streams import Handle
 
 
 @dataclass(frozen=True)

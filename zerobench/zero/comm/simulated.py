@@ -21,10 +21,10 @@ import torch.distributed as dist
 
 from .. import labels
 from .backends import GlooComm, GroupComm, NcclComm
-from .base import Comm, Handle
+from .base import Comm
 from .desync import Stamp
 from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, Pieces, pieces_of
-from .streams import Waitable
+from .streams import Handle, Waitable
 
 TAG = 7000
 """An arbitrary tag: the fake group pairs nothing."""

@@ -7,14 +7,19 @@ stale      the parameters have changed: a kept copy is invalid
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from .desync import Stamp
+from .streams import Handle
 
-if TYPE_CHECKING:
-    from .base import Comm, Handle
+
+class Gathers(Protocol):
+    """The part of a Comm (comm/base.py) that fills a unit."""
+
+    def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
+        """Fills every slice of `full` from its owner."""
 
 
 class Source(Protocol):
@@ -33,7 +38,7 @@ class Source(Protocol):
 class ShardAllGather:
     """An all-gather of all ranks' shards at each launch; nothing is kept in between."""
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: Gathers) -> None:
         self._comm = comm
 
     def launch(self, full: torch.Tensor, unit: str, stamp: Stamp | None) -> Handle:

@@ -35,6 +35,23 @@ class Waitable(Protocol):
         """Makes later work of the current stream (on a CPU: the caller) wait until the collective is done."""
 
 
+class Handle:
+    """A collective in flight. `wait` completes it and releases every tensor that it kept alive."""
+
+    def __init__(self, works: list[Waitable], finish: Callable[[], None] | None = None) -> None:
+        self._works = works
+        self._finish = finish
+
+    def wait(self) -> None:
+        """Blocks (on CUDA: the current stream) until the collective is done. A second call does nothing."""
+        works, finish = self._works, self._finish
+        self._works, self._finish = [], None
+        for work in works:
+            work.wait()
+        if finish is not None:
+            finish()
+
+
 class Threads:
     """A process group whose own threads move the bytes, as gloo's do: no stream is needed."""
 

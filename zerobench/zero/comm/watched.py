@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .backends import FAKE
-from .base import Comm, Handle, WrappedComm
+from .base import Comm, WrappedComm
 from .desync import Stamp
 from .hang_watch import Watch, watch_of
 from .positions import named
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
+from .served import ServedEngine
+from .streams import Handle
 
 AGREEMENT = "agreement"
 """The channel of all small all-reduces: gloo pairs them in the order of their launch."""
@@ -69,7 +68,7 @@ class Watched(WrappedComm):
         number = self.watch.launch(where)
         return self.watch.wait(where, number, self._peers, lambda: f"the {where}{self.watch.step()}", run)
 
-    def serves(self, engine: Strategy) -> None:
+    def serves(self, engine: ServedEngine) -> None:
         self.watch.serves(engine)
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:

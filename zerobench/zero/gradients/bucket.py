@@ -26,9 +26,10 @@ from functools import partial
 import torch
 
 from .. import labels
-from ..comm.base import Comm, Handle
+from ..comm.base import Comm
 from ..comm.desync import Stamp
 from ..comm.reductions import Reduction
+from ..comm.streams import Handle
 from ..layout import Piece
 from ..protocols import GradientSink, UnitView
 

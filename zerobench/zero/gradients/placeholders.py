@@ -10,16 +10,14 @@ ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..parameters.absent import as_they_are
 from .access import drop_gradients
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
+from .engine_view import GradientEngine
 
 HOW = (
     "to read or change gradients use engine.clip_grad_norm_(), engine.full_gradient(name), engine.gradient_norms() or"
@@ -86,7 +84,7 @@ class StandIns:
     `_zeroed`  names of those that have been set to zero
     """
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: GradientEngine) -> None:
         self._engine = engine
         self._made: dict[int, StandIn] = {}
         self._put: frozenset[int] = frozenset()
@@ -106,7 +104,7 @@ class StandIns:
             for parameter, stand_in in self._pairs:
                 parameter.grad = stand_in
         if not engine.update.is_running:  # behind a forward, in a thread, with gradients of its own
-            for segment in engine.segments[:1]:
+            for segment in engine.update.segments[:1]:
                 if self._of_optimizer is None:
                     self._of_optimizer = StandIn.of(segment.tensor, "optimizer", set())
                 segment.tensor.grad = self._of_optimizer
@@ -117,7 +115,7 @@ class StandIns:
             for parameter, _ in self._pairs:
                 parameter.grad = None
         self._put, self._pairs = frozenset(), []
-        for segment in self._engine.segments[:1]:
+        for segment in self._engine.update.segments[:1]:
             if segment.tensor.grad is self._of_optimizer:
                 segment.tensor.grad = None
 

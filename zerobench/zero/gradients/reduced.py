@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from ..optim.segments import OptimizerSegment
-    from ..strategy import Strategy
+from .engine_view import GradientEngine, SegmentView
 
 
-def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
+def reduced_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
     """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
     over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
 
@@ -23,9 +20,7 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
     for tile in filter(None, engine.update.tiles):
         there = [segment for segment in tile if _has_come(engine, segment)]
         before = [segment.used for segment in there]
-        for (
-            segment
-        ) in there:  # what was used the ranks agree on in `step`; of a unit that was reduced all of it is there
+        for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
             segment.used = True
         try:
             with tile[0].shard_range.reading():
@@ -38,12 +33,12 @@ def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
                 segment.used = used
 
 
-def replicas(engine: Strategy) -> int:
+def replicas(engine: GradientEngine) -> int:
     """How many ranks hold the same part."""
     return engine.comm.ranks // engine.comm.size
 
 
-def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
+def _has_come(engine: GradientEngine, segment: SegmentView) -> bool:
     """Reduced; or, on one rank alone, where nothing is sent, written."""
     if segment.bucket.is_alone:
         return segment.segment.parameter in engine.update.used

@@ -7,11 +7,33 @@ rank must run its units in the same order, so that all ranks launch gathers and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from ..units.module_unit import ModuleUnit
-    from ..units.unit import Unit
+
+class ArrivingGradients(Protocol):
+    """A unit's gradients while backward is at it."""
+
+    @property
+    def is_half_full(self) -> bool:
+        """The present backward is done with parameters that make up half of the unit."""
+
+
+class TrainableUnit(Protocol):
+    """A unit with gradients."""
+
+    @property
+    def gradients(self) -> ArrivingGradients:
+        """The unit's bucket."""
+
+
+class GatheredUnit(TrainableUnit, Protocol):
+    """A unit that is gathered for its use; a frozen one has no gradients."""
+
+    trainable: bool
+
+    def launch_unshard(self) -> None:
+        """Launches its gather."""
+
 
 U = TypeVar("U")
 
@@ -114,16 +136,16 @@ class GathersAhead:
 
     def __init__(self, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
-        self._entered: Sequence[ModuleUnit] = ()
-        self._waiting: list[ModuleUnit] = []
+        self._entered: Sequence[GatheredUnit] = ()
+        self._waiting: Sequence[GatheredUnit] = ()
 
-    def enter(self, units: Sequence[ModuleUnit], following: list[ModuleUnit], must_wait: bool) -> None:
+    def enter(self, units: Sequence[GatheredUnit], following: Sequence[GatheredUnit], must_wait: bool) -> None:
         """Enters `units` in backward, with `following` next; gathers these now unless it must wait."""
         self._entered, self._waiting = units, following
         if not (must_wait and any(unit.trainable for unit in units)):
             self.launch()
 
-    def written(self, unit: Unit) -> None:
+    def written(self, unit: TrainableUnit) -> None:
         """A gradient of `unit` has come."""
         if self._waiting and unit in self._entered and unit.gradients.is_half_full:
             self._make_room()
@@ -131,10 +153,10 @@ class GathersAhead:
 
     def launch(self) -> None:
         """Gathers the waiting units: at the latest when backward reaches them, in the same order on all ranks."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, ()
         for unit in waiting:
             unit.launch_unshard()
 
     def forget(self) -> None:
         """Clears the state when the backward ends."""
-        self._entered, self._waiting = (), []
+        self._entered, self._waiting = (), ()

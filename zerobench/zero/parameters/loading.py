@@ -15,22 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..modules.wrapping import Hook
 from .absent import is_placeholder, placeholder
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-    from ..units.unit import Unit
+from .engine_view import LoadingEngine, ParameterUnit
 
 
-def take_loads(engine: Strategy) -> None:
+def take_loads(engine: LoadingEngine) -> None:
     """Registers the hooks on the modules that have parameters of their own."""
-    unit_of = {p: unit for unit in engine.holders() for p in engine.parameters_of(unit)}
+    unit_of = engine.unit_of_parts()
     for module in engine.module.modules():
         if any(True for _ in module.parameters(recurse=False)):
             load = Load(engine, unit_of)
@@ -57,7 +54,7 @@ class Load:
     `_lent`      parameters with memory for the load only
     """
 
-    def __init__(self, engine: Strategy, unit_of: dict[nn.Parameter, Unit]) -> None:
+    def __init__(self, engine: LoadingEngine, unit_of: dict[nn.Parameter, ParameterUnit]) -> None:
         self._engine = engine
         self._unit_of = unit_of
         self._versions: dict[nn.Parameter, int] = {}

@@ -14,19 +14,16 @@ A forward checks addresses and versions, a step versions: about 0.3 µs of host 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from .absent import as_they_are, is_placeholder, restore_placeholders
+from .engine_view import ParameterEngine, ParameterUnit
 from .versions import Versions
-
-if TYPE_CHECKING:
-    from ..strategy import Strategy
-    from ..units.unit import Unit
 
 HOW = (
     "write in place inside `with engine.full_parameters()`, or load with engine.module.load_state_dict() or"
@@ -40,22 +37,19 @@ class Writes:
     `homes`  parameters that the engine has moved -> the view that each is while its values are present
     """
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: ParameterEngine) -> None:
         self._engine = engine
         self._names = {p: name for name, p in engine.module.named_parameters()}
-        held = {p: home for unit in engine.holders() for p, home in unit.homes()}
+        self._units = [unit for unit, _ in engine.parameters_by_unit()]
+        held = {p: home for unit in self._units for p, home in unit.homes()}
         self.homes = held or {p: p.data for p in engine.trainable}
         self._look_at_module()
         self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
-        self._stored: dict[Unit, None] = {}  # units with parameters that it has written while they were sharded
-        for unit in self._units:
-            unit.versions = Versions(engine.parameters_of(unit))
-
-    @property
-    def _units(self) -> Sequence[Unit]:
-        return self._engine.holders() or self._engine.units
+        self._stored: dict[ParameterUnit, None] = {}  # units with parameters that it has written while they were sharded
+        for unit, parameters in engine.parameters_by_unit():
+            unit.versions = Versions(parameters)
 
     # -- the check ----------------------------------------------------------------------------------------
 
@@ -86,7 +80,7 @@ class Writes:
         if parameter in self._numbers:
             self._loaded.add(self._numbers[parameter])
 
-    def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    def store(self, unit: ParameterUnit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
         self._engine.schedule.check_writable(self._names[parameter])
         unit.placement.wait()
@@ -143,7 +137,7 @@ class Writes:
     def _size(self) -> int:
         return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
-    def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
+    def _follow(self, unit: ParameterUnit, parameter: nn.Parameter) -> None:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
@@ -156,7 +150,7 @@ class Writes:
     # -- inside full_parameters() -------------------------------------------------------------------------
 
     @contextmanager
-    def keeping(self, unit: Unit) -> Iterator[None]:
+    def keeping(self, unit: ParameterUnit) -> Iterator[None]:
         """Copies values that are written inside to the parameters of `unit`, which is whole, into
         shards and masters.
         """
@@ -170,7 +164,7 @@ class Writes:
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
-    def _take_home(self, unit: Unit) -> None:
+    def _take_home(self, unit: ParameterUnit) -> None:
         """Copies the values of parameters whose `.data` was replaced by another tensor of their kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]

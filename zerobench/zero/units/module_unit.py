@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from .. import labels
-from ..comm.base import Comm, Handle
+from ..comm.base import Comm
 from ..comm.desync import Stamp
+from ..comm.streams import Handle
 from ..layout import Layout
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder

@@ -13,18 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from ..comm.base import Handle
+from ..comm.base import Comm
+from ..comm.streams import Handle
 from ..modules.wrapping import Hook
 from ..parameters.absent import Hiding, placeholder
 from .unit import Unit
 
-if TYPE_CHECKING:
-    from ..strategy import Strategy
+
+class GatheringEngine(Protocol):
+    """The engine as its gathers see it."""
+
+    module: nn.Module
+    comm: Comm
+    units: list[Unit]
+
+    def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
+        """The trainable parameters with a piece in `unit`."""
 
 
 def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -35,18 +44,19 @@ def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
             yield from child.parameters()
 
 
-class LateGathers:
+class OverlappedParamGathers:
     """The gathers in flight, by unit, oldest first."""
 
-    def __init__(self, engine: Strategy) -> None:
+    def __init__(self, engine: GatheringEngine, overlap: bool) -> None:
         self._engine = engine
         self._handles: dict[Unit, Handle] = {}
-        self._units = {
-            p: [unit for unit, _ in places] for p, places in zip(engine.trainable, engine.gradients.pieces, strict=True)
-        }
+        self._units: dict[nn.Parameter, list[Unit]] = {}  # a large one is cut into several
+        for unit in engine.units:
+            for parameter in engine.parameters_of(unit):
+                self._units.setdefault(parameter, []).append(unit)
         self._hiding = Hiding(self.bring)
         self._hidden: dict[nn.Parameter, torch.Tensor] = {}  # what a parameter is a view of while it is a NaN
-        self._overlap = engine.options.overlap_gather
+        self._overlap = overlap
         if self._overlap:
             for module in engine.module.modules():
                 mine = {unit: None for p in read_by(module) for unit in self._units.get(p, [])}
