@@ -22,6 +22,7 @@ LAYERS = {
         {"models"},
         {"config"},
         {"results", "calibrate", "predict"},
+        {"rank_record"},
         {"worker"},
         {"launch"},
         {"sweep"},

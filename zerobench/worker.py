@@ -1,13 +1,13 @@
 """ONE RANK ON ONE PAGE: read this first.
 
-A pass of a cell runs this on every rank, in a fresh process. What is measured, and how, is the probe's
-business (probes/); what a strategy does is the engine's (zero/, baselines/); here is only the order.
+A pass of a cell runs this on every rank, in a fresh process. What is measured, and how, is the probe's business
+(probes/probe.py); what a strategy does is the engine's (strategies/engine.py, zero/); here is only the order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from .host.environment import SIMULATED, Rendezvous, make_deterministic, rank_en
 from .models import contract
 from .predict import activations as predicted_activations
 from .predict.build import build_model, initial_options, place_model, shapes_of
-from .probes import AccountedPass, TracedPass, gradient_norm, make_pass
+from .probes import Probe, gradient_norm, make_pass
 from .probes.ledger_maxima import ASIDE
-from .probes.nvidia_smi import GpuState
 from .probes.snapshot import snapshots
-from .probes.step_values import StepResult, StepValues, scale_of, skipped_by
-from .records import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .theory.shapes import ROOT, ParameterShape, Schedule
+from .probes.step_values import StepResult, StepValues, scale_of
+from .rank_record import RankRecord, schedule_of, steps_of
+from .strategies import Engine
+from .theory.shapes import ParameterShape
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -53,34 +53,6 @@ class RankJob:
     def records_history(self) -> bool:
         """Whether the allocator's history is to be recorded; the timed pass is to carry nothing."""
         return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
-
-
-@dataclass
-class RankRecord:
-    """What one rank of one pass brings home."""
-
-    rank: int
-    mode: str
-    steps: list[StepRow]
-    process_memory: dict[str, int | None]
-    schedule: Schedule
-    memory: list[MemoryRow]
-    tensors: list[TensorRow]
-    traffic: list[TrafficRow]
-    timeline: list[TimelineRow]
-    gpu_states: list[GpuState] = field(default_factory=list)
-    buffer_bytes: int = 0
-    """Of the module's buffers."""
-    own_activation_bytes: int | None = None
-    """What the model needs of activations without an engine (predict/activations.py), where that can be foretold."""
-    kept: str = ""
-    """The largest storage of kept_bytes, in words."""
-    witness: str = ""
-    """Of the accounted pass: what told of the allocator's total (probes/allocator_total.py)."""
-    wall_s: float | None = None
-    """From the begin of the first measured step to the end of the last; None in a pass without times."""
-    gradient_holders: int = 1
-    """How many ranks hold the same part of the gradients, and add the same to their norm."""
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
@@ -110,7 +82,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                     norm = _clip(engine, config)
                     engine.step()
                 probe.after_update(engine.optimizer)
-            unread.append(StepValues(loss, norm, scale, skipped_by(engine), squares))
+            unread.append(StepValues(loss, norm, scale, engine.scaler.skipped, squares))
             del loss, norm, scale, squares
             if probe.may_wait:
                 results.append(unread.pop().read())
@@ -118,22 +90,30 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
                 tell(news | {"loss": results[-1].loss if results else None})
 
-        strategies.settle(engine)
+        engine.settle()  # a gather that overlaps the next forward belongs to the last step's time
         probe.end_steps()
         results += [values.read() for values in unread]
-        holders = gradient_norm.holders(engine)
+        holders = engine.gradient_holders
 
-    # 3 bring home
-    buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
-    record = _record(job, probe, results, shapes, holders)
-    own = predicted_activations.of(config, batches, build_model) if job.mode == "accounted" and job.rank == 0 else None
-    return replace(record, buffer_bytes=buffer_bytes, own_activation_bytes=own)
+    # 3 bring home, once the probe has let go: what it writes down is no part of a step
+    found = probe.found(job.rank, Path(job.folder))
+    first = job.mode == "accounted" and job.rank == 0
+    return RankRecord(
+        **vars(found),
+        rank=job.rank,
+        mode=job.mode,
+        steps=steps_of(job.rank, job.mode, measure["warmup"], results, found.times),
+        schedule=schedule_of(found.order, shapes, config["accumulation"], activations.of_schedule(config)),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        own_activation_bytes=predicted_activations.of(config, batches, build_model) if first else None,
+        gradient_holders=holders,
+    )
 
 
 def _accumulate(
-    engine: Any,
+    engine: Engine,
     batches: data.Batches | data.OwnBatches,
-    probe: Any,
+    probe: Probe,
     model: nn.Module,
     number: int,
     config: dict[str, Any],
@@ -158,7 +138,7 @@ def _accumulate(
     return mean
 
 
-def _look(engine: Any, scale: torch.Tensor | float, probe: Any, measured: bool) -> torch.Tensor | None:
+def _look(engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: bool) -> torch.Tensor | None:
     """What this rank adds to the gradients' squared norm, before they are clipped; in a phase that no figure counts."""
     if not probe.may_look(measured):
         return None
@@ -166,17 +146,16 @@ def _look(engine: Any, scale: torch.Tensor | float, probe: Any, measured: bool) 
         return gradient_norm.squares(engine, scale)
 
 
-def _clip(engine: Any, config: dict[str, Any]) -> torch.Tensor | None:
+def _clip(engine: Engine, config: dict[str, Any]) -> torch.Tensor | None:
     """Clips the gradients where the run asks for it; their norm before."""
     if config["clip"] is None:
         return None
-    norm: torch.Tensor = engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]])
-    return norm
+    return engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]])
 
 
 def _build(
-    job: RankJob, probe: Any, device: torch.device
-) -> tuple[nn.Module, list[ParameterShape], Any, data.Batches | data.OwnBatches]:
+    job: RankJob, probe: Probe, device: torch.device
+) -> tuple[nn.Module, list[ParameterShape], Engine, data.Batches | data.OwnBatches]:
     config = job.config
     if config.get("deterministic"):
         make_deterministic()
@@ -194,48 +173,3 @@ def _build(
         torch.cuda.empty_cache()  # what building has left there is no part of a step
     seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches
-
-
-def _schedule(probe: Any, shapes: list[ParameterShape], config: dict[str, Any]) -> Schedule:
-    """The order of events that the accounted pass saw in its last step; the expected one for the timed pass."""
-    more = activations.of_schedule(config)
-    if not isinstance(probe, AccountedPass):
-        return replace(Schedule.sequential(shapes, config["accumulation"]), **more)
-    units = {shape.unit for shape in shapes if shape.unit != ROOT}
-    runs = [(name, returns) for name, returns in probe.modules_run if name in units]
-    uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
-    return Schedule(tuple(shapes), tuple(probe.arrivals), uses, config["accumulation"], returns, **more)
-
-
-def _record(
-    job: RankJob, probe: Any, results: list[StepResult], shapes: list[ParameterShape], holders: int
-) -> RankRecord:
-    if isinstance(probe, TracedPass):
-        probe.finish(Path(job.folder), job.rank)
-    times = probe.times or [{}] * len(results)
-    steps = [
-        StepRow(
-            job.rank, job.mode, number, number < job.config["measure"]["warmup"], result.loss,
-            t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
-            None, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
-            result.grad_squares, result.clip_norm,
-        )
-        for number, (result, t) in enumerate(zip(results, times, strict=True))
-    ]  # fmt: skip
-    accounted = isinstance(probe, AccountedPass)
-    return RankRecord(
-        rank=job.rank,
-        mode=job.mode,
-        steps=steps,
-        process_memory=probe.memory,
-        schedule=_schedule(probe, shapes, job.config),
-        memory=probe.memory_rows(job.rank) if accounted else [],
-        tensors=probe.tensor_rows(job.rank) if accounted else [],
-        traffic=probe.traffic_rows(job.rank) if accounted else [],
-        timeline=probe.timeline_rows(job.rank) if accounted else [],
-        gpu_states=[] if accounted else probe.gpu_states,
-        kept=probe.kept if accounted else "",
-        witness=probe.witness if accounted else "",
-        wall_s=None if accounted else probe.wall_s,
-        gradient_holders=holders,
-    )

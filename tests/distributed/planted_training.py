@@ -94,6 +94,6 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
             assert squares is not None
             told = engine.clip_grad_norm_(1e9)
             engine.step()
-            steps.append((float(squares) / gradient_norm.holders(engine), float(told)))
+            steps.append((float(squares) / engine.gradient_holders, float(told)))
         found.append(steps)
     return found

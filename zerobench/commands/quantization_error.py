@@ -71,7 +71,7 @@ def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
     ranks, node_size, section = config["world_size"], config.get("node_size") or config["world_size"], config["zeropp"]
     model = build_model(config)
     options = precision.options_of(config["precision"], config["strategy"]["name"])
-    engine = strategies.wrap(
+    engine: Any = strategies.wrap(
         config["strategy"], model, optimizers.build(config["optimizer"], model.parameters()), **options
     )
     batches = [build_batches(config, rank, torch.device("cpu")) for rank in range(ranks)]

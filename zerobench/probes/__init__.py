@@ -5,25 +5,25 @@ its cooperation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .accounted import AccountedPass
 from .clock import TimedPass
+from .probe import Probe
 from .traced import TracedPass
 
-PASSES: dict[str, type[TimedPass] | type[AccountedPass]] = {
+PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
     "timed": TimedPass,
     "accounted": AccountedPass,
     "traced": TracedPass,
 }
 
 
-def make_pass(mode: str, device: torch.device, node_size: int | None) -> TimedPass | AccountedPass:
-    """The probe of a pass. `node_size`: ranks a node, of which the traffic meter must know; None: all are one."""
-    probe = PASSES[mode](device)
-    if isinstance(probe, AccountedPass):
-        probe.meter.node_size = node_size
-    return probe
+def make_pass(mode: str, device: torch.device, node_size: int | None) -> Probe:
+    """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one."""
+    return PASSES[mode](device, node_size)
 
 
-__all__ = ["PASSES", "AccountedPass", "TimedPass", "TracedPass", "make_pass"]
+__all__ = ["PASSES", "AccountedPass", "Probe", "TimedPass", "TracedPass", "make_pass"]

@@ -7,10 +7,11 @@ nothing is allocated on the device, and nothing waits for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,25 +25,26 @@ from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks
 from .allocator_total import ProfiledPeak
-from .dtensor import parts_of
+from .labeling import label_contributions, label_parts
 from .ledger import Ledger
 from .ledger_maxima import extremes_rows
 from .malloc_heap import HeapGrowth
 from .outside_dispatch import backends_watched, threads_relayed
+from .probe import EventOrder, PassRecords
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
 class AccountedPass:
-    """The probe of the accounted pass. Read `memory_rows`, `tensor_rows` and `traffic` when it is over."""
+    """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
         self._cuda = device.type == "cuda"
         self.witness, take = allocator_total.take_allocated(device)
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
         self._profiled = ProfiledPeak() if self.witness == allocator_total.NONE else None
         self.ledger = Ledger(device.type)
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
-        self.times: list[dict[str, float]] = []
+        self.meter.node_size = node_size
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
         """(measured step, operation, number of equal ones)."""
@@ -166,20 +168,8 @@ class AccountedPass:
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
-        if not self._tied:
-            return
-        seen: set[Any] = set()
-        nodes = [loss.grad_fn]
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            for place, (following, _) in enumerate(node.next_functions):
-                leaf = getattr(following, "variable", None)
-                if leaf is not None and leaf in self._tied:
-                    node.register_hook(partial(_label_contribution, place, self._tied[leaf]))
-                nodes.append(following)
+        if self._tied:
+            label_contributions(loss, self._tied)
 
     def after_backward(self, model: nn.Module) -> None:
         """Labels gradients that a strategy keeps on the parameters (DDP's buckets), DTensors' shards as
@@ -187,9 +177,9 @@ class AccountedPass:
         """
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                _label_parts(parameter.grad, labels.GRADIENTS, name)
+                label_parts(parameter.grad, labels.GRADIENTS, name)
             if type(parameter.data) is not torch.Tensor:
-                _label_parts(parameter.data, labels.PARAMETERS, name)
+                label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels optimizer states; ZeroRedundancyOptimizer's are those of the optimizer inside it."""
@@ -197,7 +187,15 @@ class AccountedPass:
             tier = self.ledger.tier_of(parameter) if type(parameter.data) is torch.Tensor else None
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    _label_parts(value, labels.OPTIMIZER, name, tier)
+                    label_parts(value, labels.OPTIMIZER, name, tier)
+
+    def found(self, rank: int, folder: Path) -> PassRecords:
+        """The rows of the measured steps, and the order of events of the last one."""
+        return PassRecords(
+            process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
+            traffic=self.traffic_rows(rank), timeline=self.timeline_rows(rank), kept=self.kept, witness=self.witness,
+            order=EventOrder(tuple(self.arrivals), tuple(self.modules_run)),
+        )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
         """Returns each phase's extremes, a row per category; on CUDA the allocator's beside them; then those of other
@@ -295,14 +293,3 @@ class AccountedPass:
         if self.ledger.phase == "forward":
             returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
             self.modules_run[place] = (name, returns)
-
-
-def _label_parts(tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
-    for part in parts_of(tensor):
-        labels.label(part, category, name, tier)
-
-
-def _label_contribution(place: int, name: str, gradients: Sequence[torch.Tensor | None], _outputs: object) -> None:
-    gradient = gradients[place]
-    if gradient is not None:
-        labels.label(gradient, labels.GRADIENTS, f"{name}, one place of use")

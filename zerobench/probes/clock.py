@@ -19,6 +19,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -30,15 +31,16 @@ from . import allocator_total, cuda_memory
 from .allocator import nothing
 from .ledger_maxima import ASIDE
 from .nvidia_smi import GpuState, read_state
+from .probe import PassRecords
 
 APART = ("data", ASIDE)
 """Phases within a step that are not part of its time."""
 
 
 class TimedPass:
-    """Marks at the boundaries of phases: perf_counter on CPU, events on CUDA."""
+    """A Probe with a clock: marks at the edges of phases, perf_counter on CPU and events on CUDA."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
         self._marks: dict[str, list[tuple[Any, Any]]] = {}
@@ -137,6 +139,10 @@ class TimedPass:
 
     def inputs(self, *tensors: torch.Tensor) -> None:
         """Ignores the step's inputs."""
+
+    def found(self, rank: int, folder: Path) -> PassRecords:
+        """Times, and the machine's state around the measured steps."""
+        return PassRecords(process_memory=self.memory, gpu_states=self.gpu_states, wall_s=self.wall_s, times=self.times)
 
     def _begin_measuring(self) -> None:
         gc.collect()

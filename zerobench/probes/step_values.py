@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from ..strategies import Engine
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,7 @@ class StepValues:
         return StepResult(self.loss.item(), norm, float(self.loss_scale), bool(self.skipped), squares)
 
 
-def scale_of(engine: Any) -> torch.Tensor | float:
-    """Returns the factor of an engine's next loss; a copy, since it changes. 1 for peers' engines."""
-    scale = engine.scaler.scale if hasattr(engine, "scaler") else 1.0
+def scale_of(engine: Engine) -> torch.Tensor | float:
+    """The factor of an engine's next loss; a copy, for it changes in place."""
+    scale = engine.scaler.scale
     return scale.clone() if isinstance(scale, torch.Tensor) else scale
-
-
-def skipped_by(engine: Any) -> torch.Tensor | float:
-    """Returns 1 where an engine's last step was skipped, else 0, as a number on the device."""
-    return engine.scaler.skipped if hasattr(engine, "scaler") else 0.0

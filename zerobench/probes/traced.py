@@ -11,16 +11,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from .clock import TimedPass
+from .probe import PassRecords
 from .trace import STEP, Overlap, overlaps, read_trace
 
 FOLDER = "traces"
 
 
 class TracedPass(TimedPass):
-    """The probe of the traced pass; the profiler runs over the measured steps. Call `finish` when it is over."""
+    """A timed pass whose measured steps run under a profiler."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
+        super().__init__(device, node_size)
         self._profile: profile | None = None
 
     def __exit__(self, *error: object) -> None:
@@ -37,7 +38,12 @@ class TracedPass(TimedPass):
             if self._cuda:
                 torch.cuda.synchronize()
 
-    def finish(self, folder: Path, rank: int) -> None:
+    def found(self, rank: int, folder: Path) -> PassRecords:
+        """Times as the trace has them."""
+        self._finish(folder, rank)
+        return super().found(rank, folder)
+
+    def _finish(self, folder: Path, rank: int) -> None:
         """Adds "communication" and "exposed" to the times of the measured steps, which become the trace's own.
 
         Writes rank 0's trace to traces/rank0.json.gz in `folder`, the run's; others' are read and dropped.

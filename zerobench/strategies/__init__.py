@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from . import table  # its import fills the table
-from .engine import AdaptedEngine
+from .engine import Engine
 from .options import StrategyOptions
 from .registration import (
     built_in,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Composition",
+    "Engine",
     "Look",
     "StrategyOptions",
     "StrategySpec",
@@ -41,7 +42,6 @@ __all__ = [
     "predicts",
     "reference",
     "register_strategy",
-    "settle",
     "shape_of",
     "spare_look",
     "spec_of",
@@ -55,7 +55,7 @@ __all__ = [
 
 def wrap(
     strategy: dict[str, Any], model: nn.Module, optimizer: optim.Optimizer, *, clips: bool = False, **more: Any
-) -> Any:
+) -> Engine:
     """The engine that a resolved `strategy` section asks for, over `model` and `optimizer`.
 
     `clips`: the run clips gradients. `more`: what an engine must know of the run's other sections, dtypes and loss
@@ -63,16 +63,14 @@ def wrap(
     """
     spec = spec_of(strategy["name"])
     given = {key: value for key, value in more.items() if not spec.of_user or spec.takes(key)}
-    engine = spec.build(model, optimizer, **spec.engine_options(strategy), **given)
-    return AdaptedEngine(spec, engine, model, optimizer, clips) if spec.of_user else engine
+    engine: Engine = spec.build(model, optimizer, **spec.engine_options(strategy), **given)
+    if not spec.of_user:
+        return engine
+    from .adapted_engine import AdaptedEngine  # with it comes torch, which a command that reads the table needs not
+
+    return AdaptedEngine(spec, engine, model, optimizer, clips)
 
 
-def synchronizing(engine: Any, accumulate: str, last: bool) -> AbstractContextManager[Any]:
+def synchronizing(engine: Engine, accumulate: str, last: bool) -> AbstractContextManager[Any]:
     """Around a micro-batch: with `accumulate` "last" only a step's last one communicates, with "every" all do."""
     return engine.no_sync() if accumulate == "last" and not last else nullcontext()
-
-
-def settle(engine: Any) -> None:
-    """Completes what an engine may still have on its way after the last step: gathers that overlap the next forward."""
-    if hasattr(engine, "settle"):
-        engine.settle()

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..zero import labels
 from ..zero.comm.backends import FAKE
 from ..zero.strides import MemoryOrder
+from .peer_engine import PeerEngine
 
 
-class DdpEngine:
+class DdpEngine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
 
     skipped = False

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn, optim
 
 from ..zero import labels
+from .peer_engine import PeerEngine
 
 FIELDS = {
     "reduce_bucket_numel": "reduce_bucket_size",
@@ -35,7 +36,7 @@ FIELDS = {
 """Our names of DeepSpeed's settings, which say the unit, and DeepSpeed's."""
 
 
-class DeepspeedEngine:
+class DeepspeedEngine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
 
     hides_gradients = True

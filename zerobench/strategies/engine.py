@@ -17,14 +17,69 @@ These four it must have. What else the harness asks for, and what stands in its 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
-
-from .spec import StrategySpec
 
 if TYPE_CHECKING:
     import torch
     from torch import nn, optim
+
+
+class LossScale(Protocol):
+    """Loss scaling as the harness reads it; tensors are 0-dim, on the device, and change in place."""
+
+    @property
+    def scale(self) -> torch.Tensor | float:
+        """The factor of the next loss."""
+
+    @property
+    def skipped(self) -> torch.Tensor | float:
+        """1 where the last step was skipped, else 0."""
+
+
+class Engine(Protocol):
+    """What the harness trains with: a model and its optimizer under a strategy, on one rank."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The model that the engine was built over."""
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The optimizer that holds this rank's states."""
+
+    @property
+    def scaler(self) -> LossScale:
+        """Loss scaling; a scale of 1 where there is none."""
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """The module's forward."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backpropagates; the gradients are reduced, but under `no_sync`."""
+
+    def step(self) -> Any:
+        """One update; consumes the gradients."""
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Backwards inside keep their gradients on this rank, where the strategy can."""
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scales the gradients down to the global norm `max_norm`; returns the norm before, 0-dim."""
+
+    def settle(self) -> None:
+        """Completes what is still on its way after the last step: gathers that overlap the next forward, say."""
+
+    def reduced_gradients(self) -> Iterable[torch.Tensor]:
+        """This rank's part of the reduced gradients, multiplied by the loss scale; none where they cannot be seen. A
+        tensor is to be read before the next is asked for.
+        """
+
+    @property
+    def gradient_holders(self) -> int:
+        """Ranks that hold the same part of the gradients."""
+
 
 REQUIRED = ("__call__", "backward", "step", "zero_grad")
 
@@ -47,61 +102,3 @@ class UserEngine(Protocol):
     def zero_grad(self) -> None:
         """Drops the gradients."""
         ...
-
-
-class AdaptedEngine:
-    """A user's engine with the optional parts completed, as the module's docstring lists them.
-
-    Raises TypeError, a sentence, for an engine that lacks a method. `clips`: the run clips gradients.
-    """
-
-    skipped = False
-    loss_scale = 1.0
-
-    def __init__(
-        self, spec: StrategySpec, engine: Any, module: nn.Module, optimizer: optim.Optimizer, clips: bool
-    ) -> None:
-        wanted = (*REQUIRED, *(("clip_grad_norm_",) if clips else ()))
-        missing = [name for name in wanted if not callable(getattr(engine, name, None))]
-        if missing:
-            why = "; clip needs it" if missing == ["clip_grad_norm_"] else ""
-            words = f"its engine, {type(engine).__name__}, has no method {' and no '.join(missing)}{why}"
-            raise TypeError(f"strategy={spec.name}: {words}")
-        self._engine = engine
-        self.module = getattr(engine, "module", module)
-        self.optimizer = getattr(engine, "optimizer", optimizer)
-        self.shares_gradients = bool(getattr(engine, "shares_gradients", False))
-        self.hides_gradients = bool(getattr(engine, "hides_gradients", False))
-
-    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
-        """The module's forward."""
-        return self._engine(*inputs, **named_inputs)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backpropagates."""
-        self._engine.backward(loss)
-
-    def step(self) -> None:
-        """One update; the gradients are dropped after it."""
-        self._engine.step()
-        self._engine.zero_grad()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
-        self._engine.zero_grad()
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """The engine's own."""
-        norm: torch.Tensor = self._engine.clip_grad_norm_(max_norm, norm_type)
-        return norm
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """The engine's own; without one backward reduces every micro-batch."""
-        own = getattr(self._engine, "no_sync", None)
-        return nullcontext() if own is None else own()
-
-    def settle(self) -> None:
-        """Completes what the engine has on its way after the last step, where it knows of such a thing."""
-        own = getattr(self._engine, "settle", None)
-        if own is not None:
-            own()

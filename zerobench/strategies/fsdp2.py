@@ -26,10 +26,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..zero.modules.wrapping import default_units
+from .peer_engine import PeerEngine
 from .rebuild_optimizer import rebuilt
 
 
-class Fsdp2Engine:
+class Fsdp2Engine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it.
 
     `prefetch`: units gathered ahead in the order of the module, 0 for FSDP2's own order. `async_gather`: gathers do not

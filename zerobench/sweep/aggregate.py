@@ -15,9 +15,9 @@ from ..config.world import has_times
 from ..host.environment import SIMULATED
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
+from ..rank_record import RankRecord
 from ..records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
 from ..strategies import predicts
-from ..worker import RankRecord
 from .aggregate_theory import join_others, join_theory, join_transport, join_unexplained
 
 PROCESS_MEMORY = (

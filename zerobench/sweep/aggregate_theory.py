@@ -9,6 +9,7 @@ from ..config import offload, topology
 from ..predict.estimate import links_of, links_of_states, norms_of, training_shapes
 from ..predict.residuals import unexplained
 from ..probes.collective_operators import gloo_factor
+from ..rank_record import RankRecord
 from ..records import LINKS, MemoryRow, RunRow
 from ..strategies import predicts, shape_of
 from ..theory.choices import settle
@@ -20,7 +21,6 @@ from ..theory.replay.traffic import predict_parts, predict_traffic
 from ..theory.shapes import Schedule
 from ..theory.states import floor_bytes
 from ..theory.volume import bounded_volume
-from ..worker import RankRecord
 
 
 def join_theory(

@@ -20,10 +20,11 @@ from ..host.environment import SIMULATED
 from ..launch.over_cluster import launch, places
 from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
+from ..rank_record import RankRecord
 from ..records import RunRow
 from ..results import attempts, folders, provenance, rescue, tables
 from ..results.rescue import Unwritten
-from ..worker import RankJob, RankRecord, run_rank
+from ..worker import RankJob, run_rank
 from . import aggregate
 
 LONGEST_NAME = 80

@@ -66,7 +66,8 @@ class Stage3(Stage2):
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[ModuleUnit] = []
         self.hiding = Hiding(self.refuse_read, lets_detach=True)
-        self._ahead = GathersAhead(self.make_room)
+        # room for a gather: the bucket that is being sent has arrived, and its memory is free
+        self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
         modules = default_units(self.module) if chosen is None else named_units(self.module, chosen)
         unit_of = unit_of_parameters(self.module, modules)
@@ -245,10 +246,6 @@ class Stage3(Stage2):
             if FREED in str(error):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
-
-    def make_room(self) -> None:
-        """What is being sent has arrived, and its memory is free."""
-        self.gradients.wait_all()
 
     def gradients_written(self, unit: BucketUnit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""

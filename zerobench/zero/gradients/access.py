@@ -24,6 +24,7 @@ from torch import nn
 from ..precision import norm_of, sum_of_powers
 from ..strides import MemoryOrder
 from .engine_view import GradientEngine, SegmentView
+from .reduced import reduced_gradients, replicas
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,15 @@ class GradientFace:
         with torch.no_grad():
             for one in _segments(self, number):
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
+
+    def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
+        """This rank's part of the means, where they lie: see reduced.py."""
+        return reduced_gradients(self)
+
+    @property
+    def gradient_holders(self: Any) -> int:
+        """Ranks that hold the same part of the gradients: replicas."""
+        return replicas(self)
 
     def gradient_norms(self: Any, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
         """The norm of each parameter's whole gradient, by name, 0-dim fp64, equal on all ranks; collective.

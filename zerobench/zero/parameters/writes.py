@@ -47,7 +47,7 @@ class Writes:
         self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
-        self._stored: dict[ParameterUnit, None] = {}  # units with parameters that it has written while they were sharded
+        self._stored: dict[ParameterUnit, None] = {}  # units with parameters written while sharded
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
 

@@ -1,0 +1,58 @@
+"""What one rank of one pass brings home, put together from its steps and its probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .probes.probe import EventOrder, PassRecords
+from .probes.step_values import StepResult
+from .records import StepRow
+from .theory.shapes import ROOT, ParameterShape, Schedule
+
+
+@dataclass(kw_only=True)
+class RankRecord(PassRecords):
+    """All that is known of one rank of one pass when its steps are over."""
+
+    rank: int
+    mode: str
+    steps: list[StepRow]
+    schedule: Schedule
+    buffer_bytes: int
+    """Of the module's buffers."""
+    own_activation_bytes: int | None
+    """Activations of the model without an engine (predict/activations.py), where they can be predicted."""
+    gradient_holders: int
+    """Ranks that hold the same part of the gradients, and add the same to their norm."""
+
+
+def steps_of(
+    rank: int, mode: str, warmup: int, results: Sequence[StepResult], times: Sequence[Mapping[str, float]]
+) -> list[StepRow]:
+    """A row per step. `times`: seconds of each phase, per step; empty in a pass without times."""
+    return [
+        StepRow(
+            rank, mode, number, number < warmup, result.loss,
+            t.get("step"), t.get("forward"), t.get("backward"), t.get("update"),
+            None, result.loss_scale, result.skipped, t.get("communication"), t.get("exposed"),
+            result.grad_squares, result.clip_norm,
+        )
+        for number, (result, t) in enumerate(zip(results, times or [{}] * len(results), strict=True))
+    ]  # fmt: skip
+
+
+def schedule_of(
+    order: EventOrder | None, shapes: list[ParameterShape], accumulation: int, options: Mapping[str, Any]
+) -> Schedule:
+    """The order of events that a pass saw in its last step; the expected one where it looks at none.
+
+    `options`: further fields of the Schedule, the same for both.
+    """
+    if order is None:
+        return replace(Schedule.sequential(shapes, accumulation), **options)
+    units = {shape.unit for shape in shapes if shape.unit != ROOT}
+    runs = [(name, returns) for name, returns in order.modules_run if name in units]
+    uses, returns = tuple(name for name, _ in runs), tuple(returns for _, returns in runs)
+    return Schedule(tuple(shapes), order.arrivals, uses, accumulation, returns, **options)
