@@ -1,4 +1,4 @@
-"""What one rank of one pass brings home, put together from its steps and its probe."""
+"""The record that one rank of one pass brings home, put together from its steps and its probe."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one rank of one pass is to do. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
+    """The work of one rank in one pass. `config`: a resolved cell. `rendezvous`: where all ranks meet. `folder`: the
     run's, as long as it is written, where this rank leaves what is no table.
     """
 
@@ -51,7 +51,7 @@ class RankJob:
 
     @property
     def records_history(self) -> bool:
-        """Whether the allocator's history is to be recorded; the timed pass is to carry nothing."""
+        """True where the allocator's history is to be recorded; the timed pass carries nothing."""
         return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
 
 
@@ -139,7 +139,7 @@ def _accumulate(
 
 
 def _look(engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: bool) -> torch.Tensor | None:
-    """What this rank adds to the gradients' squared norm, before they are clipped; in a phase that no figure counts."""
+    """This rank's part of the gradients' squared norm, before they are clipped; in a phase that no figure counts."""
     if not probe.may_look(measured):
         return None
     with probe.phase(ASIDE):

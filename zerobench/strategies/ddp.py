@@ -22,7 +22,7 @@ class DdpEngine(PeerEngine):
     """`loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`, as our stages have it."""
 
     skipped = False
-    """Whether the last step was skipped because its gradients overflowed; here none ever is."""
+    """True where the last step was skipped because its gradients overflowed; here none ever is."""
 
     def __init__(self, module: nn.Module, optimizer: optim.Optimizer, **options: Any) -> None:
         self.module = module
@@ -46,7 +46,7 @@ class DdpEngine(PeerEngine):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by."""
+        """The factor of the next loss."""
         return 1.0
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ def _start_alike(module: nn.Module, buffers: bool) -> None:
 
 
 def _reduce_alone(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP's reducer does by itself in a real world; over the fake group of a simulated one it fails."""
+    """Reduces a bucket as DDP's reducer does by itself in a real world, which fails over a simulated one's group."""
     buffer = bucket.buffer()
     dist.all_reduce(buffer.div_(dist.get_world_size()))
     reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -75,12 +75,12 @@ class MasterDdpEngine(DdpEngine):
 
     @property
     def loss_scale(self) -> float:
-        """What the next loss is multiplied by."""
+        """The factor of the next loss."""
         return float(self.scaler.scale)
 
     @property
     def skipped(self) -> bool:  # type: ignore[override]
-        """Whether the last step was skipped because its gradients overflowed."""
+        """True where the last step was skipped because its gradients overflowed."""
         return bool(self.scaler.skipped)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What an engine offers: the little that a user's must have, and the rest that the harness completes.
+"""The engine's face: the little that a user's must have, and the rest that the harness completes.
 
     engine(*inputs)          the module's forward, which returns the loss
     engine.backward(loss)    backpropagates; afterwards the gradients are reduced, or are not yet under `no_sync`
@@ -39,7 +39,7 @@ class LossScale(Protocol):
 
 
 class Engine(Protocol):
-    """What the harness trains with: a model and its optimizer under a strategy, on one rank."""
+    """The object that the harness trains with: a model and its optimizer under a strategy, on one rank."""
 
     @property
     def module(self) -> nn.Module:
@@ -85,7 +85,7 @@ REQUIRED = ("__call__", "backward", "step", "zero_grad")
 
 
 class UserEngine(Protocol):
-    """What `build` of a user's strategy must return."""
+    """The engine that `build` of a user's strategy must return."""
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
         """The module's forward: the loss, a scalar."""

@@ -11,7 +11,7 @@ from torch import nn, optim
 
 
 def options_of(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """What `optimizer` was constructed with, beside its parameters."""
+    """The options that `optimizer` was constructed with, beside its parameters."""
     accepted = inspect.signature(type(optimizer).__init__).parameters
     return {key: value for key, value in optimizer.defaults.items() if key in accepted}
 

@@ -40,7 +40,7 @@ from .strategy import Strategy
 STAGES: dict[str, type[Strategy]] = {"zero1": Stage1, "zero2": Stage2, "zero3": Stage3, "megatron": Megatron}
 
 STREAMED: dict[str, type[Strategy]] = {"zero1": StreamedStage1}
-"""What a strategy becomes where its gradients leave the device as they are reduced."""
+"""The engine of a strategy where its gradients leave the device as they are reduced."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 """Options whose defaults a strategy has of its own."""

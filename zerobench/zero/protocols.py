@@ -1,4 +1,4 @@
-"""What the engine's lower modules ask of the upper ones, so that imports run downwards only."""
+"""Units and sinks as the engine's lower modules see them, so that imports run downwards only."""
 
 from __future__ import annotations
 
@@ -64,4 +64,4 @@ class GradientSink(Protocol):
         """The gradients of that range, where they are."""
 
     def settle(self) -> None:
-        """What was taken is there to be read."""
+        """Waits until all that was taken can be read."""

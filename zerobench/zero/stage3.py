@@ -264,7 +264,7 @@ class Stage3(Stage2):
                 self.reduce(late)
 
     def after_backward(self) -> None:
-        """Nobody reads parameters before the next forward, which gathers the newest."""
+        """Frees all full parameters: none is read before the next forward, which gathers the newest."""
         self._reshard_all()
         self._end_backward()
 

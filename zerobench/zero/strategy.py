@@ -4,7 +4,7 @@
 
     adopt                 the stage cuts the parameters into units and hands the optimizer its segments
     before forward        the unit's full parameters must be there                       (stage 3: unshard)
-    after forward         nobody reads them for a while                                  (stage 3: reshard)
+    after forward         they are not read for a while                                  (stage 3: reshard)
     before backward       they must be there again                                       (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
     gradients ready       the bucket has them all: reduce over the ranks, each keeps its shard (gradients/bucket.py)
@@ -106,7 +106,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         raise NotImplementedError
 
     def stamp(self, unit: Unit) -> Stamp | None:
-        """What the unit's collectives bear where ranks might launch different ones; stages 1 and 2 have one order."""
+        """The desync check of the unit's collectives; None for stages 1 and 2, which have one order on all ranks."""
         return None
 
     def after_backward(self) -> None:
@@ -183,7 +183,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
                 loss = closure()
         self.gradients.check_reduced("step")
         self._check_frozen()
-        self.settle()  # a unit that nobody here has used since the last update may still be on its way
+        self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
@@ -205,7 +205,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     @property
     def segments(self) -> list[OptimizerSegment]:
-        """What the optimizer holds of this rank's shards."""
+        """The optimizer's part of this rank's shards."""
         return self.update.segments
 
     @property
@@ -215,12 +215,12 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
     @property
     def loss_scale(self) -> float:
-        """What `backward` multiplies the loss by; 1.0 without loss scaling. To read it waits for the device."""
+        """The factor by which `backward` multiplies the loss; 1.0 without scaling. Reading it waits for the device."""
         return float(self.update.scaling.scaler.scale)
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was skipped because gradients overflowed. To read it waits for the device."""
+        """True where the last step was skipped because gradients overflowed. To read it waits for the device."""
         return bool(self.update.scaling.scaler.skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -261,9 +261,9 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         return list({self.trainable[piece.parameter]: None for piece in unit.layout.pieces})
 
     def _check_frozen(self) -> None:
-        thawed = next((p for p in self.frozen if p.requires_grad), None)
-        if thawed is not None:
-            name = next(name for name, p in self.module.named_parameters() if p is thawed)
+        unfrozen = next((p for p in self.frozen if p.requires_grad), None)
+        if unfrozen is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is unfrozen)
             raise ValueError(
                 f"{name}: it was frozen when initialize() was called and is trainable now; let it be trainable then,"
                 " and freeze it afterwards"

@@ -49,7 +49,7 @@ class GradientSegment:
 
 
 class GradientFace:
-    """What an engine offers for its gradients."""
+    """The part of an engine's face that is about its gradients."""
 
     def clip_grad_norm_(
         self: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False

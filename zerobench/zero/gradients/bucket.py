@@ -6,7 +6,7 @@
     fill       a gradient, divided by N, is written into its piece of `full`, or added to what waits there
     launch     all have come: zeros for those that did not, a cast to the wire's dtype, and the reduction starts
     wait       the mean over the ranks of the own slice is there, and is kept in `shard`, or in the sink of a tier
-    release    the optimizer has had it, or nobody wants it: back to no gradients and no memory
+    release    the optimizer has had it, or it is dropped: back to no gradients and no memory
 
 A round is open to wait; micro-batches make several rounds before a release. When memory comes and goes is what a stage
 is: stage1.py has buckets that stay whole until the update, stage2.py buckets that go as soon as they are reduced.
@@ -35,7 +35,7 @@ from ..protocols import GradientSink, UnitView
 
 
 class GradientBucket:
-    """One unit's gradients. What its subclasses say is `open`, `keep` and `release`: where its memory is from.
+    """One unit's gradients. The subclasses of stages say when memory comes and goes: `open`, `wait` and `release`.
 
     `expected`    parameters, by number, whose gradients come in a backward
     `arrived`     those whose gradients have all come in the present one
@@ -50,7 +50,7 @@ class GradientBucket:
     check: Callable[[], None] | None = None
     """Raises RuntimeError where a gradient comes for which the unit's parameters had to be there, and are not."""
     stays = False
-    """Whether its memory is there in any case, so that its reduction need wait for no other."""
+    """True where its memory is there in any case, so that its reduction need wait for no other."""
 
     def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None = None) -> None:
         self.unit = unit

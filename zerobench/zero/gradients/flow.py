@@ -124,7 +124,7 @@ class GradientFlow:
 
     @property
     def reducing(self) -> bool:
-        """Whether a reduction is in flight."""
+        """True while a reduction is in flight."""
         return bool(self._in_flight)
 
     def wait_all(self) -> None:
@@ -140,7 +140,7 @@ class GradientFlow:
     # -- around a backward and a step -------------------------------------------------------------------------
 
     def end_backward(self) -> None:
-        """What has arrived says nothing of the next backward; `.grad` says where gradients are."""
+        """Forgets arrivals, which say nothing of the next backward; `.grad` says where gradients are."""
         for bucket in self.buckets:
             bucket.arrived.clear()
         self.stand_ins.put()

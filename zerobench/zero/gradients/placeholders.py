@@ -1,11 +1,11 @@
-"""What stands in a parameter's `.grad` while the engine holds its gradient, from backward to step.
+"""Stand-ins for a parameter's `.grad` while the engine holds its gradient, from backward to step.
 
     dropped     `module.zero_grad()`, of a part too, or `p.grad = None`: the engine drops that gradient
     used        clip_grad_norm_, GradScaler.unscale_, p.grad.norm(), ...: a sentence, for nothing is there to be used
     replaced    `p.grad = ...`: a sentence at the next backward or step
 
-A stand-in has its parameter's shape and dtype, and no memory. The optimizer's first tensor has one, too, for those who
-ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
+A stand-in has its parameter's shape and dtype, and no memory. The optimizer's first tensor has one, too, for callers
+that ask the optimizer for gradients. (`_make_wrapper_subclass` is torch's; tested.)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WORDS = {
         "a GradScaler finds no gradients here; give initialize() loss_scaling=zerobench.zero.LossScaling()"
     ),
 }
-"""Operators that tell what somebody was about to do, and what is to be done instead."""
+"""Operators that show a caller's intention -> the sentence that says what to do instead."""
 
 
 class StandIn(torch.Tensor):
-    """Of the gradient of `parameter_name`. `zeroed`: the names of those that somebody has set to zero."""
+    """Of the gradient of `parameter_name`. `zeroed`: the names of those that were set to zero."""
 
     parameter_name: str
     zeroed: set[str]
@@ -64,7 +64,7 @@ class StandIn(torch.Tensor):
         raise RuntimeError(f"{found[0].parameter_name}: its gradient is in the engine's shards, not in .grad; {HOW}")
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
-        """No tensors are in it: those who count memory find none."""
+        """No tensors are in it: instruments that count memory find none."""
         return [], self.parameter_name
 
     @staticmethod

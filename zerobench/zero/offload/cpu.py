@@ -38,7 +38,7 @@ STREAMS: dict[str, Any] = {"cuda": torch.cuda}
 
 class CopyStreams:
     """Copies between a device and host memory. On CUDA each direction has a stream of its own: a copy is launched
-    behind all that the current stream has been given, and waited for by whoever needs it.
+    behind all that the current stream has been given, and waited for where its result is needed.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -178,7 +178,7 @@ class FilePlacement(FileTier):
                 break  # in order: a later one's buffers would be missed
 
     def is_used(self, one: FileRange) -> bool:
-        """Whether a gradient has come to anything in it; else none need be in the file."""
+        """True where a gradient has come to something in it; else none need be in the file."""
         return any(segment.used for segment in self._segments[one])
 
     def _kept_of(self, one: FileRange) -> Together:

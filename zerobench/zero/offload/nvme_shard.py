@@ -24,7 +24,7 @@ MASTER = "master"
 
 
 class FileTier(Placement, ABC):
-    """What a chunk asks of the placement that it belongs to (offload/nvme.py)."""
+    """The placement (offload/nvme.py) as its chunks see it."""
 
     optimizer: optim.Optimizer
     is_in_memory: bool
@@ -175,7 +175,7 @@ class FileRange(ShardRange):
 
 
 class Together:
-    """What is read of one chunk at once."""
+    """The tensors of one chunk that are read at once."""
 
     def __init__(self, kept: list[PagedTensor]) -> None:
         self._kept = kept

@@ -20,7 +20,7 @@ MOST_FETCHED = 2**16
 
 
 GIVING_BACK = 2
-"""What a chunk that is present, with its states, may still need: a part of the parameters, old and new."""
+"""Buffers that a chunk that is present, with its states, may still need: a part of the parameters, old and new."""
 
 AHEAD = 8
 """Chunks that are read before they are wanted, as far as the pool has room: as many as are at the disk at once."""
@@ -50,8 +50,8 @@ class PagedTensor:
             self._launch(chunk, self._pool.take())
 
     def launch_if_free(self, chunk: int, spare: int = LEAST_BUFFERS) -> bool:
-        """The same, where the pool has more free buffers than the `spare` ones that what is wanted now may need.
-        Returns whether it is on its way, or there.
+        """absent -> launched, where the pool has more free buffers than `spare`, which the chunks that are wanted now
+        may need. Returns True where it is on its way, or there.
         """
         if chunk not in self._here and self._pool.count - self._pool.taken > spare:
             self._launch(chunk, self._pool.take())
@@ -76,7 +76,7 @@ class PagedTensor:
         return values
 
     def is_present(self, chunk: int) -> bool:
-        """Whether the chunk is in memory, and filled."""
+        """True where the chunk is in memory, and filled."""
         return chunk in self._here and self._here[chunk][1] is None
 
     def present(self, chunk: int) -> torch.Tensor:
@@ -89,7 +89,7 @@ class PagedTensor:
         self._pool.give(buffer, after=handle)
 
     def forget_ahead(self) -> None:
-        """What was launched ahead of its use is let go of."""
+        """Drops all that was launched ahead of its use."""
         for chunk in list(self._here):
             self.drop(chunk)
 
@@ -151,7 +151,7 @@ class PagedTensor:
 
 
 class Swapper:
-    """One rank's file and pool, and who reads what next."""
+    """One rank's file and pool, and the order in which tensors are read."""
 
     def __init__(self, policy: NvmeOffload, pinned: bool) -> None:
         self._scratch = Scratch(policy.path)
@@ -163,7 +163,7 @@ class Swapper:
 
     @property
     def direct(self) -> bool:
-        """Whether the file is read and written past the page cache."""
+        """True where the file is read and written past the page cache."""
         return self._store.direct
 
     def keep(self, numel: int, dtype: torch.dtype, category: str, name: str) -> PagedTensor:

@@ -46,7 +46,7 @@ class SegmentView(Protocol):
 
     @property
     def used(self) -> bool:
-        """Whether a gradient of it has come, on any rank."""
+        """True where a gradient of it has come, on any rank."""
 
 
 class ShardRange:
@@ -54,7 +54,7 @@ class ShardRange:
 
     tier = labels.DEVICE
     rounds_late = True
-    """Whether the parameters become the rounded masters after the update, all at once; else as each tile is done."""
+    """True where the parameters become the rounded masters after the update, all at once; else as each tile is done."""
     master: torch.Tensor
 
     def __init__(self, placement: Placement, unit: UnitView, start: int, stop: int) -> None:
@@ -77,7 +77,7 @@ class ShardRange:
 
     @property
     def is_parameters(self) -> bool:
-        """Whether master and parameters are one tensor."""
+        """True where master and parameters are one tensor."""
         dtypes, is_here = self.unit.dtypes, self.tier == labels.DEVICE and self._placement.keeps_parameters
         return is_here and dtypes.master == dtypes.parameters
 
@@ -132,9 +132,9 @@ class Placement:
     """Everything on the device. `ranges`: of each unit, in the order of its shard."""
 
     tiles_always = False
-    """Whether updates go in tiles even where the optimizer needs none."""
+    """True where updates go in tiles even where the optimizer needs none."""
     keeps_parameters = True
-    """Whether the shards of parameters are on the device."""
+    """True where the shards of parameters are on the device."""
 
     def __init__(self) -> None:
         self.ranges: dict[UnitView, list[ShardRange]] = {}
@@ -224,7 +224,7 @@ class Placement:
         yield
 
     def settle(self) -> None:
-        """What an update has sent to the device is there for all that comes after in the current stream."""
+        """Makes later work of the current stream wait for all that an update has sent to the device."""
 
     def wait(self) -> None:
-        """The host goes on when what an update has sent to the device is there: masters may change afterwards."""
+        """Blocks the host until all that an update has sent to the device is there: masters may change afterwards."""

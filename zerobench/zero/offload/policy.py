@@ -7,16 +7,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 LEAST_BUFFERS = 8
-"""What one chunk may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading ahead
-leaves so many alone, so that what is wanted now never waits for what is wanted later.
+"""Buffers that one chunk may need at once: its master, gradients and rounded parameters, and up to 5 states. Reading
+ahead leaves so many alone, so that what is wanted now never waits for what is wanted later.
 """
 
 
 @dataclass(frozen=True)
 class Offload:
-    """What leaves the device. `optimizer`: masters and states of `fraction` of every shard, with their update;
-    `gradients`: of the same elements, from their reduction on; `parameters`: shards of stage 3. `delayed_after`: the
-    step from which on updates are one step late (optim/delayed_update.py); None: never.
+    """The model states that leave the device.
+
+    `optimizer`      masters and states of `fraction` of every shard, with their update
+    `gradients`      of the same elements, from their reduction on
+    `parameters`     shards of stage 3
+    `delayed_after`  the step from which on updates are one step late (optim/delayed_update.py); None: never
     """
 
     optimizer: bool = True
@@ -51,10 +54,14 @@ class Offload:
 
 @dataclass(frozen=True)
 class NvmeOffload(Offload):
-    """What leaves for files below the folder `path`. `block_bytes`: of one buffer, of which there are `buffers` (Adam's
-    pipeline wants 12: one chunk is updated, one is read, one written; with 8 it is one after the other);
-    `depth` requests are at the disk at once; `direct`: past the page cache where the file system can; `checksums`: each
-    block is checked as it is read.
+    """The model states that leave for files below the folder `path`.
+
+    `block_bytes`  of one buffer
+    `buffers`      their number: Adam's pipeline wants 12, for one chunk is updated, one read, one written; with
+                   8 it is one after the other
+    `depth`        requests that are at the disk at once
+    `direct`       past the page cache, where the file system can
+    `checksums`    each block is checked as it is read
     """
 
     path: str = ""

@@ -55,7 +55,7 @@ class Pending:
     error: BaseException | None = None
 
     def run(self, begin: Callable[[], None]) -> None:
-        """Updates the masters after `begin`; what goes wrong is kept for whoever waits."""
+        """Updates the masters after `begin`; an error is kept, and raised where the update is waited for."""
         try:
             with torch.no_grad():
                 begin()
@@ -136,7 +136,7 @@ class UpdateSchedule:
         self._update.is_running = False
 
     def _begin(self) -> None:
-        """What the last update sent up is there: the masters may change."""
+        """Waits for all that the last update has sent up: the masters may change."""
         self._placement.wait()
 
     def _put_aside(self) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer whose parameters are segments says where it is used as one of whole parameters."""
+"""Sentences for uses of an optimizer, whose parameters are segments, as one of whole parameters."""
 
 from __future__ import annotations
 

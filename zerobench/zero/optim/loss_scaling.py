@@ -1,4 +1,4 @@
-"""What a step's gradients are multiplied by on their way to the optimizer: the loss scale out, and clipping.
+"""The factor of a step's gradients on their way to the optimizer: the loss scale out, and clipping.
 
 clip      the norm of what is left so far; a further call clips that
 judge     with loss scaling: did a gradient overflow? A norm that clipping has taken says so, too
@@ -38,11 +38,11 @@ class GradientScaling:
 
     @property
     def pending(self) -> torch.Tensor | float:
-        """What gradients will have been multiplied by when the optimizer gets them, as far as is known."""
+        """The factor of gradients by the time that the optimizer gets them, as far as is known."""
         return self.scaler.unscaling if self.coefficient is None else self.coefficient
 
     def edited(self) -> None:
-        """Somebody may have changed gradients: a norm that was taken says nothing of overflows any more."""
+        """Gradients may have been changed: a norm that was taken says nothing of overflows any more."""
         self._known = None
 
     @contextmanager
@@ -54,10 +54,10 @@ class GradientScaling:
             yield skips
 
     def forget(self) -> None:
-        """What was found out about the gradients no longer holds."""
+        """Forgets all that was found out about the gradients."""
         self.coefficient = self._known = None
 
     def _overflow(self) -> torch.Tensor:
-        """Whether a gradient overflowed anywhere, 0-dim fp32, 0 or 1."""
+        """1 where a gradient overflowed anywhere, else 0; 0-dim fp32."""
         norm = self._norm(math.inf) if self._known is None else self._known
         return norm.isfinite().logical_not().float()

@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside the states of parameters: numbers in its groups and attributes, a count of steps, say.
+"""Facts that an optimizer keeps beside the states of parameters: numbers in its groups and attributes.
 
     read      the facts as they are
     put       back to facts that were read: what has come since goes
@@ -27,7 +27,7 @@ class Fact(NamedTuple):
     value: Any
 
     def equals(self, other: Fact) -> bool:
-        """Whether the values are one, NaN and NaN among them."""
+        """True where the values are equal, NaN and NaN among them."""
         mine, others = self.value, other.value
         if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
             return torch.equal(mine, others) or bool(mine.isnan().all() and others.isnan().all())

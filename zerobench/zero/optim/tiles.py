@@ -59,7 +59,7 @@ def update_tiles(
 def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
 ) -> None:
-    """The same without hooks: in a thread, after the step that they belonged to."""
+    """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
     facts = FactsOfParts(optimizer)
     facts.begin()
     for _ in _each_ready(tiles, coefficient, lambda _: nullcontext()):

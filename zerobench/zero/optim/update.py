@@ -237,7 +237,7 @@ def _segments_of(one: ShardRange, rank: int, most: int | None) -> Iterator[Segme
 
 
 def _tiles(segments: list[OptimizerSegment], most: int | None) -> list[list[OptimizerSegment]]:
-    """What is updated together: of one tier, and of one run where that wants it so."""
+    """Segments that are updated together: of one tier, and of one range where that is a group by itself."""
     groups: dict[Any, list[OptimizerSegment]] = {}
     for segment in segments:
         groups.setdefault(segment.shard_range.group, []).append(segment)

@@ -5,7 +5,7 @@
     unsharded    the parameters are views of `full_parameters`
 
 A unit that *stays* is unsharded for good, as in stages 1 and 2: its small parameters are not worth a gather.
-One that is *held* is so until whoever reads it lets go.
+One that is *held* is so until its reader releases it.
 
 [Note: one storage a unit for life]
 Autograd saves some weights as views and some as the leaf itself. Swapping in another storage would free
@@ -32,7 +32,7 @@ from ..strides import MemoryOrder
 from .unit import Unit
 
 FREED = "storage of size 0"
-"""What torch says of a view that reads a unit's storage while that is empty."""
+"""torch's words for a view that reads a unit's storage while that is empty."""
 
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
@@ -51,7 +51,7 @@ class ModuleUnit(Unit):
 
     gather: Handle | None = None
     is_whole = True
-    is_from_source = False  # and not from the model that was adopted, or gathered in full for whoever asked
+    is_from_source = False  # False for the model's own values, and for an exact gather
     held = 0
 
     def __init__(

@@ -4,7 +4,7 @@
     waited     they are the new ones
 
 Without overlap all are waited for at the end of `step`. With it a module waits for the units of its own
-parameters when it is about to run, and whoever else reads one, in a forward or between steps, waits for that one;
+parameters when it is about to run, and any other read of one, in a forward or between steps, waits for that one;
 what the engine itself does with parameters waits for all.
 An evaluation waits for all: there torch's own layers have shorter ways, which read their children's weights.
 """
@@ -37,7 +37,7 @@ class GatheringEngine(Protocol):
 
 
 def read_by(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that `module`'s own forward reads: its own, and those of children that nobody calls."""
+    """The parameters that `module`'s own forward reads: its own, and those of children that are not called."""
     yield from module.parameters(recurse=False)
     for child in module.children():
         if isinstance(module, nn.MultiheadAttention) or isinstance(child, nn.ParameterList | nn.ParameterDict):
