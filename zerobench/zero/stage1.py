@@ -123,6 +123,7 @@ class Stage1(Strategy):
             labels.label(unit.full_parameters, labels.PARAMETERS, unit.name)
             self.units.append(unit)
             for piece in layout.pieces:
+                # one that is cut into several units lies in one buffer: it moves as a whole, with its first piece
                 if piece.start == 0:
                     parameter = self.trainable[piece.parameter]
                     place = self.orders[parameter].view(flat.narrow(0, start + piece.offset, parameter.numel()))
@@ -175,6 +176,7 @@ class Stage1(Strategy):
     # -- the updated parameters go to everyone ----------------------------------------------------------
 
     def after_update(self) -> None:
+        # all are launched before the first is waited for, so that they share the wire
         for unit in self.units:
             self.gathers.launch(unit)
         if not self.options.overlap_gather:

@@ -153,6 +153,7 @@ class Stage3(Stage2):
         """The module is about to run, for the first time or again inside backward to recompute."""
         for unit in units:
             unit.unshard()
+        # only then the next one: its gather travels while this module computes, and must not delay this one's
         if self._recording and units and not inside_backward():
             use = max(self._order.record(unit) for unit in units)
             for following in self._order.ahead(use, self.options.prefetch):

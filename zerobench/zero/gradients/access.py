@@ -173,6 +173,7 @@ def drop_gradients(engine: GradientEngine, numbers: set[int]) -> None:
         for unit, piece in engine.gradients.pieces[number]:
             unit.gradients.filled.discard(piece)
     for shard_range, mine in groupby(engine.update.segments, key=lambda segment: segment.shard_range):
+        # not yet reduced ones are left out when their bucket is sent (`filled`, above); the rest is zeroed in place
         dropped = [one for one in mine if one.segment.parameter in numbers and one.bucket.is_reduced]
         for one in dropped:
             one.used = True

@@ -38,11 +38,13 @@ def update_tiles(
     """
     with closing(_each_ready(tiles, coefficient, visit)) as parts:
         if len(tiles) < 2:
-            next(parts, None)
+            next(parts, None)  # before the step, whose hooks so find the gradients
             optimizer.step()
         else:
             facts = FactsOfParts(optimizer)
 
+            # The last tile is updated by `optimizer.step` itself, so that its hooks, the caller's, run once around all
+            # tiles; the others come right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
                 for _ in tiles[:-1]:
@@ -163,8 +165,10 @@ class TileBuffers:
     def ready(self, share: Share) -> torch.Tensor | None:
         """The share's gradient in its master's tier and dtype: cast there, once it has crossed as it is."""
         gradient = share.gradient()
+        # 1 to the other tier, in its own dtype: a half gradient crosses the bus as 2 bytes, not as 4
         if gradient is not None and share.crosses:
             gradient = self._place(share, gradient.dtype, pinned=gradient.is_cuda).copy_(gradient)
+        # 2 a cast, in the one buffer that all tiles take turns in
         if gradient is not None and gradient.dtype != share.tensor.dtype:
             gradient = self._place(share, share.tensor.dtype).copy_(gradient)
         return gradient

@@ -102,6 +102,7 @@ class Update:
         for unit in self.units:
             unit.gradients.settle()
         if self.comm.size > 1:
+            # flags are made on the host, and agreed upon there where the process group can: no wait for a device
             mine = torch.zeros(len(self.trainable), dtype=torch.int32)
             mine[list(self.used)] = 1
             self.comm.seal(mine, what)

@@ -110,6 +110,7 @@ class ModuleUnit(Unit):
         if self.is_whole or self.gather is not None:
             return
         full = self.full_parameters
+        # Memory that inference mode had made could not be saved by a later forward for its backward.
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
             self.placement.fetch(self, self.own_slice(full))

@@ -69,6 +69,7 @@ class OverlappedParamGathers:
         self._handles[unit] = self._engine.comm.all_gather(unit.full_parameters, unit.name)
         if self._overlap and self._engine.comm.size > 1:
             for parameter in self._engine.parameters_of(unit):
+                # reads other than by its own module's forward must wait, too: a NaN in its place is seen to be read
                 if parameter not in self._hidden:
                     self._hidden[parameter] = parameter.data
                     self._hiding.hide(parameter, placeholder(parameter))
@@ -80,6 +81,7 @@ class OverlappedParamGathers:
             return
         handle.wait()
         for parameter in self._engine.parameters_of(unit) if self._hidden else []:
+            # a parameter that is cut into several units is shown when the last of its gathers is done
             if not any(other in self._handles for other in self._units[parameter]):
                 self._hiding.show(parameter, self._hidden.pop(parameter))
 
