@@ -154,9 +154,9 @@ def completed(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.DataF
 
 def rows_of(results: Results, table: str, cell: Any) -> pd.DataFrame:
     """The rows of a long table that belong to a cell's newest launches."""
-    runs = latest(results.runs)
+    runs = latest(results.runs[results.runs["cell_id"] == cell.cell_id])
     frame: pd.DataFrame = getattr(results, table)
-    return frame[frame["run_id"].isin(runs[runs["cell_id"] == cell.cell_id]["run_id"])]
+    return frame[frame["run_id"].isin(runs["run_id"])]
 
 
 def _labeled(cells: pd.DataFrame) -> pd.DataFrame:

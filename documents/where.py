@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 PACKAGE = HERE / "zerobench"
 
 
+@cache
 def said_of(path: Path) -> str:
     """The first sentence of the docstring of a module or, for a folder, of its __init__.py; empty without one."""
     file = path / "__init__.py" if path.is_dir() else path

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from zerobench.commands import columns
 from zerobench.config.compose import checker, compose_cells
 from zerobench.config.flags import split_arguments, unknown_flags
 from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.overrides import Overrides
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
@@ -126,6 +128,7 @@ def lines_of(page: Path) -> Iterator[str]:
             yield code
 
 
+@cache
 def problem_of(line: str) -> str:
     """Why a command line would be refused; empty where it would not."""
     words = shlex.split(line, comments=True)
@@ -167,9 +170,16 @@ def is_override(word: str) -> bool:
 
 
 def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] | None = None) -> str:
-    check = checker(dirs or [])
+    check = checker(dirs) if dirs else shared_checker()
+    check.problems.clear()
     check.check(overrides, multirun=multirun, verbs=list(VERBS))
     return "; ".join(check.problems)
+
+
+@cache
+def shared_checker() -> Overrides:
+    """One that has composed what it was asked for before."""
+    return checker([])
 
 
 def problem_of_script(path: str, words: list[str]) -> str:
