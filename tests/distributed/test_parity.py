@@ -82,7 +82,7 @@ def compare_reentrant(rank: int, n: int) -> bool:
 
 @pytest.mark.parametrize("optimizer", list(zoo.OPTIMIZERS))
 def test_optimizers_update_as_under_ddp(optimizer: str) -> None:
-    check_parity(run_ranks(2, training.train_all, "tied", optimizer), 2)
+    check_parity(run_ranks(2, training.train_all, "tied", optimizer, 5), 2)
 
 
 @pytest.mark.parametrize("no_sync", [False, True])

@@ -41,8 +41,8 @@ def train(rank: int, n: int, strategy: str, model_name: str, optimizer_name: str
     return losses, engine.full_state_dict()
 
 
-def train_all(rank: int, n: int, model_name: str, optimizer_name: str) -> dict[str, Any]:
-    steps = STEPS if n <= 2 else 5  # where equality to the bit is not asked, fewer show as much
+def train_all(rank: int, n: int, model_name: str, optimizer_name: str, steps: int = STEPS) -> dict[str, Any]:
+    steps = steps if n <= 2 else 5  # where equality to the bit is not asked, fewer show as much
     return {s: train(rank, n, s, model_name, optimizer_name, steps) for s in ("ddp", *STAGES)}
 
 
