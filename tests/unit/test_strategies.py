@@ -257,6 +257,20 @@ def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> 
         strategies.spec_of("somebody_elses")
 
 
+def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() -> None:
+    def build(
+        model: nn.Module, optimizer: Any, prefetch: str = "none", mode: str = "fast", bucket_bytes: int = 0
+    ) -> Mine:
+        return Mine(model, optimizer)
+
+    zerobench.register_strategy("mine", build)
+    (one,) = compose_cells(["strategy=mine", *CELL])
+    assert one.problems == ()
+    assert strategies.spec_of("mine").engine_options(one.config["strategy"]) == {
+        "prefetch": "none", "mode": "fast", "bucket_bytes": 0
+    }  # fmt: skip
+
+
 def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: Any) -> None:
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
     monkeypatch.setattr(registration, "entry_points", lambda group: [point] * (group == "zerobench.strategies"))

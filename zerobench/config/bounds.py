@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..strategies import spec_of
+
 MINIMUM_WARMUP = 2
 
 LIMITS: dict[str, tuple[float, float]] = {
@@ -102,7 +104,10 @@ def leave_out_usual(plain: dict[str, Any]) -> list[str]:
 def problems_of(plain: dict[str, Any]) -> list[str]:
     """Sentences on values of a resolved config that are out of their range."""
     problems = []
+    users = spec_of(plain["strategy"]["name"]).of_user  # whose option of the same name may be another thing
     for key, (least, most) in LIMITS.items():
+        if users and key.startswith("strategy."):
+            continue
         node: Any = plain
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
