@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from zerobench.theory.control import predict_control
 from zerobench.theory.formula import Formula, Term
 from zerobench.theory.groups import GroupShape
+from zerobench.theory.replay.states import predict_states
 from zerobench.theory.replay.traffic import predict_traffic
 from zerobench.theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
 from zerobench.theory.states import floor_bytes, state_formulas
@@ -151,3 +153,12 @@ def test_zeropp_sends_a_quarter_between_nodes() -> None:
 def test_bounds_add_what_is_more_and_take_what_is_less() -> None:
     formula = Formula("2ψ", 100, {"ψ": 50}, (Term("padding", 7), Term("unused", -30)))
     assert (formula.least, formula.most) == (70, 107)
+
+
+@pytest.mark.parametrize(("accumulate", "reductions"), [("last", 1), ("every", 3)])
+def test_ddp_that_finds_unused_parameters_sends_a_flag_for_each(accumulate: str, reductions: int) -> None:
+    schedule = Schedule.sequential(SHAPES, 3)
+    for finds, flags in ((False, 0), (True, 4 * 4)):
+        strategy = StrategyShape(DDP, accumulate=accumulate, find_unused_parameters=finds)
+        assert predict_control(strategy, schedule, 2, norms=0, buffer_bytes=100) == reductions * (100 + flags)
+        assert predict_states(strategy, schedule, 2, ADAM).highest["communication"] == flags
