@@ -88,18 +88,18 @@ def _arena_problems(plain: dict[str, Any]) -> list[str]:
 
 
 def recomputes(plain: dict[str, Any]) -> bool:
-    """Whether a resolved config's blocks are computed again in backward."""
+    """Returns True where a resolved config's blocks are recomputed in backward."""
     chosen = POLICIES[words_of(plain, "activation") or "none"]
     return chosen.recompute or bool(plain["model"].get("checkpointing"))
 
 
 def of_schedule(plain: dict[str, Any]) -> dict[str, Any]:
-    """What theory's schedule of a step must know of it."""
+    """Returns the part that theory's schedule of a step needs."""
     return {"recomputes": recomputes(plain), "arena": bool(plain.get("arena"))}
 
 
 def activation_policy(plain: dict[str, Any]) -> ActivationPolicy:
-    """What is to be done to the units of a resolved config's model, beside the checkpointing that it does itself."""
+    """Returns the policy for the units of a resolved config's model, besides checkpointing that it does itself."""
     section = plain.get("activation", {})
     policy = replace(POLICIES[section.get("name", "none")], least_bytes=section.get("least_bytes", LEAST_BYTES))
     if plain.get("arena") and recomputes(plain) and policy.keep == "device":

@@ -1,4 +1,4 @@
-"""Tab completion: Hydra's own, with our verbs as first words and without the schemas, which nobody chooses.
+"""Tab completion: Hydra's own, with our verbs as first words and without the schemas, which are no choices.
 
 eval "$(zerobench -sc install=bash)"      bash and zsh      zerobench -sc install=fish | source      fish
 """
@@ -52,7 +52,7 @@ def _ask_hydra(shell: str, line: str) -> list[str]:
 
 
 def _overrides_of(typed: str, verbs: Sequence[str]) -> str:
-    """What was typed less our own flags and a verb with what belongs to it, of which Hydra knows nothing."""
+    """Returns the typed words without our own flags and verbs with their arguments, which Hydra does not know."""
     program, *words = typed.split()
     ours = [*verbs, "--dry-run", "record", "check"]
     last = len(words) - 1 if typed[-1] != " " else None

@@ -125,7 +125,7 @@ def _each_job_composed_once() -> Iterator[None]:
 
 
 def _sentence(said: str) -> str:
-    """What Hydra printed before it gave up, less its hints and the lines of a traceback."""
+    """Returns Hydra's output before its error, without its hints and the lines of a traceback."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
     told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
     if not told:
@@ -150,5 +150,5 @@ def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Returns an error's message, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]

@@ -1,4 +1,4 @@
-"""What --help says: of the whole command line, of a group, of one choice of a group, and of one key."""
+"""The texts of --help: for the whole command line, a group, one choice of a group, and one key."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _line_of(group: str, choice: str, check: Overrides) -> str:
 
 
 def _text_of(group: str, choice: str, check: Overrides) -> str:
-    """What the choice's own file says at its top, else its schema's docstring, or that of a user's builder."""
+    """Returns the comment at the top of the choice's file, else the docstring of its schema or of a user's builder."""
     if group in USERS and choice in USERS[group].all():
         text = inspect.getdoc(USERS[group].all()[choice]) or f"registered by a user's script or package as {choice}"
         return " ".join(text.split())

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 PARAMS = "hydra.sweeper.params"
-"""What Hydra's basic sweeper sweeps over: key -> values, a text as on the command line."""
+"""The key of Hydra's basic sweeper for its axes: key -> values, a text as on the command line."""
 
 PLUGINS = {
     "hydra/launcher": "Hydra launches nothing here: zerobench starts every rank itself, one cell after the other, for"
@@ -49,7 +49,7 @@ def problem_of(override: Override) -> str:
 
 
 def problem_of_choices(hydra: DictConfig) -> str:
-    """The same for what an experiment or a config of the user's chooses."""
+    """Checks the choices of an experiment or of a user's config in the same way."""
     for group, why in PLUGINS.items():
         chosen = hydra.runtime.choices.get(group, "basic")
         if chosen != "basic":
@@ -70,7 +70,7 @@ def _foreign_code(node: Any, where: str) -> str:
 
 
 def spelled_out(arguments: list[str]) -> list[str]:
-    """The same command line with what `hydra.sweeper.params` sweeps over as overrides of its own, before the others;
+    """Returns the command line with the axes of `hydra.sweeper.params` as overrides of their own, before the others;
     what they name too has their values, as Hydra has it.
     """
     others = [one for one in arguments if PARAMS not in one]

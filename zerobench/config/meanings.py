@@ -1,4 +1,4 @@
-"""What every group and key means, in a line each, for `zerobench --help`; a test holds the tables complete."""
+"""The meaning of every group and key, one line each, for `zerobench --help`; a test holds the tables complete."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def problems_of(plain: dict[str, Any]) -> list[str]:
 
 
 def shape_of(plain: dict[str, Any]) -> TierShape:
-    """What theory needs to know of them."""
+    """Returns theory's view of the tiers."""
     section = plain.get("offload")
     if section is None:
         return NOWHERE

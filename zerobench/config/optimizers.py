@@ -52,7 +52,7 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "loop": {"foreach": False},
 }
-"""What `implementation` becomes for torch; without a word of its own, `fused` is off."""
+"""Keyword arguments of torch for each `implementation`; `fused` is off unless named."""
 
 
 def build(section: Section, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -64,7 +64,7 @@ def build(section: Section, parameters: Iterable[nn.Parameter]) -> optim.Optimiz
 
 
 def shape_of(section: Section) -> OptimizerShape:
-    """What the optimizer of this section keeps of each parameter."""
+    """Returns theory's view of the optimizer: its states of each parameter."""
     kind = KINDS[section["name"]]
     return OptimizerShape(kind.states(section), kind.counts, section["implementation"] == "fused")
 
@@ -78,7 +78,7 @@ def words_of(config: dict[str, Any]) -> str:
 
 
 def default_implementation(name: str, device: str) -> str:
-    """What `implementation=auto` becomes: fused where torch has it, else what torch itself takes on that device."""
+    """Resolves `implementation=auto`: fused where torch has it, else torch's own choice on that device."""
     kind = KINDS[name]
     if kind.fused and (kind.fused_on_cuda or device != "cuda"):
         return "fused"

@@ -42,7 +42,7 @@ NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed"
 """Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
 
 UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
-"""What a yaml of a user's may raise when it is composed."""
+"""Errors that a user's yaml may raise when it is composed."""
 
 
 class Overrides:
@@ -126,7 +126,7 @@ class Overrides:
                 self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
 
     def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """What an experiment sweeps over by itself, key -> values."""
+        """Returns the axes that an experiment itself sweeps over, key -> values."""
         params = {key: value for key, value in (hydra.sweeper.params or {}).items() if key not in given}
         parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
         return {override.key_or_group: self._values(override) for override in parsed if override}
@@ -137,7 +137,7 @@ class Overrides:
             self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
 
     def config_of(self, overrides: list[str]) -> DictConfig:
-        """What a command line of these composes to."""
+        """Composes the config of a command line of these overrides."""
         return self._compose(overrides)
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
@@ -269,7 +269,7 @@ class Overrides:
         return self._composed[where][with_hydra]
 
     def _values(self, override: Override) -> list[Any]:
-        """What an override sets or sweeps over; a glob picks among a group's choices."""
+        """Returns the values that an override sets or sweeps over; a glob selects among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
             return list(value.filter(self.choices.get(override.key_or_group, [])))

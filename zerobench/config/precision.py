@@ -104,7 +104,7 @@ def options_of(section: Section, strategy: str) -> dict[str, Any]:
 
 
 def shape_of(section: Section, travels: bool = True) -> PrecisionShape:
-    """What theory needs to know of it. Where nothing `travels`, nothing is cast for a wire."""
+    """Returns theory's view of it. Without communication (`travels` false) there is no wire dtype."""
     sent = section["wire_dtype" if travels else "gradient_dtype"]
     gradient, wire = (DTYPES[one].itemsize for one in (section["gradient_dtype"], sent))
     casts = section["gradient_dtype"] != sent

@@ -23,7 +23,7 @@ from .schema import Config
 from .schema_training import ACCUMULATE, NORMS
 
 CHECKS = ("auto", "true", "false")
-"""What `measure.check_training` may be."""
+"""Valid values of `measure.check_training`."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Cell:
         return _hash(self.config)
 
     def changed(self, **changes: Any) -> Cell:
-        """The same cell with other values at the top of its config."""
+        """Returns a copy of the cell with other values at the top level of its config."""
         return Cell({**self.config, **changes}, self.problems)
 
 
 def work_id(config: dict[str, Any]) -> str:
-    """What is measured, on whatever machine: the hash of a resolved config less what is volatile or local."""
+    """Identity of the measured work on any machine: the hash of a resolved config without volatile and local keys."""
     kept: dict[str, Any] = json.loads(json.dumps(config))
     for key in LOCAL:
         *path, last = key.split(".")
@@ -166,7 +166,7 @@ def _resolve_data(plain: dict[str, Any], problems: list[str]) -> None:
 
 
 def _has_sequences(plain: dict[str, Any]) -> bool:
-    """Whether the key `sequence` says something of this model or of the user's data."""
+    """Returns True where this model, or the user's data, has the key `sequence`."""
     kind = plain["model"]["kind"]
     return kind in MODELS.own or MODELS.takes(kind, "sequence") or DATA.takes(plain["data"]["name"], "sequence")
 

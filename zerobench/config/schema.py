@@ -22,7 +22,7 @@ TUNED = "_tuned"
 
 @dataclass
 class Model:
-    """What is trained. `kind` names the builder in zerobench.models."""
+    """The model that is trained. `kind` names the builder in zerobench.models."""
 
     kind: str = MISSING
 

@@ -60,7 +60,7 @@ class NvmeOffload(Offload):
 
 @dataclass
 class Activation:
-    """What becomes of activations between forward and backward: they stay on the device."""
+    """Activations between forward and backward: they stay on the device."""
 
     name: str = "none"
 
@@ -74,7 +74,7 @@ class CheckpointActivations(Activation):
 
 @dataclass
 class OffloadActivations(Activation):
-    """What backward needs of a block goes to host memory, tensors of `least_bytes` and more, and comes back in reverse
+    """Sends a block's saved tensors of `least_bytes` and more to host memory, and fetches them back in reverse
     order ahead of its use.
     """
 
@@ -185,7 +185,7 @@ def leave_out_usual(plain: dict[str, Any]) -> None:
 
 
 def words_of(plain: dict[str, Any], name: str) -> str:
-    """What a resolved config says under a group's or a key's name, as on a command line; empty at the usual choice."""
+    """Returns a resolved config's choice of a group or value of a key, as on a command line; empty at the default."""
     value = plain.get(name, "")
     return str(value["name"] if isinstance(value, dict) else value).lower()
 

@@ -10,10 +10,10 @@ from omegaconf import MISSING
 MIB = 2**20
 
 NORMS = {"2": 2.0, "inf": math.inf}
-"""What `clip_norm` may be, and the p of the norm that it means."""
+"""Valid values of `clip_norm` -> the p of the norm."""
 
 ACCUMULATE = ("every", "last")
-"""What `strategy.accumulate` may be: which micro-batches of a step are reduced over the ranks."""
+"""Valid values of `strategy.accumulate`: the micro-batches of a step that are reduced over the ranks."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Sgd(Decaying):
 
 @dataclass
 class Betas(Decaying):
-    """What the Adam family shares; two tensors of states each."""
+    """Options of the Adam family, whose members have two tensors of states each."""
 
     beta1: float = 0.9
     beta2: float = 0.999

@@ -1,4 +1,4 @@
-"""What is refused of a command line before it is parsed or listed: too long, too deep, too many."""
+"""Limits of a command line, checked before it is parsed or listed: too long, too deep, too many."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def ranks_a_node(plain: dict[str, Any]) -> int:
 
 
 def shape_of(plain: dict[str, Any]) -> GroupShape:
-    """What theory needs to know of them."""
+    """Returns theory's view of the groups."""
     codes = plain.get("zeropp", {})
     return GroupShape(
         plain["world_size"],

@@ -56,7 +56,7 @@ OTHER_WORDS: dict[str, str] = {
     "memory_limit": "search.memory_limit",
     "gpu": "device, as in device=cuda",
 }
-"""What other tools call something -> our word for it; with a dot where the last part alone has several meanings."""
+"""Other tools' name of an option -> ours; with a dot where the last part alone has several meanings."""
 
 
 def stray_keys(
@@ -87,7 +87,7 @@ def nearest(name: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant(key: str, known: Collection[str], prefix: str = "") -> str:
-    """What a key that does not exist may have meant, to follow a sentence: another tool's word for one of ours, a key
+    """Suggests keys for one that does not exist, to follow a sentence: another tool's word for one of ours, a key
     of the same name elsewhere, the nearest beside it, or else those that are valid there.
     """
     last = key.split(".")[-1]
@@ -101,7 +101,7 @@ def meant(key: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def meant_verb(word: str, verbs: Collection[str]) -> str:
-    """The same for a first word that is neither an override nor a verb."""
+    """Suggests words for a first word that is neither an override nor a verb."""
     if word in RUNS:
         return ": a run is zerobench KEY=VALUE ..., a sweep zerobench -m KEY=VALUE,VALUE ..., without a verb"
     return nearest(OTHER_VERBS.get(word, word), verbs)

@@ -1,4 +1,4 @@
-"""Who takes part, and on what: ranks, device, backend and threads of a resolved cell."""
+"""The world of a resolved cell: ranks, device, backend and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
 
 RANKS_PER_CORE, ALWAYS_FEW = 4, 16
-"""Whoever asks for more processes on one machine more likely wants to know their bytes than to wait for them."""
+"""Limits of processes on one machine: more are too slow to measure, and a simulated world gives their bytes."""
 
 
 def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
@@ -86,7 +86,7 @@ def _place_in_job(
 
 
 def has_times(config: dict[str, Any]) -> bool:
-    """Whether a step's time means something: not in a simulated world, nor where ranks share a GPU and take turns; and
+    """Returns True where a step's time is valid: not in a simulated world, nor where ranks take turns on a GPU; and
     whether it is taken.
     """
     taken = config["measure"].get("passes") != "accounted"
@@ -94,7 +94,7 @@ def has_times(config: dict[str, Any]) -> bool:
 
 
 def check_measure(plain: dict[str, Any], problems: list[str]) -> None:
-    """What is asked of a measurement that this world cannot give."""
+    """Adds sentences on requested measurements that this world does not permit."""
     measure, passes = plain["measure"], plain["measure"].get("passes")
     if measure.get("trace") and passes == "accounted":
         problems.append("measure.trace=true: a trace stands beside times; measure.passes=accounted takes none")

@@ -60,7 +60,7 @@ class Estimate:
 
 
 def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
-    """What theory needs to know of how a resolved cell is trained."""
+    """Returns theory's view of a resolved cell's training."""
     return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], config["world_size"] > 1)
 
 

@@ -30,7 +30,9 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Composition:
-    """What a strategy composes with. Policies of activations treat the model, and compose with every strategy."""
+    """The features that a strategy composes with. Policies of activations treat the model, and compose with every
+    strategy.
+    """
 
     offload: tuple[str, ...] = ()
     """Model states that may leave the device: among optimizer, gradients and parameters."""
@@ -64,7 +66,7 @@ class StrategySpec:
     composes: Composition = ALONE
     half: Half = None
     precision_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What null keys of `precision` mean, where that is another thing than under the other strategies."""
+    """Values of null keys of `precision`, where they differ from other strategies'."""
     tuning: Tuning = field(default_factory=dict)
     requires: str | None = None
     """A module beside torch that must be installed."""

@@ -264,7 +264,7 @@ def _print_loss(console: Console, row: Row) -> None:
     _head(console, "Loss")
     first, last = (_loss(row[f"loss_{at}"]) for at in ("first", "last"))
     if row["backend"] == SIMULATED:
-        _say(console, "  none: in a simulated world nobody sends what is received")
+        _say(console, "  none: in a simulated world no rank sends anything to it")
         return
     agree = "agree to the bit" if row["passes_agree"] else "differ: the model or device is not deterministic"
     both: str = "" if pd.isna(row["passes_agree"]) else f"; the losses of all passes {agree}"

@@ -32,7 +32,7 @@ GPU = {"gpu_temperature_c": "°C", "gpu_power_w": "W"}
 
 
 def process_lines(row: dict[str, Any]) -> list[str]:
-    """What is told of a process's memory, as far as it is, the most of all ranks."""
+    """Lines on a process's memory from the available sources, the maximum over all ranks."""
     seen = [f"{words} {show_bytes(row[f'{name}_bytes'])}" for name, words in PROCESS.items()
             if pd.notna(row[f"{name}_bytes"])]  # fmt: skip
     if pd.notna(row["alloc_retries"]):
@@ -43,7 +43,7 @@ def process_lines(row: dict[str, Any]) -> list[str]:
 
 
 def wire_lines(row: dict[str, Any]) -> list[str]:
-    """What a rank sends, by the ring optimum, and the control traffic, each against its prediction."""
+    """Lines on a rank's wire bytes, by the ring optimum, and its control traffic, each against its prediction."""
     lines = [f"a rank sends {show_bytes(row['wire_bytes'])} in the mean{_against(row, 'wire')}"]
     if pd.notna(row["control_bytes"]):
         lines.append(f"control traffic {show_bytes(row['control_bytes'])}{_against(row, 'control')}")
@@ -53,7 +53,7 @@ def wire_lines(row: dict[str, Any]) -> list[str]:
 
 
 def _loopback(row: dict[str, Any]) -> str:
-    """What crossed the loopback interface, and why it is more than the ring optimum."""
+    """A line on the bytes over the loopback interface, and the reasons why they exceed the ring optimum."""
     words = f"loopback {show_bytes(row['loopback_bytes'])}, {row['loopback_bytes'] / row['wire_bytes']:.2f} of it"
     sent = row["predicted_loopback_bytes"]
     if pd.notna(sent) and sent > 1.1 * row["wire_bytes"]:
@@ -69,7 +69,7 @@ def _against(row: dict[str, Any], name: str) -> str:
 
 
 def unexplained_lines(row: dict[str, Any]) -> list[str]:
-    """What no prediction explains (predict/residuals.py), a line each; none of a run by an older zerobench."""
+    """Returns the unexplained figures (predict/residuals.py), one line each; none for a run of an older release."""
     said = row["unexplained"]
     return said.split("; ") if isinstance(said, str) and said else []
 

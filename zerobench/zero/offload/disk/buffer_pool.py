@@ -3,7 +3,7 @@
 slab     all of a pool's memory, allocated once: pinned where a GPU copies from and to it, aligned to ALIGN_BYTES
 buffer   an equal part of the slab, free or taken; each begins at a multiple of ALIGN_BYTES, as direct I/O demands
 
-Nothing else of the file tier grows with the model: who finds no free buffer waits until one is given back.
+Nothing else of the file tier grows with the model: a thread that finds no free buffer waits until one is given back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .direct_io import ALIGN_BYTES, aligned
 from .io_threads import IoHandle
 
 PATIENCE_S = 600.0
-"""After this long nobody will give a buffer back any more."""
+"""Time, in seconds, after which no buffer will be given back any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ class Pool:
 
     @contextmanager
     def all_back(self) -> Iterator[Pool]:
-        """What is taken inside comes back inside. Raises RuntimeError where it does not."""
+        """Checks that buffers taken inside are given back inside. Raises RuntimeError otherwise."""
         before = self.taken
         yield self
         if self.taken != before:

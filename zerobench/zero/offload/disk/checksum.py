@@ -34,6 +34,6 @@ def checksum(piece: memoryview) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """A contiguous tensor's bytes in host memory; whoever uses them keeps the tensor."""
+    """Returns a contiguous tensor's bytes in host memory, without a copy; the caller keeps the tensor alive."""
     nbytes = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -21,13 +21,13 @@ from pathlib import Path
 from ... import labels
 
 ALIGN_BYTES = 4096
-"""What direct I/O asks of addresses, offsets and lengths on every disk in use (512 would do on some)."""
+"""Alignment of addresses, offsets and lengths for direct I/O on every common disk (512 suffices on some)."""
 
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class DiskError(OSError):
-    """What went wrong with a file, in a sentence: file, offset, bytes and cause. `errno`: the system's, if known."""
+    """A failure of a file, in a sentence: file, offset, bytes and cause. `errno`: the system's, if known."""
 
     def __init__(self, sentence: str, code: int | None = None) -> None:
         super().__init__(sentence)
@@ -40,7 +40,7 @@ def aligned(nbytes: int) -> int:
 
 
 def free_bytes(place: Path | int) -> int:
-    """What may still be written to the file system of a folder or an open file."""
+    """Returns the free bytes in the file system of a folder or an open file."""
     told = os.statvfs(place)
     return told.f_bavail * told.f_frsize
 
@@ -156,7 +156,7 @@ def address_of(piece: memoryview) -> int:
 
 
 def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What is left of `parts` after their first `done` bytes."""
+    """Returns the rest of `parts` after their first `done` bytes."""
     left = []
     for part in parts:
         if done < len(part):
@@ -166,7 +166,9 @@ def _from(parts: Sequence[memoryview], done: int) -> list[memoryview]:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Whether a page can be written directly beside `path`: some file systems refuse to open, others to write."""
+    """Returns True where a page can be written directly beside `path`: some file systems fail in
+    open, others in write.
+    """
     probe = path.with_name(f"{path.name}.probe")
     try:
         fd = os.open(probe, CREATE | os.O_DIRECT, 0o600)

@@ -134,7 +134,7 @@ class FileStore:
         return region
 
     def drain(self) -> None:
-        """Returns when nothing is under way. Raises what went wrong and nobody has waited for."""
+        """Waits for all requests. Raises the first error that no `wait` has raised yet."""
         handles, self._under_way = self._under_way, []
         for handle in handles:
             handle.settle()

@@ -38,7 +38,7 @@ class IoHandle:
 
     @property
     def failed(self) -> bool:
-        """A request went wrong, and nobody has heard of it yet."""
+        """True where a request failed and its error was not raised yet."""
         return self._error is not None and not self._heard
 
     def settle(self) -> None:

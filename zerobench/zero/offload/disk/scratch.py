@@ -38,7 +38,7 @@ class Scratch:
         try:
             unlocked.mkdir(0o700)
             lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks: nobody will sweep it either
+            with contextlib.suppress(OSError):  # a file system without locks: no process sweeps it either
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unlocked.rename(self.path)  # only now do others look at it
         except OSError as error:
@@ -83,10 +83,10 @@ def problems_of_path(path: str) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Whether a process that lives, anywhere, has this folder. Where locks do not work: yes."""
+    """Returns True where a living process, on any machine, uses this folder. Where locks do not work: always True."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:  # its owner, or somebody else, is removing it
+    except FileNotFoundError:  # its owner, or another process, is removing it
         return False
     except OSError:  # another user's
         return True
