@@ -49,7 +49,7 @@ def problem_of(override: Override) -> str:
 
 
 def problem_of_choices(hydra: DictConfig) -> str:
-    """Returns a sentence on choices of an experiment or of a user's config that would import code, or an empty string."""
+    """Returns a sentence on choices of an experiment or of a user's config that would import code, or ""."""
     for group, why in PLUGINS.items():
         chosen = hydra.runtime.choices.get(group, "basic")
         if chosen != "basic":
