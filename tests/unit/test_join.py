@@ -12,6 +12,7 @@ from tests.cells import cell
 from zerobench.config.schema import Measure, Search
 from zerobench.config.world import has_times
 from zerobench.probes.nvidia_smi import GpuState
+from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, MemoryRow, StepRow, TrafficRow
 from zerobench.results import tables
 from zerobench.results.summary import summarize
@@ -28,7 +29,6 @@ from zerobench.sweep.aggregate import (  # fmt: skip
     median_interval,
 )
 from zerobench.sweep.cell import _blank_row, passes_of, run_cell
-from zerobench.worker import RankRecord
 
 
 def row():
