@@ -20,11 +20,11 @@ class RankRecord(PassRecords):
     mode: str
     steps: list[StepRow]
     schedule: Schedule
-    buffer_bytes: int
+    buffer_bytes: int = 0
     """Of the module's buffers."""
-    own_activation_bytes: int | None
+    own_activation_bytes: int | None = None
     """Activations of the model without an engine (predict/activations.py), where they can be predicted."""
-    gradient_holders: int
+    gradient_holders: int = 1
     """Ranks that hold the same part of the gradients, and add the same to their norm."""
 
 

@@ -20,9 +20,10 @@ from zerobench.cluster.serialize import rebuild, to_plain
 from zerobench.cluster.store import Heartbeat, HeartbeatMonitor, JobStore, LostError
 from zerobench.commands.calibrate.command import calibrate
 from zerobench.probes.nvidia_smi import GpuState
+from zerobench.probes.probe import EventOrder
+from zerobench.rank_record import RankRecord
 from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
-from zerobench.worker import RankRecord
 
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 BY_TORCHRUN = Job(1, 2, 1, "127.0.0.1", 29500, True, "7/1", "host/0")
@@ -147,7 +148,11 @@ def test_records_survive_json_to_the_bit() -> None:
     memory = {"resident_bytes": 3, "loopback_bytes": None}
     states = [GpuState(1755, 1980, 61, 688.5, ("power cap",)), GpuState(None, None, None, None, None)]
     beside = [MemoryRow(1, "step", "outside_ledger", None, None, -512)]
-    record = RankRecord(1, "timed", steps, memory, schedule, beside, [], [], [], states)
+    order = EventOrder((1, 0), (("block", True), ("", False)))
+    record = RankRecord(
+        rank=1, mode="timed", steps=steps, process_memory=memory, schedule=schedule, memory=beside, gpu_states=states,
+        times=[{"step": 0.1}], order=order,
+    )  # fmt: skip
     assert rebuild(RankRecord, json.loads(json.dumps(to_plain(record)))) == record
     nothing = json.loads(json.dumps(to_plain(replace(record, steps=[replace(steps[0], loss=math.nan)]))))
     assert math.isnan(rebuild(RankRecord, nothing).steps[0].loss)

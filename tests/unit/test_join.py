@@ -29,6 +29,7 @@ from zerobench.sweep.aggregate import (  # fmt: skip
     median_interval,
 )
 from zerobench.sweep.cell import _blank_row, passes_of, run_cell
+from zerobench.theory.shapes import Schedule
 
 
 def row():
@@ -40,7 +41,8 @@ def record(rank: int, mode: str, losses: list[float], seconds: list[float]) -> R
         StepRow(rank, mode, number, number < 2, loss, s, s / 2, s / 4, s / 4)
         for number, (loss, s) in enumerate(zip(losses, seconds, strict=True))
     ]
-    return RankRecord(rank, mode, steps, {}, None, [], [], [], [], wall_s=20.0 - rank)  # type: ignore[arg-type]
+    schedule = Schedule((), (), (), 1, ())
+    return RankRecord(rank=rank, mode=mode, steps=steps, process_memory={}, schedule=schedule, wall_s=20.0 - rank)
 
 
 def test_the_slowest_rank_of_each_step_after_warm_up() -> None:
