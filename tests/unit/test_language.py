@@ -20,8 +20,8 @@ from zerobench import initialize
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DONE = ("zerobench/",)
-"""Files and folders of zerobench/ whose sentences are held to the rules."""
+DONE = ("zerobench/", "analysis/", "documents/", "examples/")
+"""Folders whose sentences are held to the rules; the tests' own are not yet."""
 
 OPENERS = re.compile(r"(The same\b|What\b|Whatever\b|Whether\b|Who\b|Whose\b|See above\b|See `|See \[)")
 """Openings that neither say what a thing does nor what it is: write "Returns ...", "True where ...", or the noun."""
