@@ -1,0 +1,170 @@
+"""Commands on README's and docs/' pages parse: verbs by their own argparse, sweeps by the check of overrides."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
+from zerobench.cli import VERBS
+from zerobench.commands import columns
+from zerobench.config.compose import checker
+from zerobench.config.flags import split_arguments, unknown_flags
+from zerobench.config.meanings import GROUPS, KEYS
+from zerobench.config.overrides import Overrides
+
+PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
+"""In inline code: FILE, PATH, KEY=VALUE."""
+OF_READERS = ("mine.py",)
+SHELL = ("source", "pip", "cd", "git", "eval", "#")
+"""What else a block of commands may begin with."""
+
+
+class ParsedError(Exception):
+    """argparse has accepted a command line; the command itself is not run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parse_only() -> Iterator[None]:
+    """argparse parses, and what it was asked for stops there."""
+    patch = pytest.MonkeyPatch()
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(self: argparse.ArgumentParser, *arguments: Any, **named: Any) -> Any:
+        found = real(self, *arguments, **named)
+        if self.prog == "zerobench columns":  # it only prints, and knows more than argparse
+            return found
+        if flags := [word for word in found[1] if word.startswith("-") and word not in ("-m", "--")]:
+            self.error(f"unrecognized arguments: {flags}")
+        raise ParsedError(found[1])
+
+    def parse_args(self: argparse.ArgumentParser, *arguments: Any, **named: Any) -> Any:
+        try:
+            return parse_known_args(self, *arguments, **named)[0]
+        except ParsedError as accepted:
+            if accepted.args[0]:
+                self.error(f"unrecognized arguments: {accepted.args[0]}")
+            raise
+
+    patch.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
+    patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    yield
+    patch.undo()
+
+
+def lines_of(page: Path) -> Iterator[str]:
+    """Commands of the page's bash blocks, and inline ones without placeholders."""
+    text = page.read_text()
+    for language, block in FENCE.findall(text):
+        if language in ("bash", "sh"):
+            yield from filter(None, map(str.strip, block.replace("\\\n", " ").splitlines()))
+    for code in INLINE.findall(FENCE.sub("", text)):
+        is_command = code.startswith(("zerobench ", "make ")) and not PLACEHOLDER.search(code)
+        if is_command and code.removeprefix("zerobench ") not in VERBS:  # a verb alone is only named
+            yield code
+
+
+@cache
+def problem_of(line: str) -> str:
+    """Why a command line would be refused; empty where it would not."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words.pop(0)
+    if not words or words[0] in SHELL:
+        return ""
+    if words[0] == "srun":
+        return problem_of(words[-1])
+    if "zerobench" in words[: words.index("-m") + 2 if "-m" in words[1:] else 1]:
+        return problem_of_arguments(words[words.index("zerobench") + 1 :])
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return " ".join(word for word in words[1:] if "=" not in word and word not in targets)
+    if words[0] in ("python", "python3") and words[1] in OF_READERS:
+        return ""
+    if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
+        return problem_of_script(words[1], words[2:])
+    return f"{words[0]}: no such command"
+
+
+def problem_of_arguments(words: list[str]) -> str:
+    """Of `zerobench WORDS`."""
+    if words and words[0] in VERBS:
+        if words[0] == "columns":
+            return "" if columns.columns(words[1:]) == 0 else "no such column"
+        problem = parsed(lambda: importlib.import_module("zerobench.cli")._run(words))
+        rest = words[words.index("--") + 1 :] if "--" in words else words
+        overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before != "--where"]
+        return problem or problem_of_overrides(overrides, "-m" in words)
+    flags, overrides, dirs = split_arguments(words)
+    if "--help" in flags:
+        return "; ".join(word for word in overrides if word.partition("=")[0] not in {*GROUPS, *KEYS})
+    return "; ".join(unknown_flags(flags)) or problem_of_overrides(overrides, "-m" in flags, dirs)
+
+
+def is_override(word: str) -> bool:
+    return re.match(r"[a-z_.]+=", word) is not None
+
+
+def problem_of_overrides(overrides: list[str], multirun: bool, dirs: list[Path] | None = None) -> str:
+    check = checker(dirs) if dirs else shared_checker()
+    check.problems.clear()
+    check.check(overrides, multirun=multirun, verbs=list(VERBS))
+    return "; ".join(check.problems)
+
+
+@cache
+def shared_checker() -> Overrides:
+    """One that has composed what it was asked for before."""
+    return checker([])
+
+
+def problem_of_script(path: str, words: list[str]) -> str:
+    if not path.startswith("analysis/") or "--help" in words or "--experiments" in words:
+        return ""
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    return parsed(lambda: module.main(words))
+
+
+def parsed(run: Any) -> str:
+    """Empty where argparse accepts it; what it says else."""
+    try:
+        run()
+    except ParsedError:
+        return ""
+    except SystemExit as stop:
+        return "" if stop.code == 0 else "argparse refuses it"
+    return "it has parsed nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_on_a_page_parses(page: Path) -> None:
+    assert {line: problem for line in lines_of(page) if (problem := problem_of(line))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zerobench -m strategy=ddp,zero4",
+        "zerobench strategy=ddp --dry-rum",
+        "zerobench experiment=nothing",
+        "zerobench budget check --strickt",
+        "zerobench budget record -m stratgy=zero1",
+        "zerobench compare --interleave HEAD~1 . -- strategy=zero9",
+        "zerobench columns statesbytes",
+        "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
+        "make nothing",
+        "python analysis/gone.py",
+        "python analysis/memory.py --out",
+        "zerobnch status",
+    ],
+)
+def test_a_command_that_would_be_refused_is_found(line: str) -> None:
+    assert problem_of(line)
