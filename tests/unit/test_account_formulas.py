@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from zerobench.commands.account.formulas import table_of_formulas, volume_lines
+from zerobench.commands.account.formulas import between_nodes_lines, table_of_formulas, volume_lines
 from zerobench.records import MemoryRow
 from zerobench.theory.formula import Formula, Term, from_json, to_json
 
@@ -63,6 +63,12 @@ def test_the_volume_is_in_psi() -> None:
     ]
 
 
+def test_bytes_between_nodes_stand_beside_their_formula() -> None:
+    formulas = {"between nodes": Formula("1.5ψ(Z − 1)/N", 1536, {"ψ": 4096, "Z": 2, "N": 4})}
+    assert between_nodes_lines(row(to_json(formulas))) == ["between nodes by formula 1.5ψ(Z − 1)/N = 1.5 KiB"]
+    assert between_nodes_lines(row(to_json(FORMULAS))) == []
+
+
 @pytest.mark.parametrize("text", [None, float("nan")])
 def test_a_run_without_formulas_has_none(text: Any) -> None:
     assert table_of_formulas(row(text), memory(1)) == (None, [])
@@ -80,6 +86,7 @@ def test_damaged_formulas_are_a_sentence(text: str) -> None:
     table, (line,) = table_of_formulas(row(text), memory(1))
     assert table is None
     assert line.startswith("formulas cannot be read: ")
+    assert between_nodes_lines(row(text)) == []
     assert volume_lines(row(text)) == []
 
 

@@ -20,7 +20,7 @@ from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_parts, predict_traffic
 from ..theory.shapes import Schedule
 from ..theory.states import floor_bytes
-from ..theory.volume import bounded_volume
+from ..theory.volume import between_nodes_formula, bounded_volume
 
 
 def join_theory(
@@ -38,7 +38,10 @@ def join_theory(
     row.floor_states_bytes = floor_bytes(strategy, schedule.shapes, groups, *shapes, tiers)
     row.predicted_host_states_bytes, row.predicted_nvme_bytes = prediction.host_bytes, prediction.file_bytes
     formulas = bounded_states(strategy, schedule, groups, *shapes, tiers)
-    row.formulas = to_json(formulas | {"volume": bounded_volume(strategy, schedule, groups)})
+    formulas["volume"] = bounded_volume(strategy, schedule, groups)
+    if strategy.theory.parameters and groups.nodes[1] > 1:
+        formulas["between nodes"] = between_nodes_formula(strategy, schedule, groups, shapes[1])
+    row.formulas = to_json(formulas)
     if row.psi:
         moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi

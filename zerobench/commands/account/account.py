@@ -21,7 +21,7 @@ from ...results.console import name_of, plain_table, stdout_console
 from ...results.tables import Results
 from ...sizes import printable, show_bytes, show_count
 from ..status_table import code_of
-from .formulas import table_of_formulas, volume_lines
+from .formulas import between_nodes_lines, table_of_formulas, volume_lines
 from .tiers import tables_of
 from .witnesses import gpu_lines, process_lines, unexplained_lines, wire_lines
 
@@ -218,6 +218,8 @@ def _print_nodes(console: Console, row: Row) -> None:
         if pd.notna(predicted):
             beside = f"predicted {show_bytes(predicted)}, residual {show_bytes(sent - predicted)}"
             _say(console, f"  {where} nodes {show_bytes(sent)}, {beside}")
+    for line in between_nodes_lines(row):
+        _say(console, f"  {line}")
     shares = [row[f"quantized_{what}_share"] for what in ("gather", "reduction")]
     if any(pd.notna(share) and share for share in shares):
         _say(console, "  quantized: gathers of {:.1%} of ψ, reductions of {:.1%}".format(*shares))

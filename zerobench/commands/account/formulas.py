@@ -72,6 +72,15 @@ def volume_lines(row: Row) -> list[str]:
     return [said + (f", with {numbers}" if numbers else ""), *([f"besides: {'; '.join(terms)}"] if terms else [])]
 
 
+def between_nodes_lines(row: Row) -> list[str]:
+    """The formula of the bytes that a rank sends to other nodes."""
+    try:
+        formula = formulas_of(row).get("between nodes")
+    except ValueError:
+        return []
+    return [f"between nodes by formula {formula.equation} = {show_bytes(formula.value)}"] if formula else []
+
+
 def formulas_of(row: Row) -> dict[str, Formula]:
     """A run's formulas by category; none of a run without a theory or by an older zerobench. Raises ValueError where
     they are damaged.
