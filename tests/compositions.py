@@ -1,4 +1,4 @@
-"""What composes with what: axes of a run, the combinations that make sense, and few of these that hold every pair.
+"""Compositions of features: axes of a run, the combinations that make sense, and few of these that hold every pair.
 
 axis           a choice of a run, {name: keys of Config}; the usual value comes first
 choice         (axis, name)
@@ -130,7 +130,7 @@ def cell_of(chosen: Combination, n: int) -> Cell:
 
 
 def problems_of(chosen: Combination, n: int) -> list[str]:
-    """What the config says of a combination of the core: as `cell_of`, a hundred times as fast."""
+    """Returns the config of a combination of the core: as `cell_of`, a hundred times as fast."""
     return composition.problems_of(plain_of(chosen, n))
 
 
@@ -177,7 +177,7 @@ ALONE = {
     "offload": ("none", "cpu", "cpu, 0.4", "cpu, delayed", "cpu, parameters", "nvme", "nvme, gradients stay"),
     "zeropp": ("none",),
 }
-"""What of an axis is tried on one rank too, with which nothing travels."""
+"""Values of an axis that are tried on one rank too, without communication."""
 
 
 @cache

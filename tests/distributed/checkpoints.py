@@ -1,4 +1,4 @@
-"""What the checkpoint tests run on ranks."""
+"""The ranks' part of the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def shared(value: Any, source: int) -> Any:
 
 
 def reordered(rank: int, n: int, folder: str) -> None:
-    """What lay in other strides, as all did in a checkpoint of version 1, is loaded in this engine's own."""
+    """Elements saved in other strides, as all did in a checkpoint of version 1, is loaded in this engine's own."""
     for stage, other in zip(STAGES, reversed(STAGES), strict=True):
         engines = [strided(rows, one, shift) for rows, one, shift in ((True, stage, 0.0), (False, other, 1.0))]
         for number, (first, second) in enumerate((engines, engines[::-1])):
@@ -234,7 +234,7 @@ def asynchronous(rank: int, n: int, folder: str) -> None:
         with pytest.raises(RuntimeError, match=f"was not written: rank {n - 1}: .*disk is full"):
             failing.wait()
         engine.save(f"{folder}/other-{stage}", asynchronous=True)
-        with pytest.raises(RuntimeError, match="disk is full"):  # nobody waited: the next one says it
+        with pytest.raises(RuntimeError, match="disk is full"):  # it was not waited for: the next one raises it
             engine.save(path)
         with pytest.raises(RuntimeError, match="disk is full"):
             engine.save(path)
@@ -255,7 +255,7 @@ def fails(*_: Any) -> None:
 
 
 def refuse_together(rank: int, n: int, folder: str) -> None:
-    """What one rank alone can see is refused by all, with one sentence, and nothing is changed."""
+    """Faults that a single rank sees are refused by all, with one sentence, and nothing is changed."""
     engine = fresh("tied", "adamw", "zero3")
     steps(engine, range(1))
     engine.save(f"{folder}/good")

@@ -65,7 +65,7 @@ class References:
         self._made: dict[tuple[Any, ...], Outcome] = {}
 
     def of(self, chosen: Combination, axes: tuple[str, ...]) -> Outcome:
-        """What `chosen` is in these axes, everything else as usual."""
+        """Returns `chosen` in these axes, defaults elsewhere."""
         kept = {axis: chosen[axis] for axis in axes if chosen[axis] != "none"}
         key = tuple(kept.items())
         if key not in self._made:

@@ -176,7 +176,7 @@ class Wide(Net):
 
 
 def strided_wide(rank: int, n: int) -> list[bool]:
-    """Whether they train as by hand."""
+    """Compares the training with that by hand."""
     module = Wide()
     ways = [module.first.detach().clone(), module.second.detach().clone()]
     engine = MasterDdpEngine(module, torch.optim.SGD(module.parameters(), lr=0.1), find_unused_parameters=True)

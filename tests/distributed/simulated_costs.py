@@ -1,4 +1,4 @@
-"""What an exchange of a simulated world asks of torch, however large the world."""
+"""Calls of torch in an exchange of a simulated world, however large the world."""
 
 from __future__ import annotations
 

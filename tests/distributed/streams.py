@@ -1,4 +1,4 @@
-"""Streams of a GPU, modeled on a CPU: who may touch memory when, whatever order the hardware takes.
+"""Streams of a GPU, modeled on a CPU: which stream may touch memory when, whatever order the hardware takes.
 
 The engine runs its GPU way over a simulated world. Operators run at once, but each is written down with the stream that
 it was given to. A stream's clock says what of every stream has happened before its next operator::
@@ -37,7 +37,7 @@ HOST = -1
 
 
 class Event(dict[int, int]):
-    """What has happened in a stream so far."""
+    """Events of a stream so far."""
 
     def __init__(self, cuda: ModeledCuda, clock: Clock) -> None:
         super().__init__(clock)
@@ -77,7 +77,7 @@ class Stream:
 
 
 class ModeledCuda:
-    """What comm/streams.py uses of torch.cuda. Stream 0 computes."""
+    """The part of torch.cuda that comm/streams.py uses. Stream 0 computes."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -195,7 +195,7 @@ class RaceDetector(TorchDispatchMode):
         return tensor.untyped_storage()._cdata in self._on_host
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether nobody has said what it is, nor touched it."""
+        """True while it has no label and was not touched."""
         storage = tensor.untyped_storage()._cdata
         return storage not in self._named and not self._accesses.get(storage)
 
@@ -243,7 +243,7 @@ class RaceDetector(TorchDispatchMode):
 
 
 def _is_view(function: Any) -> bool:
-    """Whether it touches no memory."""
+    """True where it touches no memory."""
     returns = function._schema.returns
     return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
 

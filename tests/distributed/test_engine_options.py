@@ -1,4 +1,4 @@
-"""What a caller may choose, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes."""
+"""Options of a caller, against torch DDP: modes, kept units, gathers that overlap, clipping, dtypes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ours(rank: int, n: int, strategy: str, dtype: torch.dtype, max_norm: float |
 
 
 def same(mine: Any, oracle: Any, exact: bool, tolerance: float = 2e-4) -> list[str]:
-    """What differs, in words."""
+    """Describes the difference."""
     wrong = []
     if exact and mine[0] != oracle[0]:
         wrong.append(f"losses {mine[0]} {oracle[0]}")

@@ -1,4 +1,4 @@
-"""What scripts do with an engine beside training: they print it, count its parameters, copy it, hand it to others."""
+"""Uses of an engine in scripts beside training: they print it, count its parameters, copy it, hand it to others."""
 
 from __future__ import annotations
 

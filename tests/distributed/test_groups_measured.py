@@ -1,4 +1,4 @@
-"""What groups and codes hold and send, to the byte, against theory: real ranks, N = 4."""
+"""Bytes that groups and quantization hold and send, against theory: real ranks, N = 4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each tier holds and what moves between tiers in a step, of two real ranks, to the byte against theory."""
+"""Bytes in each tier and between tiers in a step, of two real ranks, to the byte against theory."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def measured(tmp_path, name: str, n: int = 2, model: str = "wide", **more: Any):
 
 
 def root_share(name: str, model: str) -> float:
-    """What of ψ lies in no unit."""
+    """The part of ψ that is in no unit."""
     shapes = shapes_of(build_model(config_of(name, 2, model=model)))
     return sum(shape.numel for shape in shapes if not shape.unit) / sum(shape.numel for shape in shapes)
 

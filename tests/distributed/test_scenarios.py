@@ -108,7 +108,7 @@ def train(rank: int, n: int, one: Scenario, strategy: str, dtype: torch.dtype) -
 
 
 def differences(mine: Any, oracle: Any, exact: bool, losses_within: float, weights_within: float) -> list[str]:
-    """What differs, in words."""
+    """Describes the difference."""
     if len(mine[0]) != len(oracle[0]) or mine[1].keys() != oracle[1].keys():
         return ["other losses or weights than the oracle has"]
     if exact:

@@ -1,4 +1,4 @@
-"""Tied parameters: each use hands its gradient over by itself, and nobody need know. Against plain torch."""
+"""Tied parameters: each use delivers its gradient separately, transparently to the user. Against plain torch."""
 
 from __future__ import annotations
 

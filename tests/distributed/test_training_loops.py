@@ -1,4 +1,4 @@
-"""What training loops do beside stepping: overflow, closures, late groups, averages, sums in fp32, misuse."""
+"""Training loops beyond plain steps: overflow, closures, late groups, averages, sums in fp32, misuse."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_going_on_after_a_backward_that_failed() -> None:
 
 
 def refusals(rank: int, n: int) -> list[str]:
-    """What each misuse says, under every stage."""
+    """The message of each misuse, under every stage."""
     said = []
     for stage in STAGES:
         engine = engine_for(stage)

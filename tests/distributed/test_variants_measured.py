@@ -1,4 +1,6 @@
-"""What every variant of our stages holds and sends, to the byte and the element, against theory and the documents."""
+"""Bytes that every variant of our stages holds and sends, to the byte and the element, against theory and the
+documents.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from zerobench.theory.replay.traffic import predict_volume
 from zerobench.theory.states import floor_bytes
 
 STEADY, FROM_THE_START = {"steps": 1, "warmup": 2}, {"steps": 1, "warmup": 0}
-"""What is measured: a step once the optimizer's states exist, or construction and the very first step."""
+"""The measured step: a step once the optimizer's states exist, or construction and the very first step."""
 
 PLAIN = [name for name in VARIANTS if name.endswith(("fp32", "bf16"))]
 """Variants that are measured from the start too, at N = 4: below, the plain model alone weighs more than shards."""

@@ -1,4 +1,4 @@
-"""Whatever becomes of the ranks is an outcome, and no process is left."""
+"""Every end of the ranks is an outcome, and no process is left."""
 
 from __future__ import annotations
 

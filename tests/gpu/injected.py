@@ -147,7 +147,7 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 
 @contextmanager
 def late() -> Iterator[None]:
-    """See above."""
+    """The mistake of this name, injected."""
     launch, copy = streams.CommStream.launch, cpu.CopyStreams._copy
 
     def launch_late(stream: streams.CommStream, collective: Any) -> Any:
@@ -171,6 +171,6 @@ def late() -> Iterator[None]:
 
 
 def keep_busy(device: torch.device) -> None:
-    """What is given to the current stream from now on comes late."""
+    """Delays later work of the current stream."""
     if device.type == "cuda":
         torch.cuda._sleep(LATE_CYCLES)

@@ -1,4 +1,4 @@
-"""What is part of a step's time: not the drawing of batches, not garbage; tokens/s are of the time on the wall."""
+"""The time of a step: not the drawing of batches, not garbage; tokens/s are of the time on the wall."""
 
 from __future__ import annotations
 

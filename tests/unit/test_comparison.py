@@ -1,4 +1,4 @@
-"""What is said of two sides: bytes exactly, times with an interval, and why something cannot be compared."""
+"""Comparisons of two sides: bytes exactly, times with an interval, and why something cannot be compared."""
 
 from __future__ import annotations
 

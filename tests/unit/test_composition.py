@@ -82,7 +82,7 @@ def world() -> Iterator[None]:
 
 
 def refusal(strategy: str, **options: Any) -> str:
-    """What the engine says, or nothing."""
+    """Returns the engine's refusal, or nothing."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     try:
         initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, **options)

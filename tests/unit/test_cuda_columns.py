@@ -1,4 +1,6 @@
-"""What CUDA's allocators say, from torch's own names to the tables; torch.cuda is played, for there need be no GPU."""
+"""Figures of CUDA's allocators, from torch's own names to the tables; torch.cuda is played, for
+there need be no GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures draw, from rows made by hand: a grid with holes, failures, several launches, missing intervals."""
+"""Figures drawn from rows made by hand: a grid with holes, failures, several launches, missing intervals."""
 
 from __future__ import annotations
 

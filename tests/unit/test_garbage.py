@@ -1,4 +1,4 @@
-"""An engine that nobody holds goes, with its model, optimizer, files and threads."""
+"""An engine without references is collected, with its model, optimizer, files and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `initialize` refuses, by name and with the reason."""
+"""Refusals of `initialize`, by name and with the reason."""
 
 from __future__ import annotations
 

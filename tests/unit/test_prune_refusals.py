@@ -1,4 +1,4 @@
-"""What prune asks before it removes, and what it does not touch."""
+"""Questions of prune before it removes, and folders that it does not touch."""
 
 from __future__ import annotations
 

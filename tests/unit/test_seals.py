@@ -18,7 +18,7 @@ GATHERS = ("gather", "bucket 0"), ("gather", "bucket 1")
 
 
 def agree(ranks: list[tuple[tuple[str, str], ...]], asks: tuple[str, str] = ("step", "step")) -> list[list[int]]:
-    """What each rank makes of the maximum of all flags, after the collectives that it has launched."""
+    """Each rank's reading of the maximum of all flags, after the collectives that it has launched."""
     comms = [Sealed(Comm(), {}) for _ in ranks]
     sealed = []
     for comm, launched, what in zip(comms, ranks, asks, strict=True):

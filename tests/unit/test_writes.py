@@ -1,4 +1,4 @@
-"""What is done to parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
+"""Changes of parameters and gradients behind the engine's back: it counts, or one sentence says what would."""
 
 from __future__ import annotations
 
