@@ -147,7 +147,7 @@ def bound(start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
 
 @contextmanager
 def late() -> Iterator[None]:
-    """The mistake of this name, injected."""
+    """Starts collectives and copies late, so that a missing wait reads old values."""
     launch, copy = streams.CommStream.launch, cpu.CopyStreams._copy
 
     def launch_late(stream: streams.CommStream, collective: Any) -> Any:
