@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.unit.test_status_show_prune import make, prune
+from zerobench.commands.prune import Doomed, remove
+from zerobench.results.folders import claim_folder
 from zerobench.results.tables import collect, load
 
 
@@ -37,3 +39,13 @@ def test_prune_refuses_collections_and_single_runs(tmp_path: Path, capsys) -> No
     assert prune(tmp_path / "nowhere") == 2
     assert (tmp_path / "collection/runs.parquet").is_file()
     assert run.is_dir()
+
+
+def test_prune_leaves_a_folder_that_a_sweep_has_claimed_meanwhile(tmp_path: Path) -> None:
+    aside = claim_folder(tmp_path, "zero1-tiny-n2")
+    try:
+        one = Doomed(aside.path, "left by a dead process", 0, aside.path.stat().st_mtime_ns)
+        assert not remove(one)
+        assert aside.path.is_dir()
+    finally:
+        aside.release()

@@ -49,10 +49,7 @@ MUTANTS = (
         "zerobench/commands/prune.py",
         "if one.path.name.startswith(PARTIAL) and is_claimed(one.path):",
         "if one.path.name.startswith(PARTIAL) and one.path is None:",
-        (
-            PRUNE_REFUSALS,
-            STATUS_SHOW_PRUNE,
-        ),
+        ("tests/unit/test_prune_refusals.py::test_prune_leaves_a_folder_that_a_sweep_has_claimed_meanwhile",),
     ),
     Mutant(
         "prune-follows-links",
@@ -69,26 +66,6 @@ MUTANTS = (
         'if ok and row["run_id"] in self.named:',
         'if not ok and row["run_id"] in self.named:',
         (f"{STATUS_SHOW_PRUNE}::test_prune_keeps_what_a_search_names",),
-    ),
-    Mutant(
-        "summary-hides-a-failed-launch",
-        "A cell of which one launch failed is summed up as if all had succeeded.",
-        "zerobench/results/summary.py",
-        "(failed if len(failed) else launches).iloc[-1]",
-        "launches.iloc[0]",
-        (
-            COMPARISON,
-            FIGURES,
-            STATUS_SHOW_PRUNE,
-        ),
-    ),
-    Mutant(
-        "summary-interval-of-two",
-        "Two launches get an interval, which says next to nothing.",
-        "zerobench/results/summary.py",
-        "few = len(launches) < LEAST_LAUNCHES",
-        "few = len(launches) < 2",
-        (f"{FIGURES}::test_step_times_whiskers_are_the_summarys_interval",),
     ),
     Mutant(
         "interval-too-narrow",
