@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.style import learn_colors, look, save
+from zerobench.config.cell import CellConfig
 from zerobench.config.names import name_cells
 from zerobench.results.conditions import add_options
 from zerobench.results.selection import chosen
@@ -171,9 +172,10 @@ def _labeled(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
-    configs = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
+    written = [json.loads(text) | {"world_size": 0, "batch": 0, "threads": 0} | beside for text in cells["config"]]
+    configs = [CellConfig.from_dict(one) for one in written]
     pairs = zip(configs, name_cells(configs), strict=True)
-    return [config["strategy"]["name"] + name.split("b=0", 1)[1] for config, name in pairs]
+    return [config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs]
 
 
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:

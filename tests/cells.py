@@ -7,7 +7,8 @@ from typing import Any
 
 from zerobench.config import schema as schemas
 from zerobench.config import schema_training
-from zerobench.config.resolve import Cell, resolve
+from zerobench.config.cell import Cell
+from zerobench.config.resolve import resolve
 from zerobench.config.schema import Config, Measure
 
 MODELS: dict[str, schemas.Model] = {

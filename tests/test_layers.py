@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 
 LAYERS = {
     "zerobench": [
-        {"records", "theory", "zero", "sizes", "cluster", "registry"},
+        {"records", "theory", "zero", "sizes", "sections", "cluster", "registry"},
         {"host", "strategies"},
         {"data", "probes"},
         {"models"},

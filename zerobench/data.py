@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from .registry import DATA
-from .zero.precision import DTYPES
 
 TEXT_VOCABULARY = 256
 
@@ -132,24 +131,41 @@ def _word(part: Any) -> str:
     return type(part).__name__
 
 
-def build_batches(config: dict[str, Any], rank: int, device: torch.device) -> Batches | OwnBatches:
-    """Builds the batches of one rank of a resolved cell."""
-    section, dtype = config["data"], DTYPES[config["precision"]["name"]]
-    if section["name"] not in DATA.own:
-        return OwnBatches(section["name"], _build_own(section, config | {"rank": rank}), device, dtype)
-    text = read_text(section["path"], config["sequence"]) if section["name"] == "text" else None
+@dataclass(frozen=True)
+class Batching:
+    """The source of a run's batches. `options`: keyword arguments of a user's builder; `path`, `vocabulary`: of ours.
+    `micro_batch`: sequences, or samples, of one rank; `dtype`: of floating-point tensors.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    path: str | None
+    vocabulary: int
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    sequence: int
+    seed: int
+    dtype: torch.dtype
+
+
+def build_batches(source: Batching, rank: int, device: torch.device) -> Batches | OwnBatches:
+    """The batches of one rank."""
+    if source.name not in DATA.own:
+        return OwnBatches(source.name, _build_own(source, rank), device, source.dtype)
+    text = read_text(source.path, source.sequence) if source.name == "text" else None
     return Batches(
-        text, section["vocabulary"], config["sequence"], config["micro_batch"], config["accumulation"], rank,
-        config["world_size"], config["seed"], device,
+        text, source.vocabulary, source.sequence, source.micro_batch, source.accumulation, rank, source.world_size,
+        source.seed, device,
     )  # fmt: skip
 
 
-def _build_own(section: dict[str, Any], known: dict[str, Any]) -> Any:
+def _build_own(source: Batching, rank: int) -> Any:
     """Calls a user's builder with its options and with those values of the run that it takes as parameters."""
-    options = {key: value for key, value in section.items() if key != DATA.identity}
-    filled = {key: known[key] for key in DATA.filled if DATA.takes(section["name"], key)}
-    with _blamed_on(section["name"]):
-        return DATA.all()[section["name"]](**options, **filled)
+    given = vars(source) | {"rank": rank}
+    filled = {key: given[key] for key in DATA.filled if DATA.takes(source.name, key)}
+    with _blamed_on(source.name):
+        return DATA.all()[source.name](**source.options, **filled)
 
 
 @contextmanager

@@ -15,17 +15,19 @@ import torch
 from torch import nn
 
 from . import data, strategies
-from .config import activations, combinations, offload, optimizers, precision
+from .config import combinations
+from .config.cell import CellConfig
 from .config.schema_training import NORMS
 from .host.environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .models import contract
 from .predict import activations as predicted_activations
-from .predict.build import build_model, initial_options, place_model, shapes_of
+from .predict.build import build_model, initial_options, place_model, schedule_options, shapes_of
 from .probes import Probe, gradient_norm, make_pass
 from .probes.ledger_maxima import ASIDE
 from .probes.snapshot import snapshots
 from .probes.step_values import StepResult, StepValues, scale_of
 from .rank_record import RankRecord, schedule_of, steps_of
+from .sections import known
 from .strategies import Engine
 from .theory.shapes import ParameterShape
 
@@ -38,7 +40,7 @@ class RankJob:
     run's, as long as it is written, where this rank leaves what is no table.
     """
 
-    config: dict[str, Any]
+    config: CellConfig
     mode: str
     rank: int
     rendezvous: Rendezvous
@@ -47,24 +49,24 @@ class RankJob:
     @property
     def scratch(self) -> str | None:
         """Where this rank's files go that no one needs after it; None where it has none. The launcher sweeps there."""
-        return offload.files_in(self.config, self.folder)
+        return self.config.offload.files_in(self.folder)
 
     @property
     def records_history(self) -> bool:
         """True where the allocator's history is to be recorded; the timed pass carries nothing."""
-        return self.mode == "accounted" and bool(self.config["measure"].get("snapshot"))
+        return self.mode == "accounted" and self.config.measure.snapshot
 
 
 def run_rank(job: RankJob, tell: Tell) -> RankRecord:
     """Builds, warms up, steps, and returns the records. `tell` takes progress, a dict now and then."""
-    config, measure = job.config, job.config["measure"]
+    config, measure = job.config, job.config.measure
     with (
         rank_environment(
-            job.rank, config["world_size"], config["device"], config["backend"], job.rendezvous,
-            config["threads"], config["timeout_s"],
+            job.rank, config.world_size, config.device, config.backend, job.rendezvous,
+            known(config.launch.threads), config.launch.timeout_s,
         ) as device,
         snapshots(Path(job.folder), job.rank, device, job.records_history),
-        make_pass(job.mode, device, config.get("node_size")) as probe,
+        make_pass(job.mode, device, config.node_size) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         model, shapes, engine, batches = _build(job, probe, device)
@@ -72,10 +74,10 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
         unread: list[StepValues] = []
-        total = measure["warmup"] + measure["steps"]
+        total = measure.warmup + measure.steps
         for number in range(total):
             scale = scale_of(engine)
-            with probe.step(measured=(measured := number >= measure["warmup"])):
+            with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, model, number, config)
                 squares = _look(engine, scale, probe, measured)
                 with probe.phase("update"):
@@ -86,7 +88,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             del loss, norm, scale, squares
             if probe.may_wait:
                 results.append(unread.pop().read())
-            if job.rank == 0 or config["backend"] == SIMULATED:
+            if job.rank == 0 or config.backend == SIMULATED:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
                 tell(news | {"loss": results[-1].loss if results else None})
 
@@ -102,8 +104,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         **vars(found),
         rank=job.rank,
         mode=job.mode,
-        steps=steps_of(job.rank, job.mode, measure["warmup"], results, found.times),
-        schedule=schedule_of(found.order, shapes, config["accumulation"], activations.of_schedule(config)),
+        steps=steps_of(job.rank, job.mode, measure.warmup, results, found.times),
+        schedule=schedule_of(found.order, shapes, config.accumulation, schedule_options(config)),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         own_activation_bytes=predicted_activations.of(config, batches, build_model) if first else None,
         gradient_holders=holders,
@@ -116,10 +118,10 @@ def _accumulate(
     probe: Probe,
     model: nn.Module,
     number: int,
-    config: dict[str, Any],
+    config: CellConfig,
 ) -> torch.Tensor:
     """Forward and backward of a step's micro-batches; the mean of their losses."""
-    micro_batches, accumulate = config["accumulation"], config["strategy"].get("accumulate", "last")
+    micro_batches, accumulate = config.accumulation, config.strategy.reduces
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
         with probe.phase("data"):
@@ -127,7 +129,7 @@ def _accumulate(
         probe.inputs(*data.tensors_of(batch))
         with strategies.synchronizing(engine, accumulate, last=micro == micro_batches - 1):
             with probe.phase("forward"):
-                loss = contract.loss_of(engine, batch, config)
+                loss = contract.loss_of(engine, batch, config.called)
             probe.before_backward(loss)
             with probe.phase("backward"):
                 engine.backward(loss / micro_batches if micro_batches > 1 else loss)
@@ -146,30 +148,30 @@ def _look(engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: b
         return gradient_norm.squares(engine, scale)
 
 
-def _clip(engine: Engine, config: dict[str, Any]) -> torch.Tensor | None:
+def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:
     """Clips the gradients where the run asks for it; their norm before."""
-    if config["clip"] is None:
+    if config.clip is None:
         return None
-    return engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]])
+    return engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm])
 
 
 def _build(
     job: RankJob, probe: Probe, device: torch.device
 ) -> tuple[nn.Module, list[ParameterShape], Engine, data.Batches | data.OwnBatches]:
     config = job.config
-    if config.get("deterministic"):
+    if config.deterministic:
         make_deterministic()
-    seed_everything(config["seed"])
+    seed_everything(config.seed)
     with probe.phase("init"):
         model = place_model(config, device)
         shapes = shapes_of(model)
         probe.adopt(model)
-        optimizer = optimizers.build(config["optimizer"], model.parameters())
-        options = precision.options_of(config["precision"], config["strategy"]["name"])
+        optimizer = config.optimizer.build(model.parameters())
+        options = config.precision.engine_options(config)
         options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
-        engine = strategies.wrap(config["strategy"], model, optimizer, clips=config["clip"] is not None, **options)
-        batches = data.build_batches(config, job.rank, device)
+        engine = strategies.wrap(config.strategy.values(), model, optimizer, clips=config.clip is not None, **options)
+        batches = data.build_batches(config.batching, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step
-    seed_everything(config["seed"] + job.rank)  # from here on ranks may draw, dropout say, each its own
+    seed_everything(config.seed + job.rank)  # from here on ranks may draw, dropout say, each its own
     return model, shapes, engine, batches

@@ -9,7 +9,8 @@ import torch
 from tests import zoo
 from tests.compositions import Combination, cell_of
 from zerobench import strategies
-from zerobench.config import combinations, optimizers, precision
+from zerobench.config import combinations
+from zerobench.config.cell import CellConfig
 from zerobench.config.schema_training import NORMS
 from zerobench.predict import build
 from zerobench.zero.offload.nvme import FilePlacement
@@ -31,24 +32,24 @@ NEAR, NEAR_IN_HALF = (1e-6, 2e-4), (2e-2, 6e-2)
 Outcome = tuple[list[float], dict[str, torch.Tensor]]
 
 
-def train(rank: int, n: int, config: dict[str, Any], folder: str) -> Outcome:
+def train(rank: int, n: int, config: CellConfig, folder: str) -> Outcome:
     """(losses and norms, the full state at the end) of a resolved cell, over the zoo's data, built as a run is."""
     torch.manual_seed(0)
     model = build.build_model(config)
-    optimizer = optimizers.build(config["optimizer"], model.parameters())
-    options = precision.options_of(config["precision"], config["strategy"]["name"])
+    optimizer = config.optimizer.build(model.parameters())
+    options = config.precision.options_of(config.strategy.name)
     options |= combinations.engine_options(config, folder)
-    engine = strategies.wrap(config["strategy"], model, optimizer, **options)
+    engine = strategies.wrap(config.strategy.values(), model, optimizer, **options)
     heard = []
     for step in range(STEPS):
-        for micro in range(config["accumulation"]):
-            last = micro == config["accumulation"] - 1
-            with strategies.synchronizing(engine, config["strategy"]["accumulate"], last):
+        for micro in range(config.accumulation):
+            last = micro == config.accumulation - 1
+            with strategies.synchronizing(engine, config.strategy.accumulate, last):
                 loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
-                engine.backward(loss / config["accumulation"])
+                engine.backward(loss / config.accumulation)
             heard.append(loss.item())
-        if config["clip"] is not None:
-            heard.append(engine.clip_grad_norm_(config["clip"], NORMS[config["clip_norm"]]).item())
+        if config.clip is not None:
+            heard.append(engine.clip_grad_norm_(config.clip, NORMS[config.clip_norm]).item())
         engine.step()
     if isinstance(engine.placement, FilePlacement):
         engine.placement.settle()
@@ -86,7 +87,7 @@ def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list
         # alone, where nothing leaves, each use of a tied parameter adds to the sum of all micro-batches in turn
         alone = n == 1 and row["model"] == "tied" and row["accumulation"] != "1"
         # torch's all-reduce adds in an order that depends on the place in the buffer
-        places = ("buffers",) if config["strategy"].get("reduce_with") == "all_reduce" else ()
+        places = ("buffers",) if config.strategy.get("reduce_with") == "all_reduce" else ()
         near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF
         changes = (*CHANGES, "offload") if row["offload"] == LATE else CHANGES
         wanted = references.of(row, (*changes, *REORDERS, *places))

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from tests import zoo
 from tests.cells import cell
 from tests.distributed.variants import account
-from zerobench.config import offload
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
@@ -42,14 +43,14 @@ CELLS: dict[str, dict[str, Any]] = {
 class Measured:
     """A cell, and what its ranks brought home."""
 
-    config: dict[str, Any]
+    config: CellConfig
     records: list[RankRecord]
 
     @property
     def prediction(self) -> Prediction:
         config, schedule = self.config, self.records[0].schedule
-        tiers = offload.shape_of(config)
-        return predict_states(shape_of(config["strategy"]), schedule, N, *training_shapes(config), tiers=tiers)
+        tiers = config.offload.theory_shape()
+        return predict_states(shape_of(config.strategy.values()), schedule, N, *training_shapes(config), tiers=tiers)
 
     @property
     def psi(self) -> int:
@@ -70,7 +71,7 @@ def measure(folder: Path, cells: dict[str, dict[str, Any]]) -> dict[str, Measure
             del options["precision"]
         one = cell(name.split()[0], N, **options)
         assert not one.problems, one.problems
-        configs[name] = one.config | {"measure": {"steps": 1, "warmup": 2}}
+        configs[name] = one.changed(measure=Measure(1, 2)).config
     records = account(list(configs.values()), folder)
     return {name: Measured(config, found) for (name, config), found in zip(configs.items(), records, strict=True)}
 

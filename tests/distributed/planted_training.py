@@ -11,8 +11,6 @@ import torch
 from tests.cells import cell
 from zerobench import data, strategies, worker
 from zerobench.config import combinations as systems
-from zerobench.config import optimizers
-from zerobench.config import precision as numbers
 from zerobench.predict import build
 from zerobench.probes import gradient_norm
 from zerobench.probes.step_values import scale_of
@@ -79,17 +77,17 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
         config = cell(name, n, **more).config
         torch.manual_seed(0)
         model = build.build_model(config)
-        optimizer = optimizers.build(config["optimizer"], model.parameters())
-        options = numbers.options_of(config["precision"], name) | systems.engine_options(config, folder)
-        engine = strategies.wrap(config["strategy"], model, optimizer, **options)
-        batches = data.build_batches(config, rank, torch.device("cpu"))
+        optimizer = config.optimizer.build(model.parameters())
+        options = config.precision.options_of(name) | systems.engine_options(config, folder)
+        engine = strategies.wrap(config.strategy.values(), model, optimizer, **options)
+        batches = data.build_batches(config.batching, rank, torch.device("cpu"))
         steps = []
         for step in range(STEPS):
             scale = scale_of(engine)
-            for micro in range(config["accumulation"]):
-                last = micro == config["accumulation"] - 1
-                with strategies.synchronizing(engine, config["strategy"].get("accumulate", "last"), last):
-                    engine.backward(engine(*batches.batch(step, micro)) / config["accumulation"])
+            for micro in range(config.accumulation):
+                last = micro == config.accumulation - 1
+                with strategies.synchronizing(engine, config.strategy.reduces, last):
+                    engine.backward(engine(*batches.batch(step, micro)) / config.accumulation)
             squares = gradient_norm.squares(engine, scale)
             assert squares is not None
             told = engine.clip_grad_norm_(1e9)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 import zerobench
 from tests.cells import MODELS, cell
 from zerobench.config import schema_memory, schema_training
-from zerobench.config.schema import Model
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Measure, Model
 from zerobench.launch.processes import launch
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY
@@ -83,7 +84,7 @@ def registered() -> Iterator[None]:
 
 
 @registered()
-def random_config(seed: int, strategy: str, n: int, backend: str = "simulated") -> dict[str, Any]:
+def random_config(seed: int, strategy: str, n: int, backend: str = "simulated") -> CellConfig:
     """A cell that makes sense, of one accounted step; the same for the same seed. Raises where none is found."""
     draw = random.Random(f"{seed} {strategy} {n}")
     name = f"random {seed}"
@@ -92,7 +93,7 @@ def random_config(seed: int, strategy: str, n: int, backend: str = "simulated") 
         options = _options(draw, strategy, n)
         one = cell(strategy, n, name, backend=backend, bucket_bytes=draw.choice((1024, 4096, 16384)), **options)
         if not one.problems:
-            return one.config | {"measure": {"steps": 1, "warmup": 2 if options.get("arena") else 1}}
+            return one.changed(measure=Measure(1, 2 if options.get("arena") else 1)).config
     raise AssertionError(one.problems)
 
 

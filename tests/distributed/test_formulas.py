@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.random_cells import STRATEGIES, account_each, random_config
-from zerobench.config import offload, topology
+from zerobench.config.cell import CellConfig
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of
 from zerobench.theory import in_flight
@@ -34,13 +34,13 @@ class Run:
     """A run's config, its order of events, and the largest bytes that were measured of each category on a rank."""
 
     name: str
-    config: dict[str, Any]
+    config: CellConfig
     schedule: Schedule
     measured: dict[str, int]
 
     def formulas(self) -> dict[str, Formula]:
-        groups, tiers = topology.shape_of(self.config), offload.shape_of(self.config)
-        strategy = shape_of(self.config["strategy"])
+        groups, tiers = self.config.groups, self.config.offload.theory_shape()
+        strategy = shape_of(self.config.strategy.values())
         return bounded_states(strategy, self.schedule, groups, *training_shapes(self.config), tiers)
 
     def faults(self) -> Iterator[str]:
@@ -88,7 +88,7 @@ def test_two_real_ranks_do_as_well(tmp_path) -> None:
 def test_the_bounds_are_near(simulated: list[Run]) -> None:
     """A bound that holds everything would prove nothing; models of a few KiB have most in flight."""
     for strategy, most in (("ddp", 1.2), ("megatron", 1.1), ("zero1", 1.2), ("zero2", 1.6), ("zero3", 2)):
-        mine = [run for run in simulated if run.config["strategy"]["name"] == strategy]
+        mine = [run for run in simulated if run.config.strategy.name == strategy]
         ratios = [run.formulas()["states"].most / run.measured["states"] for run in mine]
         assert median(ratios) < most, strategy
         assert min(ratios) < 1.1, strategy

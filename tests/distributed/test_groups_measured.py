@@ -9,6 +9,8 @@ import pytest
 from tests.cells import cell
 from tests.distributed.variants import BUCKET_BYTES, account
 from zerobench.config import schema_memory as memory
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
 from zerobench.config.topology import shape_of
 from zerobench.predict.estimate import training_shapes
@@ -44,11 +46,11 @@ CELLS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def config_of(name: str) -> dict[str, Any]:
+def config_of(name: str) -> CellConfig:
     options = {"model": "tiny", "bucket_bytes": BUCKET_BYTES // 4, "micro_batch": 1, **CELLS[name]}
     one = cell(name.split()[0], N, **options)
     assert not one.problems, one.problems
-    return one.config | {"measure": {"steps": 1, "warmup": 2}}
+    return one.changed(measure=Measure(1, 2)).config
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +67,13 @@ def moved(records: Any, value: str) -> float:
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
     schedule, shapes, groups = records[0].schedule, training_shapes(config), shape_of(config)
-    prediction = predict_states(strategy_shape(config["strategy"]), schedule, N, *shapes, groups)
+    prediction = predict_states(strategy_shape(config.strategy.values()), schedule, N, *shapes, groups)
     memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
     for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):
         assert max(m.max_bytes for m in memory if m.category == category) == size, category
-    expected = predict_traffic(strategy_shape(config["strategy"]), schedule, N, groups, shapes[1])
+    expected = predict_traffic(strategy_shape(config.strategy.values()), schedule, N, groups, shapes[1])
     assert moved(records, "volume_elements") == pytest.approx(expected.volume, rel=1e-12)
-    if "node_size" in config:
+    if config.node_size is not None:
         assert moved(records, "within_bytes") == pytest.approx(expected.within, rel=1e-12)
         assert moved(records, "between_bytes") == pytest.approx(expected.between, rel=1e-12)
     else:

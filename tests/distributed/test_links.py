@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cells import cell
 from tests.distributed.variants import account
+from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import (
     CheckpointOffloadActivations,
     CpuOffload,
@@ -73,9 +75,9 @@ def rows(tmp_path_factory) -> dict[str, RunRow]:
         options = {"micro_batch": 1, **more}
         one = cell(strategy, 2, **options)
         assert not one.problems, one.problems
-        one.config["measure"] |= {"steps": 1, "warmup": 2}
-        if one.config.get("offload", {}).get("name") == "nvme":
-            one.config["offload"]["path"] = str(folder)
+        one = one.changed(measure=Measure(1, 2))
+        if one.config.offload.name == "nvme":
+            one = one.changed(offload=replace(one.config.offload, path=str(folder)))
         cells[name] = one
     found = {name: _blank_row(one) for name, one in cells.items()}
     accounts = account([one.config for one in cells.values()], folder)

@@ -47,7 +47,7 @@ def test_the_papers_rows(measured: dict[str, Measured]) -> None:
     for name, each in rows.items():
         one = measured[name]
         assert one.prediction.floor_bytes == pytest.approx(each * one.psi, rel=1e-3), name
-        assert 0 <= one.most("device", "states") - each * one.psi <= 3 * one.config["strategy"]["bucket_bytes"], name
+        assert 0 <= one.most("device", "states") - each * one.psi <= 3 * one.config.strategy.bucket_bytes, name
 
 
 def test_host_memory_does_not_grow_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import strategies
-from zerobench.config import optimizers, precision
 from zerobench.config.schema_training import Bf16, Fp16, Fp32
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
@@ -38,13 +37,13 @@ def train(
     config = config_of(name, n, tuned, accumulation=accumulation, **more)
     torch.manual_seed(0)
     model = build_model(config)
-    optimizer = optimizers.build(config["optimizer"], model.parameters())
-    engine = strategies.wrap(config["strategy"], model, optimizer, **precision.options_of(config["precision"], name))
-    batches, losses = build_batches(config, rank, torch.device("cpu")), []
+    optimizer = config.optimizer.build(model.parameters())
+    engine = strategies.wrap(config.strategy.values(), model, optimizer, **config.precision.options_of(name))
+    batches, losses = build_batches(config.batching, rank, torch.device("cpu")), []
     for step in range(STEPS):
         total = 0.0
         for micro in range(accumulation):
-            how = config["strategy"].get("accumulate", "last")
+            how = config.strategy.reduces
             with strategies.synchronizing(engine, how, last=micro == accumulation - 1):
                 loss = engine(*batches.batch(step, micro)) / accumulation
                 engine.backward(loss)

@@ -57,7 +57,7 @@ def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Me
     ):
         schedule = records[0].schedule
         sent = [sum(t.volume_elements for t in record.traffic if not t.control) for record in records]
-        strategy, trained = shape_of(config["strategy"]), training_shapes(config)
+        strategy, trained = shape_of(config.strategy.values()), training_shapes(config)
         found[key] = Measured(
             predict_states(strategy, schedule, ranks, *trained),
             floor_bytes(strategy, schedule.shapes, GroupShape(ranks), *trained),

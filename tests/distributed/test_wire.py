@@ -40,9 +40,9 @@ needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="needs the r
 def test_the_wire_carries_what_the_formula_says(carried: dict[str, float], case: str, n: int) -> None:
     """The bytes of a step against the ring optimum of the predicted volume."""
     config = cell_of(case, n).config
-    schedule = Schedule.sequential(shapes_of(build_model(config)), config["accumulation"])
+    schedule = Schedule.sequential(shapes_of(build_model(config)), config.accumulation)
     bytes_each = 2 if "bf16" in case else 4
-    expected = bytes_each * predict_volume(shape_of(config["strategy"]), schedule, n) * (n - 1)
+    expected = bytes_each * predict_volume(shape_of(config.strategy.values()), schedule, n) * (n - 1)
     assert carried[case] == pytest.approx(expected, rel=0.02)
 
 

@@ -45,7 +45,7 @@ def predicted(case: str) -> tuple[Moved, int]:
     config = cell_of(case).config
     schedule = Schedule.sequential(shapes_of(build_model(config)))
     groups, shapes = shape_of(config), training_shapes(config)
-    moved = predict_traffic(strategy_shape(config["strategy"]), schedule, NODES * NODE_SIZE, groups, shapes[1])
+    moved = predict_traffic(strategy_shape(config.strategy.values()), schedule, NODES * NODE_SIZE, groups, shapes[1])
     return moved, sum(shape.numel for shape in schedule.shapes)
 
 

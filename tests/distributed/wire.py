@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cells import cell
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
 from zerobench.launch.processes import launch

@@ -45,7 +45,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         "logs",
     }
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config["batch"], config["micro_batch"], config["world_size"]) == (8, 4, 2)
+    assert (config.batch, config.micro_batch, config.world_size) == (8, 4, 2)
     assert "zero3 gpt_tiny N=2 b=8" in done.stdout
     assert not list((tmp_path / "results/runs").glob(".partial-*"))
 
@@ -261,9 +261,9 @@ def test_a_key_that_the_default_choice_lacks_goes_with_a_sweep_over_its_group() 
     """Hydra alone would look for it under the default strategy, ddp, and refuse."""
     cells = compose_cells(["-m", "strategy=zero1,zero2", "strategy.reduce_with=all_reduce", "optimizer=nadam,adam"])
     assert len(cells) == 4
-    assert {cell.config["strategy"]["reduce_with"] for cell in cells} == {"all_reduce"}
+    assert {cell.config.strategy.reduce_with for cell in cells} == {"all_reduce"}
     halves = compose_cells(["-m", "precision=bf16,fp16", "strategy=zero1", "precision.gradient_dtype='fp32'"])
-    assert [cell.config["precision"]["gradient_dtype"] for cell in halves] == ["fp32"] * 2
+    assert [cell.config.precision.gradient_dtype for cell in halves] == ["fp32"] * 2
 
 
 LOOSE: list[tuple[list[str], str, list[Any]]] = [
@@ -284,7 +284,7 @@ def test_a_key_that_some_choices_of_a_sweep_lack_is_left_out_there(
     beside = [] if any(one.startswith("strategy") for one in arguments) else ["strategy=zero2"]
     cells = compose_cells(["-m", *arguments, *beside, "device=cpu"])
     key = next(one for one in arguments if "." in one.split("=")[0]).split("=")[0].split(".")[1]
-    assert [cell.config.get(group, {}).get(key) for cell in cells] == wanted
+    assert [cell.config.section(group).get(key) for cell in cells] == wanted
     assert [cell.problems for cell in cells] == [()] * len(cells)
 
 
@@ -345,7 +345,7 @@ def test_what_hydras_sweeper_is_told_to_sweep_over_is_a_sweep() -> None:
                     ["+hydra.sweeper.params.strategy='ddp,zero1'", "hydra.sweeper.params.seed='range(2)'"],
                     ["hydra.sweeper.params={strategy:'zero3,zero2',seed:'0,1'}", "strategy=ddp,zero1"]):  # fmt: skip
         cells = compose_cells(["-m", *spelled, "model=gpt_tiny", "device=cpu"])
-        found = sorted((cell.config["strategy"]["name"], cell.config["seed"]) for cell in cells)
+        found = sorted((cell.config.strategy.name, cell.config.seed) for cell in cells)
         assert found == [("ddp", 0), ("ddp", 1), ("zero1", 0), ("zero1", 1)]
 
 

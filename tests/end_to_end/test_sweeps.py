@@ -23,7 +23,8 @@ from tests.cells import cell
 from tests.end_to_end.command import SMALL, heed_ctrl_c
 from tests.end_to_end.command import zerobench as run
 from zerobench import cli
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Launch, Measure
 from zerobench.records import RunRow
 from zerobench.results.folders import TURNS
 from zerobench.results.tables import run_folders
@@ -129,12 +130,13 @@ def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, mo
 
 def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypatch) -> None:
     one, other = (
-        Cell({**cell("ddp", 1).config, "threads": threads, "repeats": 2, "rerun": True}, ()) for threads in (1, 2)
+        cell("ddp", 1, measure=Measure(2, 2, repeats=2), rerun=True, launch=Launch(threads=threads))
+        for threads in (1, 2)
     )
     launched = []
 
     def run_cell(mine: Cell, _progress: object, repeat: int, _on_unwritten: object) -> RunRow:
-        launched.append((mine.config["threads"], repeat))
+        launched.append((mine.config.launch.threads, repeat))
         row = _blank_row(mine, repeat)
         row.status = "crash" if mine is one else "ok"
         return row

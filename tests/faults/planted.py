@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from zerobench import strategies
 from zerobench.config import precision
+from zerobench.config.cell import CellConfig
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
 from zerobench.strategies.ddp import DdpEngine
@@ -54,9 +55,9 @@ def run_planted(jobs: list[tuple[str | None, RankJob]], tell: Any) -> list[Any]:
     records, foretold = [], activations.of
     known: dict[str, int | None] = {}
 
-    def once(config: dict[str, Any], *rest: Any) -> int | None:
+    def once(config: CellConfig, *rest: Any) -> int | None:
         """All runs of one precision are of one model."""
-        key = config["precision"]["name"]
+        key = config.precision.name
         if key not in known:
             known[key] = foretold(config, *rest)
         return known[key]

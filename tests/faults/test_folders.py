@@ -17,7 +17,8 @@ import zerobench
 from tests.cells import cell
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Launch
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.sweep.cell import _prefix, find_or_run, run_cell
 from zerobench.sweep.sweep import Sweep
@@ -28,7 +29,9 @@ ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
 
 def test_ranks_meet_in_a_folder_of_any_name(tmp_path: Path) -> None:
     home = tmp_path / ODD
-    row = run_cell(cell("zero3", 2, results_dir=str(home)).changed(timeout_s=20), lambda _: None)
+    row = run_cell(
+        cell("zero3", 2, results_dir=str(home)).changed(launch=Launch(timeout_s=20, threads=1)), lambda _: None
+    )
     assert (row.status, row.reason) == ("ok", "")
     assert [path.name for path in tmp_path.iterdir()] == [ODD], "nothing lands beside it"
     assert list(zerobench.load(home).runs.status) == ["ok"]

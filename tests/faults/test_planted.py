@@ -16,7 +16,7 @@ from tests.cells import cell
 from tests.faults.planted import FAULTS, Fault, run_planted
 from zerobench.commands.budget.limits import Limit, judge_cell, recorded
 from zerobench.config import schema_memory
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16
 from zerobench.launch.processes import launch
 from zerobench.sweep import aggregate
@@ -66,8 +66,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...] | str
     return records(tmp_path_factory.mktemp("planted"))
 
 
-def said_of(row: Any, honest: Any, config: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns the row's own findings, and those of an honest run's budget."""
+def said_of(row: Any, honest: Any, config: CellConfig) -> tuple[list[str], list[str]]:
+    """What the row says by itself, and what the budget of an honest run says of it."""
     limits = {name: Limit(value) for name in recorded(config) if (value := getattr(honest, name)) is not None}
     found = judge_cell("cell", limits, vars(row))
     return [one for one in row.unexplained.split("; ") if one], [one.sentence for one in found]

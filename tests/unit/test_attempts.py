@@ -12,7 +12,7 @@ import pandas as pd
 from tests.cells import cell
 from zerobench.commands.compare.interleave import load_runs
 from zerobench.commands.holdings import look
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
 from zerobench.results.attempts import in_order, moments, split
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.tables import collect, latest, load, merge
@@ -22,7 +22,7 @@ from zerobench.sweep import cell as cells
 def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
     row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
-    where, prefix = Path(one.config["results_dir"]), cells._prefix(one)
+    where, prefix = Path(one.config.results_dir), cells._prefix(one)
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, {}).name
 
 

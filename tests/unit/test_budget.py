@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from tests.cells import cell
 from zerobench.commands.budget.check import exit_code
 from zerobench.commands.budget.command import record_cell
 from zerobench.commands.budget.file import (
@@ -21,6 +22,7 @@ from zerobench.commands.budget.file import (
 )
 from zerobench.commands.budget.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.commands.budget.report import write_junit, write_markdown
+from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.sizes import parse_bytes, show_bytes
 
 MIB = 2**20
@@ -85,7 +87,7 @@ def test_verdicts_go_both_ways(metric: str, limit: Limit, value: float, verdict:
 @pytest.mark.parametrize("metric", RECORDED)
 def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: Path, metric: str) -> None:
     """Each through the file, as `record` writes it and `check` reads it."""
-    config = dict.fromkeys(("model", "offload", "node_size", "zeropp"), "chosen")
+    config = cell("zero3", 4, offload=CpuOffload(), node_size=2, zeropp=AllOfZeropp()).config
     about = dict.fromkeys(("commit", "torch_version", "processor"), "") | {"cores": 2}
     measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 2**22}, **about)
     measured |= {"name": "c", "work": "0", "environment": "cpu, torch 2.13"}
@@ -102,16 +104,16 @@ def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: 
 @pytest.mark.parametrize(
     ("choice", "more"),
     [
-        ("offload", {"read_bytes", "write_bytes"}),
-        ("node_size", {"within_nodes_bytes", "between_nodes_bytes"}),
-        ("zeropp", {"quantized_gather_share", "quantized_reduction_share"}),
+        ({"offload": CpuOffload()}, {"read_bytes", "write_bytes"}),
+        ({"node_size": 2}, {"within_nodes_bytes", "between_nodes_bytes"}),
+        ({"zeropp": AllOfZeropp()}, {"quantized_gather_share", "quantized_reduction_share"}),
     ],
 )
-def test_what_says_nothing_of_a_cell_is_not_recorded(choice: str, more: set[str]) -> None:
-    plain = recorded({"model": {}})
+def test_what_says_nothing_of_a_cell_is_not_recorded(choice: dict[str, Any], more: set[str]) -> None:
+    plain = recorded(cell("zero3", 4).config)
     assert not more & set(plain)
     assert {"peak_bytes", "host_peak_bytes", "wire_bytes"} < set(plain)
-    assert set(recorded({"model": {}, choice: "chosen"})) - set(plain) == more
+    assert set(recorded(cell("zero3", 4, **choice).config)) - set(plain) == more
 
 
 SINCE: set[str] = set()

@@ -8,8 +8,8 @@ import pytest
 
 from tests.cells import cell
 from zerobench.config import schema_training
-from zerobench.config.resolve import work_id
-from zerobench.config.schema import Gpt, Measure
+from zerobench.config.identity import work_id
+from zerobench.config.schema import Gpt, Launch, Measure
 
 PLAIN = cell("zero2", 2)
 
@@ -65,7 +65,7 @@ def test_a_model_of_one_tile_is_the_model_without_the_key(monkeypatch: pytest.Mo
 
 
 def test_threads_are_the_machines_and_no_other_work() -> None:
-    other = PLAIN.changed(threads=7)
+    other = PLAIN.changed(launch=Launch(threads=7))
     assert other.cell_id != PLAIN.cell_id
     assert work_id(other.config) == work_id(PLAIN.config)
 

@@ -16,7 +16,8 @@ from zerobench.commands.compare.comparison import Compared, Comparison, compare_
 from zerobench.commands.compare.interleave import turns
 from zerobench.commands.compare.noise_floor import NoiseFloor, environment_of, floor_from, floor_of
 from zerobench.commands.compare.paired import detectable, effect_of, effects, interleaved, pair_up, pairs_needed
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Launch
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
 from zerobench.results.summary import TIMES
 from zerobench.results.tables import frame_of
@@ -35,7 +36,7 @@ def run(of: Cell, repeat: int = 0, step_s: float = 0.1, started: str = "2026-01-
     row |= {"peak_bytes": 8 * MIB, "states_bytes": 5 * MIB, "volume_psi": 2.0, "resident_bytes": 500 * MIB}
     row |= {"payload_bytes": 4000, "wire_bytes": 8000, "control_bytes": 0, "loss_first": 5.5, "loss_last": 5.25}
     row |= {"step_s": step_s, "forward_s": step_s / 4, "backward_s": step_s / 2, "update_s": step_s / 4}
-    row |= {"tokens_per_s": of.config["batch"] * 32 / step_s, "passes_agree": True}
+    row |= {"tokens_per_s": of.config.batch * 32 / step_s, "passes_agree": True}
     return row | more
 
 
@@ -136,7 +137,7 @@ def test_a_strategy_how_a_batch_is_cut_and_recomputing_are_what_is_compared() ->
 @pytest.mark.parametrize(("key", "other"), [("cores", 16), ("processor", "other"), ("backend", "mpi")])
 def test_times_of_another_machine_are_not_comparable_and_bytes_are(key: str, other: object) -> None:
     one = cell("zero1", 2)
-    there = Cell({**one.config, "backend": other}, ()) if key == "backend" else one
+    there = one.changed(backend=other) if key == "backend" else one
     mine = {} if key == "backend" else {key: other}
     here = {} if key == "backend" else {key: 2 if key == "cores" else "mine"}
     found = only(compare([run(one, **here)], [run(there, **mine)]))
@@ -149,7 +150,7 @@ def test_times_of_another_machine_are_not_comparable_and_bytes_are(key: str, oth
 
 def test_threads_refuse_times_alone_and_seeds_losses_alone() -> None:
     one = cell("zero1", 2)
-    threads = only(compare([run(one)], [run(one.changed(threads=2))]))
+    threads = only(compare([run(one)], [run(one.changed(launch=Launch(threads=2)))]))
     assert (threads.time_refused, threads.loss_refused) == (("threads is 1 in A and 2 in B",), ())
     seed = only(compare([run(one)], [run(one.changed(seed=1), loss_last=5.0)]))
     assert (seed.time_refused, seed.loss_refused) == ((), ("seed is 0 in A and 1 in B",))
@@ -159,7 +160,11 @@ def test_threads_refuse_times_alone_and_seeds_losses_alone() -> None:
 
 def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None:
     a = [run(cell("ddp", 2)), run(cell("zero1", 2)), run(cell("zero2", 2))]
-    b = [run(cell("zero1", 2).changed(threads=2)), run(cell("zero3", 2)), run(cell("zero2", 2, bucket_bytes=2048))]
+    b = [
+        run(cell("zero1", 2).changed(launch=Launch(threads=2))),
+        run(cell("zero3", 2)),
+        run(cell("zero2", 2, bucket_bytes=2048)),
+    ]
     found = compare(a, b)
     assert [(pair.a.row["strategy"], pair.b.row["strategy"]) for pair in found.pairs] == [
         ("zero1",) * 2,
@@ -171,7 +176,7 @@ def test_cells_are_matched_by_work_then_by_name_and_the_rest_is_listed() -> None
 
 
 def test_cells_that_differ_in_what_is_local_find_their_own_counterpart() -> None:
-    both = [run(cell("zero1", 2)), run(cell("zero1", 2).changed(threads=2))]
+    both = [run(cell("zero1", 2)), run(cell("zero1", 2).changed(launch=Launch(threads=2)))]
     found = compare(both, both[::-1])
     assert [pair.a.row["threads"] for pair in found.pairs] == [1, 2]
     assert all(pair.a.row["cell_id"] == pair.b.row["cell_id"] for pair in found.pairs)

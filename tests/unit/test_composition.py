@@ -16,7 +16,7 @@ from tests import compositions
 from tests.cells import cell
 from tests.compositions import CORE, FREE, STRATEGIES, core, problems_of
 from zerobench.config import combinations as composition
-from zerobench.config import precision, schema_memory, schema_training
+from zerobench.config import schema_memory, schema_training
 from zerobench.host.environment import rank_environment
 from zerobench.zero import initialize
 from zerobench.zero.offload.disk import DiskError
@@ -100,9 +100,9 @@ def test_the_engine_refuses_what_the_config_refuses_and_no_more(tmp_path: Path) 
         if one["buffers"] == "fused" or key in seen:
             continue
         seen.add(key)
-        plain = compositions.plain_of(one, 4)
-        problems = composition.problems_of(plain)
-        heard = refusal(one["strategy"], **composition.engine_options(plain, str(tmp_path)))
+        config = compositions.config_of(one, 4)
+        problems = composition.validate(config)
+        heard = refusal(one["strategy"], **composition.engine_options(config, str(tmp_path)))
         assert bool(problems) == bool(heard), (one, problems, heard)
         assert "\n" not in heard
     assert len(seen) == 3 * len(CORE["offload"]) * 2 * 2 * len(CORE["zeropp"])
@@ -142,7 +142,7 @@ def test_values_that_cannot_be_are_refused_before_ranks_start(strategy: str, mor
 def test_the_engine_refuses_them_as_well(strategy: str, more: dict[str, Any], words: str, tmp_path: Path) -> None:
     config = cell(strategy, 4, "mlp", **more).config
     options = composition.engine_options(config, str(tmp_path))
-    options |= precision.options_of(config["precision"], strategy)
+    options |= config.precision.options_of(strategy)
     try:
         heard = refusal(strategy, **options)
     except DiskError as error:  # the path is looked at when it is used

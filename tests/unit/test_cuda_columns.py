@@ -84,7 +84,7 @@ def test_what_the_allocator_was_told_is_on_record_and_makes_another_environment(
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setattr(provenance, "device_class", lambda device: device)
-    config = {**cell("zero2", 2).config, "device": "cuda"}
+    config = cell("zero2", 2).changed(device="cuda").config
     plain = provenance.environment_hash(config)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.setenv(name, f"expandable_segments:True {name}")

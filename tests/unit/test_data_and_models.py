@@ -48,7 +48,7 @@ def test_ranks_together_see_what_one_rank_would(text: bool, world_size: int) -> 
 
 def test_a_cells_ranks_have_their_own_parts() -> None:
     config = cell("zero2", 2).config
-    mine, others = (build_batches(config, rank, CPU).batch(3)[0] for rank in range(2))
+    mine, others = (build_batches(config.batching, rank, CPU).batch(3)[0] for rank in range(2))
     assert mine.shape == others.shape
     assert not torch.equal(mine, others)
 

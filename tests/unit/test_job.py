@@ -131,11 +131,11 @@ def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> N
     mine = SimpleNamespace(job=SimpleNamespace(world_size=4), membership=TWO_MACHINES)
     monkeypatch.setattr(job, "current_job", lambda: mine)
     whole = cell("zero2", None).config  # type: ignore[arg-type]
-    assert (whole["world_size"], whole["nodes"]) == (4, 2)
+    assert (whole.world_size, whole.nodes) == (4, 2)
     assert cell("zero2", 2).cell_id == alone.cell_id  # the same measurement as without a job
     gpus = cell("zero2", 4, device="cuda").config
-    assert (gpus["backend"], gpus["ranks_per_gpu"]) == ("gloo", 2)  # machine b has one for two ranks
-    assert cell("zero2", 2, device="auto").config["backend"] == "nccl"
+    assert (gpus.backend, gpus.ranks_per_gpu) == ("gloo", 2)  # machine b has one for two ranks
+    assert cell("zero2", 2, device="auto").config.backend == "nccl"
     assert "world_size=8: the job that was joined has 4 ranks" in "; ".join(cell("zero2", 8).problems)
     assert not cell("zero2", 8, backend="simulated").problems
 

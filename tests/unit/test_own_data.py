@@ -90,13 +90,13 @@ def test_registered_data_has_typed_keys_and_is_told_of_the_run() -> None:
     cells = compose_cells(["-m", "data=numbers", "model=line", "data.scale=2,3", "world_size=2", "device=cpu"])
     assert [cell.problems for cell in cells] == [(), ()]
     config = cells[1].config
-    assert config["data"] == {"name": "numbers", "scale": 3.0, "path": None}
-    assert config["sequence"] == 1, "tokens per second are samples per second"
-    batch = build_batches(config, 1, CPU).batch(4)
+    assert config.data.values() == {"name": "numbers", "scale": 3.0, "path": None}
+    assert config.sequence == 1, "tokens per second are samples per second"
+    batch = build_batches(config.batching, 1, CPU).batch(4)
     assert batch["x"].tolist() == [[7.0] * 3] * 4
     assert batch["y"].tolist() == [2]
     assert cells[0].cell_id != cells[1].cell_id
-    assert compose_cells(["data=numbers", "model=gpt_tiny", "device=cpu"])[0].config["sequence"] == 128
+    assert compose_cells(["data=numbers", "model=gpt_tiny", "device=cpu"])[0].config.sequence == 128
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_cannot_be_registered_is_refused(name: str, build: Any, words: str)
         zerobench.register_data(name, build)
 
 
-CONFIG = {"model": {"kind": "mine", "name": "mine"}, "data": {"name": "text"}}
+CALLED = contract.Called("mine", "mine", "text")
 TERMS = "model=mine is called as forward(float32 (2, 3), int64 (2,)) with data=text, and must return the loss"
 
 
@@ -137,7 +137,7 @@ def test_a_model_that_breaks_the_contract_is_told_of_it(forward: Any, words: str
     """As the row's reason has it: what Python said, then how the model was called."""
     batch = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
     with pytest.raises((TypeError, RuntimeError)) as raised:
-        contract.loss_of(forward, batch, CONFIG)
+        contract.loss_of(forward, batch, CALLED)
     status, reason = rank_process._classify(raised.value)
     assert status == "crash"
     assert words in reason
@@ -149,9 +149,9 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        contract.loss_of(full, (torch.ones(1),), CONFIG)
+        contract.loss_of(full, (torch.ones(1),), CALLED)
     assert rank_process._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
-    ours = CONFIG | {"model": {"kind": "gpt", "name": "gpt_tiny"}}
+    ours = contract.Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
         contract.loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
     assert "called as" not in rank_process._classify(raised.value)[1]

@@ -31,7 +31,7 @@ def launches_of(*arguments: str) -> list[CellLaunch]:
 def step_s(launch: CellLaunch) -> float:
     """As a model's own steps: with the work in them."""
     config = launch.cell.config
-    return 1e-10 * config["batch"] * config["sequence"] * config["model"]["hidden"] ** 2 * config["model"]["layers"]
+    return 1e-10 * config.batch * config.sequence * config.model.hidden**2 * config.model.layers
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench.config import schema_memory, schema_training
+from zerobench.config.cell import CellConfig
 from zerobench.predict.estimate import estimate
 from zerobench.sweep import parity
 from zerobench.sweep.parity import CLOSE, DIFFERS, EQUAL, UNCHECKED
@@ -29,7 +31,7 @@ LOSSES, NORMS = [5.0, 4.0, 3.0], [1.0, 0.9, 0.8]
 THEIRS = steps(LOSSES, NORMS)
 
 
-def verdict(losses: list[float], norms: list[Any], config: dict[str, Any] | None = None) -> parity.Verdict:
+def verdict(losses: list[float], norms: list[Any], config: CellConfig | None = None) -> parity.Verdict:
     return parity.compare(config or cell("zero2", 2).config, steps(losses, norms), DDP, THEIRS)
 
 
@@ -47,8 +49,8 @@ def test_equal_is_to_the_bit_on_two_ranks_and_near_is_not() -> None:
         config = cell(name, 2, **more).config
         assert parity.compare(config, steps(near, NORMS), DDP, THEIRS).kind == CLOSE, more
     four = cell("zero2", 4).config
-    assert parity.compare(four, steps(near, NORMS), {**DDP, "world_size": 4}, THEIRS).kind == CLOSE
-    assert parity.compare(four, steps([5.0, 4.001, 3.0], NORMS), {**DDP, "world_size": 4}, THEIRS).kind == DIFFERS
+    assert parity.compare(four, steps(near, NORMS), replace(DDP, world_size=4), THEIRS).kind == CLOSE
+    assert parity.compare(four, steps([5.0, 4.001, 3.0], NORMS), replace(DDP, world_size=4), THEIRS).kind == DIFFERS
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_ours_have_nothing_to_fill_in() -> None:
 
 def test_what_is_tuned_is_in_the_cell_and_in_its_name() -> None:
     plain, best = cell("fsdp2", 2), cell("fsdp2", 2, tuned=True)
-    assert (plain.config["strategy"]["prefetch"], best.config["strategy"]["prefetch"]) == (0, 1)
+    assert (plain.config.strategy.prefetch, best.config.strategy.prefetch) == (0, 1)
     assert plain.cell_id != best.cell_id
     assert base_name(best.config) == base_name(plain.config) + " tuned"
     assert name_cells([plain.config, best.config]) == ["fsdp2 tiny N=2 b=8", "fsdp2 tiny N=2 b=8 tuned"]

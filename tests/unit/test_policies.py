@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 
 import zerobench
 from tests.cells import MODELS, cell
-from zerobench.config import activations, schema_memory
+from zerobench.config import combinations, residual, schema_memory
 from zerobench.config import schema as schemas
+from zerobench.config.cell import CellConfig
 from zerobench.config.names import base_name
 from zerobench.config.schema_training import Bf16
 from zerobench.predict.flops import step_flops
@@ -57,7 +59,7 @@ for builder in (pairs, no_blocks, needs_memory):
     MODELS[builder.__name__] = REGISTRY.schema_of(builder.__name__, builder, schemas.Model)()
 
 
-def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:
+def config_of(*arguments: Any, **more: Any) -> CellConfig:
     one = cell(*arguments, **more)
     assert not one.problems, one.problems
     return one.config
@@ -65,28 +67,27 @@ def config_of(*arguments: Any, **more: Any) -> dict[str, Any]:
 
 def test_the_usual_is_not_named_so_that_cells_are_what_they_were() -> None:
     plain = config_of("zero2", 2)
-    assert not {"activation", "buffers", "arena", "draw_on", "deterministic"} & plain.keys()
-    assert "tiles" not in plain["model"]
-    assert activations.activation_policy(plain) == POLICIES["none"]
-    assert activations.engine_options(plain) == {}
+    assert not {"activation", "buffers", "arena", "draw_on", "deterministic"} & plain.as_dict().keys()
+    assert "tiles" not in plain.section("model")
+    assert residual.activation_policy(plain) == POLICIES["none"]
+    assert combinations.engine_options(plain) == {}
 
 
 def test_checkpointing_is_one_thing_with_one_name() -> None:
     """Of a model that has it as an option; FLOPs, names and searches know it by that."""
     by_policy = config_of("zero2", 2, "tiny", activation=CHECKPOINT)
     by_model = config_of("zero2", 2, "checkpointed")
-    by_policy["model"]["name"] = "checkpointed"
-    assert by_policy == by_model
-    assert activations.activation_policy(by_model) == POLICIES["none"]  # the model does it
+    assert replace(by_policy, model_name="checkpointed") == by_model
+    assert residual.activation_policy(by_model) == POLICIES["none"]  # the model does it
     both = config_of("zero2", 2, "tiny", activation=BOTH)
-    assert both["model"]["checkpointing"] is True
-    assert activations.activation_policy(both) == POLICIES["offload"]
+    assert both.model.checkpoints is True
+    assert residual.activation_policy(both) == POLICIES["offload"]
     assert base_name(both) == "zero2 tiny N=2 b=8 activation=checkpoint_offload"
 
 
 def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
     config = config_of("ddp", 2, "pairs", activation=CHECKPOINT)
-    assert activations.activation_policy(config) == POLICIES["checkpoint"]
+    assert residual.activation_policy(config) == POLICIES["checkpoint"]
     assert base_name(config) == "ddp pairs N=2 b=8 activation=checkpoint"
     counted = step_flops(config)
     assert counted is not None
@@ -96,17 +97,17 @@ def test_a_model_without_such_an_option_is_recomputed_all_the_same() -> None:
 
 def test_an_arena_is_for_gradients_and_for_what_recomputed_blocks_keep() -> None:
     recomputed = config_of("zero2", 2, "checkpointed", arena=True)
-    assert activations.activation_policy(recomputed) == ActivationPolicy(keep="slab")
-    assert activations.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
-    assert activations.engine_options(recomputed) == {"arena": True}
+    assert residual.activation_policy(recomputed) == ActivationPolicy(keep="slab")
+    assert residual.activation_policy(config_of("zero2", 2, arena=True)) == POLICIES["none"]
+    assert combinations.engine_options(recomputed) == {"arena": True}
 
 
 def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
     config = config_of("zero1", 2, buffers=FUSED)
-    assert config["strategy"]["bucket_bytes"] == activations.UNBOUNDED_BYTES
-    assert config["precision"]["tile_bytes"] is None
+    assert config.strategy.bucket_bytes == residual.UNBOUNDED_BYTES
+    assert config.precision.tile_bytes is None
     assert base_name(config).endswith("buffers=fused")
-    assert config_of("zero3", 2, buffers=FUSED, precision=Bf16())["precision"]["tile_bytes"] is None
+    assert config_of("zero3", 2, buffers=FUSED, precision=Bf16()).precision.tile_bytes is None
 
 
 SEARCH = {"search": schemas.Search(memory_limit="9 MiB"), "batch": 4}

@@ -9,7 +9,7 @@ import pytest
 
 import zerobench
 from tests.cells import cell
-from zerobench.config.resolve import Cell
+from zerobench.config.cell import Cell
 from zerobench.config.schema import Search as SearchConfig
 from zerobench.config.schema_training import Bf16
 from zerobench.sweep.cell import _blank_row
@@ -29,21 +29,21 @@ class MadeUp:
         self.limit = 1000 * MIB
 
     def run(self, cells: list[Cell], first: int = 0) -> None:
-        rounds = max((one.config["repeats"] for one in cells), default=0)
+        rounds = max((one.config.measure.repeats for one in cells), default=0)
         self.rows += [self.row(one, first + repeat) for repeat in range(rounds) for one in cells]
 
     def row(self, one: Cell, repeat: int) -> dict[str, Any]:
         config = one.config
-        recomputed = config["model"]["checkpointing"]
-        size, parts = config["micro_batch"], config["accumulation"]
+        recomputed = config.model.checkpointing
+        size, parts = config.micro_batch, config.accumulation
         peak = 10 * MIB + size * (1 if recomputed else 4) * MIB
-        peak += 5 * MIB * (config["strategy"]["name"] == "ddp" and parts > 1)
+        peak += 5 * MIB * (config.strategy.name == "ddp" and parts > 1)
         row = asdict(_blank_row(one, repeat)) | {"run_id": f"{one.cell_id}-{repeat}", "passes_agree": True}
         if self.status != "ok" or peak > self.limit:
             return row | {"status": "oom" if peak > self.limit else self.status, "reason": "made up"}
         step = (1.0 + 0.1 * parts) * (1.3 if recomputed else 1.0) * (1 + 0.01 * repeat)
         times = {"step_s": step, "forward_s": step, "backward_s": step, "update_s": step}
-        speed = config["batch"] * config["sequence"] / step
+        speed = config.batch * config.sequence / step
         return row | times | {"status": "ok", "peak_bytes": peak, "tokens_per_s": speed}
 
 
@@ -56,10 +56,10 @@ def search_cell(strategy: str, limit: str, tmp_path: Any, **more: Any) -> Cell:
 
 def test_combinations_are_all_ways_to_split_the_batch(tmp_path) -> None:
     plain, recomputed = combinations(search_cell("zero2", "1 GiB", tmp_path))
-    ways = [(one.config["micro_batch"], one.config["accumulation"]) for one in plain]
+    ways = [(one.config.micro_batch, one.config.accumulation) for one in plain]
     assert ways == [(1, 8), (2, 4), (4, 2), (8, 1)]
-    assert all(one.config["batch"] == 16 for one in (*plain, *recomputed))
-    assert [one.config["model"]["checkpointing"] for one in recomputed] == [True] * 4
+    assert all(one.config.batch == 16 for one in (*plain, *recomputed))
+    assert [one.config.model.checkpointing for one in recomputed] == [True] * 4
     assert not any(is_search(one) for one in plain)
     assert plain[0].cell_id == cell("zero2", 2, "tiny", micro_batch=1, accumulation=8).cell_id
 

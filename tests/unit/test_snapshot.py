@@ -94,4 +94,6 @@ def test_the_key_is_for_cuda_and_the_accounted_pass(monkeypatch: pytest.MonkeyPa
     assert there.problems == ()
     jobs = [RankJob(there.config, mode, 0, "/nowhere/rendezvous", "/nowhere") for mode in ("timed", "accounted")]
     assert [job.records_history for job in jobs] == [False, True]
-    assert "snapshot" not in cell("ddp", 2).config["measure"]  # the cell is the one that it was before there was a key
+    assert "snapshot" not in cell("ddp", 2).config.section(
+        "measure"
+    )  # the cell is the one that it was before there was a key

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from zerobench.commands.gpu_suite.record import Record
 from zerobench.commands.gpu_suite.section import NOT_RUN, Done, Section, Setup, Table, Task, shorter
 from zerobench.config import schema as schemas
 from zerobench.config import world
+from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_memory import CheckpointOffloadActivations, OffloadActivations
 from zerobench.config.schema_training import Bf16, Fp32
@@ -79,14 +81,14 @@ def test_a_collective_with_a_wrong_value_is_not_working() -> None:
 
 @pytest.mark.parametrize(("limit", "expected"), [(5, 1), (1000, 10), (1001, 10), (1330, 10), (1331, 11), (10**7, 215)])
 def test_the_largest_that_fits_is_found(limit: int, expected: int, monkeypatch) -> None:
-    def need(config: dict[str, Any]) -> largest_module.Need:
-        tried.append(config["model"]["layers"])
-        return largest_module.Need(0, config["model"]["layers"] ** 3, 0)
+    def need(config: CellConfig) -> largest_module.Need:
+        tried.append(config.model.layers)
+        return largest_module.Need(0, config.model.layers**3, 0)
 
     tried: list[int] = []
     monkeypatch.setattr(largest_module, "need_of", need)
-    found = largest_module.largest(cell("zero2", 2), limit, 4).config["model"]
-    assert (found["layers"], found["heads"], found["hidden"]) == (expected, expected, 4 * expected)
+    found = largest_module.largest(cell("zero2", 2), limit, 4).config.model
+    assert (found.layers, found.heads, found.hidden) == (expected, expected, 4 * expected)
     assert len(tried) < 12
 
 
@@ -99,10 +101,10 @@ def test_sizes_are_found_in_seconds_for_a_large_gpu(tmp_path: Path, on_an_h200: 
     assert time.process_time() - begun < 20
     limit = largest_module.limit_bytes(setup)
     for one in found:
-        k = one.config["model"]["layers"]
+        k = one.config.model.layers
         sizes = [largest_module.need_of(largest_module.sized(one, at, 128).config).total_bytes for at in (k, k + 1)]
         assert sizes[0] <= limit < sizes[1]
-    layers = [one.config["model"]["layers"] for one in found]
+    layers = [one.config.model.layers for one in found]
     assert layers == sorted(set(layers))
     assert layers[-1] > 3 * layers[0]
     assert capsys.readouterr().err.count("looking for the largest") == len(found)
@@ -147,10 +149,10 @@ def test_activations_are_as_the_formula_says(
     assert row.status == "ok", row.reason
     assert row.peak_bytes is not None
     assert row.peak_activations_bytes is not None
-    model = one.config["model"]
+    model = one.config.model
     shape = GptShape(
-        model["layers"], model["hidden"], model["heads"], model["vocabulary"], 128, one.config["micro_batch"],
-        4 if precision.name == "fp32" else 2, model["checkpointing"], "activation" in more,
+        model.layers, model.hidden, model.heads, model.vocabulary, 128, one.config.micro_batch,
+        4 if precision.name == "fp32" else 2, model.checkpointing, "activation" in more,
     )  # fmt: skip
     measured = row.peak_activations_bytes + (row.peak_temporary_bytes or 0)
     assert activation_bytes(shape) == pytest.approx(measured, rel=0.04)
@@ -210,8 +212,9 @@ def test_a_difference_or_a_failure_ends_with_1(tmp_path: Path, monkeypatch, caps
 
 def test_fsdp2_need_not_run_where_ranks_share_a_gpu(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, 60)
-    config = {"strategy": {"name": "fsdp2"}, "world_size": 2}
-    suite.done["parity"] = [Done("a", config | {"ranks_per_gpu": 2}, "crash", "no"), Done("b", config, "crash", "no")]
+    config = cell("fsdp2", 2).config
+    shared = replace(config, ranks_per_gpu=2)
+    suite.done["parity"] = [Done("a", shared, "crash", "no"), Done("b", config, "crash", "no")]
     suite.done["memory"] = [Done("c", config, "oom", "no memory"), Done("d", config, "timeout", "late")]
     assert _failures(suite) == ["parity: b: crash: no", "memory: d: timeout: late"]
 
@@ -294,6 +297,6 @@ def test_the_full_plan_composes_for_a_gpu(tmp_path: Path, on_an_h200: None) -> N
     for name in ("parity", "speed", "memory", "tiers"):
         cells = SECTIONS[name].cells(setup)
         assert not [cell.problems for cell in cells if cell.problems]
-        assert {cell.config["device"] for cell in cells} == {"cuda"}
-        counts[name] = sum(cell.config["repeats"] for cell in cells)
+        assert {cell.config.device for cell in cells} == {"cuda"}
+        counts[name] = sum(cell.config.measure.repeats for cell in cells)
     assert counts == {"parity": 22, "speed": 15, "memory": 22, "tiers": 10}

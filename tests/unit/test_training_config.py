@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.cells import cell
-from zerobench.config import optimizers, precision, schema_training
+from zerobench.config import optimizers, schema_training
 from zerobench.config.names import name_cells
 from zerobench.config.resolve import _resolve_strategy
 from zerobench.strategies import options, spec_of
@@ -32,25 +32,26 @@ VARIANTS: list[schema_training.Optimizer] = [
 ]
 
 
-def section_of(optimizer: schema_training.Optimizer) -> dict[str, Any]:
+def resolved(optimizer: schema_training.Optimizer) -> schema_training.Optimizer:
     one = cell("zero2", 2, optimizer=optimizer)
     assert not one.problems
-    return dict(one.config["optimizer"])
+    return one.config.optimizer
 
 
 @pytest.mark.parametrize("optimizer", VARIANTS, ids=lambda o: f"{o.name}-{o.implementation}")
 def test_what_theory_is_told_of_an_optimizer_is_what_torch_keeps(optimizer: schema_training.Optimizer) -> None:
-    section = section_of(optimizer)
+    chosen = resolved(optimizer)
+    section = chosen.values()
     parameters = [nn.Parameter(torch.randn(7, 11)), nn.Parameter(torch.randn(13))]
-    built = optimizers.build(section, parameters)
+    built = chosen.build(parameters)
     for _ in range(2):
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         built.step()
     kept = [value for state in built.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-    expected = optimizers.shape_of(section).bytes_of(4 * (77 + 13), tensors=2)
+    expected = chosen.theory_shape().bytes_of(4 * (77 + 13), tensors=2)
     assert sum(value.numel() * value.element_size() for value in kept) == expected
-    fused = optimizers.KINDS[section["name"]].fused and optimizer.implementation in ("auto", "fused")
+    fused = optimizers.KINDS[chosen.name].fused and optimizer.implementation in ("auto", "fused")
     assert bool(built.param_groups[0].get("fused")) == fused
     for key in ("lr", "weight_decay", "momentum", "amsgrad", "centered", "nesterov", "rho", "t0", "lr_decay"):
         assert built.param_groups[0].get(key) == section.get(key) or key not in section
@@ -132,10 +133,9 @@ def test_ddp_has_no_gradient_or_wire_dtype_of_its_own() -> None:
 
 
 def strategy_of(section: options.StrategyOptions) -> tuple[dict[str, Any], list[str]]:
-    config: dict[str, Any] = dict(vars(section))
     problems: list[str] = []
-    _resolve_strategy(config, spec_of(section.name), "gpt", problems)
-    return config, problems
+    _resolve_strategy(section, spec_of(section.name), "gpt", problems)
+    return section.values(), problems
 
 
 def test_a_mode_fills_in_what_is_left_open_and_nothing_else() -> None:
@@ -165,24 +165,24 @@ def test_strategies_say_which_micro_batches_they_reduce() -> None:
 
 def test_dtypes_left_open_are_made_explicit_so_that_saying_them_is_the_same_cell() -> None:
     plain = cell("zero2", 2, precision=schema_training.Bf16())
-    assert plain.config["precision"]["wire_dtype"] == "bf16"
+    assert plain.config.precision.wire_dtype == "bf16"
     assert plain.cell_id == cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="bf16")).cell_id
     assert plain.cell_id != cell("zero2", 2, precision=schema_training.Bf16(gradient_dtype="fp32")).cell_id
 
 
 def test_megatron_has_fp32_gradients_and_no_tiles_unless_told() -> None:
-    section = cell("megatron", 2, precision=schema_training.Bf16()).config["precision"]
-    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("fp32", "fp32", None)
-    section = cell("megatron", 2, precision=schema_training.Bf16(gradient_dtype="bf16", tile_bytes=4096)).config[
-        "precision"
-    ]
-    assert (section["gradient_dtype"], section["wire_dtype"], section["tile_bytes"]) == ("bf16", "bf16", 4096)
-    assert cell("zero1", 2, precision=schema_training.Bf16()).config["precision"]["tile_bytes"] == 4 * 2**20
+    section = cell("megatron", 2, precision=schema_training.Bf16()).config.precision
+    assert (section.gradient_dtype, section.wire_dtype, section.tile_bytes) == ("fp32", "fp32", None)
+    section = cell(
+        "megatron", 2, precision=schema_training.Bf16(gradient_dtype="bf16", tile_bytes=4096)
+    ).config.precision
+    assert (section.gradient_dtype, section.wire_dtype, section.tile_bytes) == ("bf16", "bf16", 4096)
+    assert cell("zero1", 2, precision=schema_training.Bf16()).config.precision.tile_bytes == 4 * 2**20
 
 
 def test_a_precision_becomes_an_engines_options() -> None:
     def options(section: schema_training.Precision) -> dict[str, Any]:
-        return precision.options_of(cell("zero2", 2, precision=section).config["precision"], "zero2")
+        return cell("zero2", 2, precision=section).config.precision.options_of("zero2")
 
     tiles = {"tile_bytes": 4 * 2**20}
     assert options(schema_training.Fp32()) == tiles
@@ -204,16 +204,16 @@ def test_a_row_says_precision_and_clipping() -> None:
 
 
 def test_a_model_not_built_in_fp32_is_refused_and_one_that_is_is_cast_with_its_ties() -> None:
-    section = cell("zero2", 2, precision=schema_training.Bf16()).config["precision"]
+    section = cell("zero2", 2, precision=schema_training.Bf16()).config.precision
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     model.add_module("tied", model[0])
-    assert {t.dtype for t in precision.cast(model, section, "zero2").state_dict().values()} == {
+    assert {t.dtype for t in section.cast(model, "zero2").state_dict().values()} == {
         torch.bfloat16,
         torch.int64,
     }
     assert model[0].weight is model.tied.weight
     with pytest.raises(ValueError, match=r"0.weight is torch.float64: build the model in float32"):
-        precision.cast(nn.Sequential(nn.Linear(3, 3)).double(), section, "zero2")
+        section.cast(nn.Sequential(nn.Linear(3, 3)).double(), "zero2")
 
 
 def test_names_tell_precisions_and_optimizers_apart_in_a_word() -> None:

@@ -6,16 +6,20 @@ since JSON writes the shortest text that reads back as the same number.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_plain(value: Any) -> Any:
-    """Converts dataclasses to dicts, also within lists, tuples and dicts; other values are unchanged."""
+    """Converts dataclasses to dicts, also within lists, tuples and dicts; other values are unchanged. A dataclass
+    with a form of its own offers it as `as_dict` and `from_dict`.
+    """
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        if (own_form := getattr(value, "as_dict", None)) is not None:
+            return own_form()
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, list | tuple):
         return [to_plain(one) for one in value]
     return {key: to_plain(one) for key, one in value.items()} if isinstance(value, dict) else value
@@ -51,6 +55,11 @@ def _types_of(kind: type) -> dict[str, Any]:
 
 
 def _rebuild_dataclass(kind: Any, value: Any) -> Any:
+    if hasattr(kind, "from_dict") and isinstance(value, dict):
+        try:
+            return kind.from_dict(value)
+        except TypeError as error:
+            raise ValueError(f"{value!r:.60} is no {kind.__name__}: {error}") from error
     types = _types_of(kind)
     if not isinstance(value, dict) or set(value) != set(types):
         raise ValueError(f"{value!r:.60} is no {kind.__name__}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ..config.cell import Cell, CellConfig
 from ..config.compose import first_line
 from ..config.names import name_cells
-from ..config.resolve import Cell
 from ..predict.estimate import Estimate, estimate
 from ..results.console import ONE_MEMORY, plain_table, stdout_console
 from ..sizes import show_bytes, show_count
@@ -35,7 +33,7 @@ def print_plan(cells: list[Cell]) -> int:
     rows = [[name, plan, *_show(one, there)] for name, plan, (one, _) in zip(names, plans, found, strict=True)]
     notes = [f"{name}: {why}" for name, (_, why) in zip(names, found, strict=True) if why]
     console.print(plain_table([*HEADER, *there, "predicted volume ψ"], rows, left=2))
-    one_memory = [ONE_MEMORY] * ("host" in there and any(cell.config["device"] == "cpu" for cell in cells))
+    one_memory = [ONE_MEMORY] * ("host" in there and any(cell.config.device == "cpu" for cell in cells))
     for note in one_memory + notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
@@ -47,17 +45,17 @@ def print_plan(cells: list[Cell]) -> int:
 def _plan(cell: Cell) -> str:
     if cell.problems:
         return "refuse"
-    if cell.config["search"]["memory_limit"] is not None:
+    if cell.config.search.memory_limit is not None:
         tries = sum(len(ladder) for ladder in combinations(cell))
-        return f"search under {cell.config['search']['memory_limit']}, up to {tries} combinations"
-    wanted = cell.config["repeats"]
+        return f"search under {cell.config.search.memory_limit}, up to {tries} combinations"
+    wanted = cell.config.measure.repeats
     there = sum(find_reusable(cell, repeat) is not None for repeat in range(wanted))
     if there == wanted:
         return "reuse"
     return "run" if wanted == 1 else f"run {wanted - there} of {wanted} launches"
 
 
-def _predict(config: dict[str, Any]) -> tuple[Estimate | None, str]:
+def _predict(config: CellConfig) -> tuple[Estimate | None, str]:
     try:
         return estimate(config), ""
     except Exception as error:  # a user's builder may do things that a model without memory cannot

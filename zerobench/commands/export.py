@@ -5,12 +5,12 @@ collection of parquet files.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import pandas as pd
 
+from ..config.cell import CellConfig
 from ..config.names import name_cells
 from ..results import tables
 from ..results.conditions import add_options
@@ -90,7 +90,7 @@ def select(
         kept = tables.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
     if table == "runs" and len(frame):
-        frame = frame.assign(cell=name_cells([json.loads(config) for config in frame["config"]]))
+        frame = frame.assign(cell=name_cells([CellConfig.from_json(config) for config in frame["config"]]))
     elif table == "runs":
         frame = frame.assign(cell=pd.Series(dtype="object"))
     usual = short_columns(frame) if short and table == "runs" else list(frame.columns)

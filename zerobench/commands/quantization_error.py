@@ -13,8 +13,9 @@ import pandas as pd
 import torch
 
 from .. import strategies
-from ..config import optimizers, precision
+from ..config.cell import CellConfig
 from ..config.compose import RefusedError, compose_cells
+from ..config.zeropp import PartsOfZeropp
 from ..data import build_batches
 from ..host.environment import seed_everything
 from ..models.contract import loss_of
@@ -65,23 +66,23 @@ def codes(arguments: list[str]) -> int:
     return 0
 
 
-def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
+def measure_codes(config: CellConfig, steps: int) -> list[CodeRow]:
     """A row for each trainable tensor's weights, and one for its gradients, both as N ranks of the cell have them."""
-    seed_everything(config["seed"])
-    ranks, node_size, section = config["world_size"], config.get("node_size") or config["world_size"], config["zeropp"]
+    seed_everything(config.seed)
+    ranks, node_size, section = config.world_size, config.node_size or config.world_size, config.zeropp
+    assert isinstance(section, PartsOfZeropp)
     model = build_model(config)
-    options = precision.options_of(config["precision"], config["strategy"]["name"])
-    engine: Any = strategies.wrap(
-        config["strategy"], model, optimizers.build(config["optimizer"], model.parameters()), **options
-    )
-    batches = [build_batches(config, rank, torch.device("cpu")) for rank in range(ranks)]
+    options = config.precision.engine_options(config)
+    optimizer = config.optimizer.build(model.parameters())
+    engine: Any = strategies.wrap(config.strategy.values(), model, optimizer, **options)
+    batches = [build_batches(config.batching, rank, torch.device("cpu")) for rank in range(ranks)]
     for step in range(steps):
         for one in batches:
-            engine.backward(loss_of(engine, one.batch(step, 0), config) / ranks)
+            engine.backward(loss_of(engine, one.batch(step, 0), config.called) / ranks)
         engine.step()
     brought: list[dict[Any, torch.Tensor]] = []
     for one in batches:
-        engine.backward(loss_of(engine, one.batch(steps, 0), config) / ranks)
+        engine.backward(loss_of(engine, one.batch(steps, 0), config.called) / ranks)
         brought.append({unit: unit.gradients.full.detach().clone() for unit in engine.units})
         engine.zero_grad()
     rows: list[CodeRow] = []
@@ -89,10 +90,10 @@ def measure_codes(config: dict[str, Any], steps: int) -> list[CodeRow]:
         for unit in engine.units:
             layout = replace(unit.layout, world_size=ranks)  # the same pieces in the slices of N ranks
             weights = _padded(unit.full_parameters, layout.padded_numel)
-            coded = gathered(weights, ranks, Codec(8, section["weight_block"]))
+            coded = gathered(weights, ranks, Codec(8, section.weight_block))
             rows += _rows("weights", engine, layout, weights, coded)
             mine = torch.stack([_padded(one[unit], layout.padded_numel).to(unit.dtypes.wire) for one in brought])
-            mean = exchanged(mine, node_size, Codec(4, section["gradient_block"]))
+            mean = exchanged(mine, node_size, Codec(4, section.gradient_block))
             rows += _rows("gradients", engine, layout, mine.double().sum(0), mean)
     return sorted(rows, key=lambda row: row.what, reverse=True)
 

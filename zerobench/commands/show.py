@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 import warnings
 from pathlib import Path
 
+from ..config.cell import CellConfig
 from ..config.names import name_cells
 from ..results.tables import Results, load
 from ..sizes import printable
@@ -76,7 +76,9 @@ def pick(name: str, held: Holdings) -> Held:
     by_id = {run.row["run_id"]: run for run in held.runs}
     if name in by_id:
         return by_id[name]
-    names = dict(zip(by_id, name_cells([json.loads(run.row["config"]) for run in by_id.values()]), strict=True))
+    names = dict(
+        zip(by_id, name_cells([CellConfig.from_json(run.row["config"]) for run in by_id.values()]), strict=True)
+    )
     called = [run for run, cell in names.items() if cell == name]
     if called:  # as `zerobench status` prints it: the newest launch
         return by_id[called[-1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import strategies
+from ..config.cell import CellConfig
 from ..records import RunRow
 from ..registry import DATA, MODELS
 from ..results.conditions import RESULTS, Where
@@ -49,11 +49,11 @@ def print_status(held: Holdings) -> None:
 
 def code_of(row: dict[str, Any]) -> str:
     """ "current" or "older": whether the code that measured this is the code that runs now."""
-    config = json.loads(row["config"])
-    for registry, name in ((MODELS, config["model"]["kind"]), (DATA, config["data"]["name"])):
+    config = CellConfig.from_json(row["config"])
+    for registry, name in ((MODELS, config.model.kind), (DATA, config.data.name)):
         if name not in registry.own and name not in registry.all():
             return "?"  # a user's, whose script knows its code: python mine.py status
-    if strategies.find(config["strategy"]["name"]) is None:
+    if strategies.find(config.strategy.name) is None:
         return "?"
     return "current" if row["source_hash"] == source_of(config) else "older"
 

@@ -1,112 +1,95 @@
-"""ZeRO-R in a resolved config: residual policies of activations, constant or fused buffers, an arena.
-
-What of them makes no sense, what they mean for the rest of the config, and what the model and the engine are told.
-"""
+"""ZeRO-R: residual policies of activations, and the buffers that gradients pass through."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
-
-from .. import models
 from ..strategies import names_with, spec_of
-from ..zero.activations.policies import LEAST_BYTES, POLICIES, ActivationPolicy
-from ..zero.modules.wrapping import blocks
-from .schema_memory import words_of
-
-HAVE_BLOCKS = ("gpt", "mlp")
-"""Models that need no look."""
-
-UNBOUNDED_BYTES = 2**40
-"""A bucket that takes every gradient there is."""
+from ..zero.activations.policies import POLICIES, ActivationPolicy
+from .axis import Axis, CellView
 
 
-def resolve(plain: dict[str, Any], problems: list[str]) -> None:
-    """Has the rest of a resolved config, in place, agree with its policies; sentences where it cannot."""
-    problems += _activation_problems(plain) + _arena_problems(plain)
-    if "checkpointing" in plain["model"] and recomputes(plain):  # the model's own word for it: one name for one thing
-        plain["model"]["checkpointing"] = True
-        if words_of(plain, "activation") == "checkpoint":
-            del plain["activation"]
-    if "buffers" in plain:
-        problems += _fuse(plain)
+@dataclass
+class Activation(Axis):
+    """Activations between forward and backward: they stay on the device."""
+
+    name: str = "none"
+
+    def validate(self, cell: CellView) -> list[str]:
+        """Returns sentences on a policy beside the model's own checkpointing, and beside a search."""
+        problems, searched = [], cell.search.checkpointing
+        if self.name == "offload" and cell.model.checkpoints:
+            words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
+            problems.append(f"activation=offload: {words}")
+        searches = cell.search.memory_limit is not None and cell.model.can_checkpoint
+        if self.name != "none" and searches and list(searched) != [cell.recomputes]:
+            only = str([cell.recomputes]).lower()
+            problems.append(f"activation={self.name}: a search tries all of search.checkpointing; let that be {only}")
+        return problems
+
+    def policy(self) -> ActivationPolicy:
+        """Returns the policy of the blocks, whatever the model does itself."""
+        return POLICIES[self.name]
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "activation=checkpoint"."""
+        return "" if self.name == "none" else f"activation={self.name}"
 
 
-def _fuse(plain: dict[str, Any]) -> list[str]:
-    """One bucket for all gradients, whatever bucket_bytes says, and all fp32 gradients of a shard at once."""
-    strategy, casts = plain["strategy"], plain["precision"]["gradient_dtype"] != "fp32"
-    if not spec_of(strategy["name"]).composes.fused_buffers:
-        known = ", ".join(names_with("fused_buffers"))
-        return [f"buffers=fused: strategy={strategy['name']} has buffers of its own; use one of {known}"]
-    if "bucket_bytes" in strategy:
-        strategy["bucket_bytes"] = UNBOUNDED_BYTES
-    elif not casts:
+@dataclass
+class CheckpointActivations(Activation):
+    """Blocks keep their inputs alone and compute the rest again in backward."""
+
+    name: str = "checkpoint"
+
+
+@dataclass
+class OffloadActivations(Activation):
+    """Sends a block's saved tensors of `least_bytes` and more to host memory, and fetches them back in reverse
+    order ahead of its use.
+    """
+
+    name: str = "offload"
+    least_bytes: int = 64 * 1024
+
+    def policy(self) -> ActivationPolicy:
+        """Returns the policy of the blocks, whatever the model does itself."""
+        return replace(POLICIES[self.name], least_bytes=self.least_bytes)
+
+
+@dataclass
+class CheckpointOffloadActivations(OffloadActivations):
+    """Blocks are computed again from inputs that wait in host memory (ZeRO-R's P_a+cpu without its partitioning)."""
+
+    name: str = "checkpoint_offload"
+
+
+@dataclass
+class Buffers(Axis):
+    """Constant-size buffers (C_B, ZeRO section 6.2), or one fused buffer that grows with the model."""
+
+    name: str = "constant"
+
+    @property
+    def label(self) -> str:
+        """The choice as on a command line: "buffers=fused"."""
+        return "" if self.name == "constant" else f"buffers={self.name}"
+
+
+@dataclass
+class FusedBuffers(Buffers):
+    """Gradients are reduced in one buffer of the model's size, and cast to fp32 all at once."""
+
+    name: str = "fused"
+
+    def validate(self, cell: CellView) -> list[str]:
+        """Returns a sentence where the strategy has no buffer to fuse."""
+        strategy = cell.strategy
+        if not spec_of(strategy.name).composes.fused_buffers:
+            others = ", ".join(names_with("fused_buffers"))
+            return [f"buffers=fused: strategy={strategy.name} has buffers of its own; use one of {others}"]
+        if strategy.has_buckets or cell.precision.gradient_dtype != "fp32":
+            return []
         words = "zero3 reduces unit by unit, and gradients in fp32 are not cast: there is nothing to fuse"
         return [f"buffers=fused: {words}; use precision=bf16"]
-    plain["precision"]["tile_bytes"] = None
-    return []
-
-
-def _activation_problems(plain: dict[str, Any]) -> list[str]:
-    name, problems = words_of(plain, "activation"), []
-    if name == "offload" and plain["model"].get("checkpointing"):
-        words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
-        problems.append(f"activation=offload: {words}")
-    searches = plain["search"]["memory_limit"] is not None and "checkpointing" in plain["model"]
-    if name and searches and plain["search"]["checkpointing"] != [recomputes(plain)]:
-        only = str([recomputes(plain)]).lower()
-        problems.append(f"activation={name}: a search tries all of search.checkpointing; let that be {only}")
-    return problems
-
-
-def problems_of_units(plain: dict[str, Any]) -> list[str]:
-    """A sentence where a resolved config's model has no blocks that its activation policy could be for. To see that it
-    is built without memory; of one that cannot be, the ranks find out.
-    """
-    name, kind = words_of(plain, "activation"), plain["model"]["kind"]
-    if not name or kind in HAVE_BLOCKS:
-        return []
-    section = plain["huggingface"] if kind == "huggingface" else plain["model"]
-    try:
-        with torch.device("meta"):
-            model = models.build(kind, {key: value for key, value in section.items() if key not in ("kind", "name")})
-    except Exception:  # a user's builder may do what a model without memory cannot
-        return []
-    if blocks(model):
-        return []
-    words = f"{type(model).__name__} has no blocks to apply it to; put them into an nn.ModuleList or an nn.Sequential"
-    return [f"activation={name}: {words}, or use activation=none"]
-
-
-def _arena_problems(plain: dict[str, Any]) -> list[str]:
-    strategy = plain["strategy"]["name"]
-    if "arena" in plain and not spec_of(strategy).composes.arena:
-        return [f"arena=true: strategy={strategy} has memory of its own; use one of {', '.join(names_with('arena'))}"]
-    return []
-
-
-def recomputes(plain: dict[str, Any]) -> bool:
-    """Returns True where a resolved config's blocks are recomputed in backward."""
-    chosen = POLICIES[words_of(plain, "activation") or "none"]
-    return chosen.recompute or bool(plain["model"].get("checkpointing"))
-
-
-def of_schedule(plain: dict[str, Any]) -> dict[str, Any]:
-    """Returns the part that theory's schedule of a step needs."""
-    return {"recomputes": recomputes(plain), "arena": bool(plain.get("arena"))}
-
-
-def activation_policy(plain: dict[str, Any]) -> ActivationPolicy:
-    """Returns the policy for the units of a resolved config's model, besides checkpointing that it does itself."""
-    section = plain.get("activation", {})
-    policy = replace(POLICIES[section.get("name", "none")], least_bytes=section.get("least_bytes", LEAST_BYTES))
-    if plain.get("arena") and recomputes(plain) and policy.keep == "device":
-        policy = replace(policy, keep="slab")
-    return replace(policy, recompute=policy.recompute and not plain["model"].get("checkpointing"))
-
-
-def engine_options(plain: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for our engine."""
-    return {"arena": True} if plain.get("arena") else {}

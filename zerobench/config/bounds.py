@@ -1,20 +1,21 @@
-"""The least and the greatest value of each number in a config that makes sense, and the words of some keys."""
+"""The least and the greatest value of each number in a config that makes sense."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..strategies import spec_of
+from .cell import CellConfig
 
 MINIMUM_WARMUP = 2
 
 LIMITS: dict[str, tuple[float, float]] = {
     "world_size": (1, 1024),
-    "threads": (1, 1024),
-    "timeout_s": (0.001, 1e7),
+    "launch.threads": (1, 1024),
+    "launch.timeout_s": (0.001, 1e7),
     "sequence": (1, 1e9),
     "accumulation": (1, 1e6),
-    "repeats": (1, 1000),
+    "measure.repeats": (1, 1000),
     "search.steps": (1, 1e7),
     "search.repeats": (1, 1000),
     "seed": (0, 2**31),
@@ -62,63 +63,29 @@ LIMITS: dict[str, tuple[float, float]] = {
     "offload.buffers": (8, 65536),
     "offload.depth": (1, 256),
 }
-"""Key of a resolved config -> least and greatest value that makes sense."""
+"""Key of a cell -> least and greatest value that makes sense."""
 
 AUTO = "auto"
 MAY_BE_AUTO = ("strategy.bucket_bytes",)
 """Keys whose number may be left to follow the model."""
 
-USER_KEYS = {"threads": "launch.threads", "timeout_s": "launch.timeout_s", "repeats": "measure.repeats"}
 
-
-USUAL: dict[str, Any] = {"model.tiles": 1}
-"""Key -> its usual value, which a resolved config does not name."""
-
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "deterministic": (False, True),
-    "draw_on": ("cpu", "device"),
-    "measure.passes": ("both", "timed", "accounted"),
-    "measure.trace": (False, True),
-    "measure.snapshot": (False, True),
-}
-"""Key -> what it may be, the usual first: then a resolved config lacks it, as it did before there was such a key."""
-
-
-def leave_out_usual(plain: dict[str, Any]) -> list[str]:
-    """Removes the keys of CHOICES and USUAL that are as usual, in place. Returns sentences on those that cannot be."""
+def problems_of(cell: CellConfig) -> list[str]:
+    """Returns sentences on values of a cell that are out of their range."""
     problems = []
-    for key, choices in CHOICES.items():
-        *path, last = key.split(".")
-        node = plain[path[0]] if path else plain
-        if node[last] not in choices:
-            problems.append(f"{key}={node[last]}: use one of {', '.join(map(str, choices))}")
-        if node[last] == choices[0]:
-            del node[last]
-    for key, usual in USUAL.items():
-        section, last = key.split(".")
-        if plain[section].get(last) == usual:
-            del plain[section][last]
-    return problems
-
-
-def problems_of(plain: dict[str, Any]) -> list[str]:
-    """Sentences on values of a resolved config that are out of their range."""
-    problems = []
-    users = spec_of(plain["strategy"]["name"]).of_user  # whose option of the same name may be another thing
+    users = spec_of(cell.strategy.name).of_user  # whose option of the same name may be another thing
     for key, (least, most) in LIMITS.items():
         if users and key.startswith("strategy."):
             continue
-        node: Any = plain
+        value: Any = cell
         for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if node is None or (key in MAY_BE_AUTO and node == AUTO):
+            value = getattr(value, part, None)
+        if value is None or (key in MAY_BE_AUTO and value == AUTO):
             continue
-        if isinstance(node, str):
-            problems.append(f"{key}={node}: use {AUTO} or a whole number of at least {least:g}")
-            continue
-        if least <= node <= most:
-            continue
-        why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
-        bound = f"at most {most:g}" if node > most else f"at least {least:g}"
-        problems.append(f"{USER_KEYS.get(key, key)}={node}: must be {bound}{why}")
+        if isinstance(value, str):
+            problems.append(f"{key}={value}: use {AUTO} or a whole number of at least {least:g}")
+        elif not least <= value <= most:
+            why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
+            bound = f"at most {most:g}" if value > most else f"at least {least:g}"
+            problems.append(f"{key}={value}: must be {bound}{why}")
     return problems

@@ -1,22 +1,25 @@
-"""Tiers, residual policies, codecs and groups together: what of them makes no sense, and what the engine hears."""
+"""The axes of a cell together: what of them makes no sense, and what the engine hears."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import activations, offload, topology
+from . import residual
+from .cell import CellConfig
 
 
-def problems_of(plain: dict[str, Any]) -> list[str]:
-    """Sentences on what of a resolved config's systems makes no sense, alone or together."""
-    problems: list[str] = []
-    activations.resolve(plain, problems)
-    return problems + offload.problems_of(plain) + topology.problems_of(plain)
+def validate(cell: CellConfig) -> list[str]:
+    """Returns sentences on what of a cell's axes makes no sense, alone or together."""
+    problems = cell.activation.validate(cell) + residual.problems_of_arena(cell) + cell.buffers.validate(cell)
+    return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
 
-def engine_options(plain: dict[str, Any], folder: str | None = None) -> dict[str, Any]:
-    """Keyword arguments for our engine: what a resolved config says of its systems, beside the usual.
+def engine_options(cell: CellConfig, folder: str | None = None) -> dict[str, Any]:
+    """Returns keyword arguments for our engine: what differs from its defaults.
 
     `folder`: for files, where the config names none.
     """
-    return offload.engine_options(plain, folder) | activations.engine_options(plain) | topology.engine_options(plain)
+    options: dict[str, Any] = {"arena": True} if cell.arena else {}
+    for axis in (cell.offload, cell.topology, cell.zeropp):
+        options |= axis.engine_options(cell, folder)
+    return options

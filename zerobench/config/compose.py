@@ -23,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..cluster import job
 from ..host.signals import insist
 from ..registry import GROUPS
+from .cell import Cell, CellConfig
 from .flags import only_compose, split_arguments
 from .hydra_keys import quoted
 from .overrides import Overrides
-from .resolve import Cell, resolve, unresolved
+from .resolve import resolve, unresolved
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
 from .unknown_keys import stray_keys
 
@@ -71,7 +72,7 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
         overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
         lines = journal.read_text().splitlines() if journal.exists() else []
-    cells = [Cell(one["config"], tuple(one["problems"])) for one in map(json.loads, lines)]
+    cells = [Cell(CellConfig.from_dict(one["config"]), tuple(one["problems"])) for one in map(json.loads, lines)]
     # values of a key that means nothing to a cell make one cell of it
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
@@ -137,7 +138,7 @@ def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
     """One job of Hydra's: a composed config becomes a cell, without the keys of `elsewhere` that its choices lack."""
     cell = _cell_of(config, HydraConfig.get().runtime.choices["model"], elsewhere)
     with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
-        file.write(json.dumps({"config": cell.config, "problems": cell.problems}) + "\n")
+        file.write(json.dumps({"config": cell.config.as_dict(), "problems": cell.problems}) + "\n")
 
 
 def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:

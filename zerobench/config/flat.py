@@ -1,4 +1,4 @@
-"""A resolved config as one level of keys, "optimizer.lr", and what of it is no part of a measurement."""
+"""An identity, as rows have it, as one level of keys: "optimizer.lr"."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .bounds import CHOICES, USUAL
-
-VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search")
-"""Keys of a resolved config that do not change what is measured."""
-
-LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
-"""Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
+from .identity import DEFAULTS, LOCAL, VOLATILE
 
 IDENTITY = ("name", "kind")
 """Keys that say which choice of a group a section is."""
 
-LEFT_OUT = {"offload": "none", "activation": "none", "zeropp": "none", "buffers": "constant"}
-"""Group -> the choice that a resolved config does not name."""
+LEFT_OUT = {key.removesuffix(".name"): name for key, name in DEFAULTS.items() if key.endswith(".name")}
+"""Group -> the choice that an identity does not name."""
+
+OPTIONS = ("deterministic", "draw_on", "measure.passes", "measure.trace", "measure.snapshot", "model.tiles")
+"""Keys that an identity leaves out at their defaults, and that are told as these all the same."""
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -37,7 +34,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def by_key(config: dict[str, Any]) -> dict[str, Any]:
     """Key -> value as on a command line: a group's own word is its choice, and what is as usual is there, too."""
-    usual = {key: choices[0] for key, choices in CHOICES.items()} | USUAL
+    usual = {key: DEFAULTS[key] for key in OPTIONS}
     there = {key: value for key, value in usual.items() if "." not in key or key.split(".")[0] in config}
     groups = {name: one.get("name") for name, one in config.items() if isinstance(one, dict) and "name" in one}
     own = {key: value for key, value in flatten(config).items() if key.split(".")[-1] not in IDENTITY}

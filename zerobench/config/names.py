@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from ..host.environment import SIMULATED
-from . import precision, schema_memory
-from .flat import LOCAL, flatten
+from .cell import CellConfig
+from .flat import flatten
+from .identity import LOCAL
+from .schema import Gpt
 
 DERIVED = ("micro_batch", "data.vocabulary", "model.positions", "model.vocabulary")
 """Keys that say nothing that the base name, or another key, does not say."""
 
 
-def base_name(config: dict[str, Any]) -> str:
+def base_name(cell: CellConfig) -> str:
     """ "zero2 gpt_small N=2 b=8", with a=4 where it accumulates, "recomputed" where blocks are and "tuned" where a peer
     is; a simulated world, several machines, a precision but fp32 and an optimizer but adamw are told, too.
     """
-    name = f"{config['strategy']['name']} {config['model']['name']} N={config['world_size']} b={config['batch']}"
-    if config["accumulation"] not in (1, None):
-        name += f" a={config['accumulation']}"
-    name += " recomputed" * (bool(config["model"].get("checkpointing")) and "activation" not in config)
-    name += f" tiles={config['model']['tiles']}" if "tiles" in config["model"] else ""
-    name += " tuned" * bool(config["strategy"].get("tuned"))
-    name += " simulated" * (config.get("backend") == SIMULATED)
-    name += f" nodes={config['nodes']}" if "nodes" in config else ""
-    name = " ".join([name, *filter(None, [schema_memory.all_words(config)])])
-    dtypes, optimizer = precision.words_of(config["precision"]), config["optimizer"]["name"]
-    usual = (("fp32", dtypes), ("adamw", optimizer))
+    name = f"{cell.strategy.name} {cell.model_name} N={cell.world_size} b={cell.batch}"
+    if cell.accumulation not in (1, None):
+        name += f" a={cell.accumulation}"
+    name += " recomputed" * (cell.model.checkpoints and cell.activation.name == "none")
+    name += f" tiles={cell.model.tiles}" if isinstance(cell.model, Gpt) and cell.model.tiles != 1 else ""
+    name += " tuned" * cell.strategy.is_tuned
+    name += " simulated" * (cell.backend == SIMULATED)
+    name += f" nodes={cell.nodes}" if cell.nodes > 1 else ""
+    name = " ".join(filter(None, [name, cell.systems_label]))
+    usual = (("fp32", cell.precision.label), ("adamw", cell.optimizer.name))
     return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])
 
 
-def name_cells(configs: list[dict[str, Any]]) -> list[str]:
+def name_cells(cells: Sequence[CellConfig]) -> list[str]:
     """A name for each; those whose base names are equal get the keys in which they differ, the machine's own last."""
-    names = [base_name(config) for config in configs]
-    flat = [flatten(config) for config in configs]
+    names = [base_name(cell) for cell in cells]
+    flat = [flatten(cell.as_dict()) for cell in cells]
     names = _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED)} for one in flat])
     return _told_apart(names, [{k: v for k, v in one.items() if k in LOCAL} for one in flat])
 
@@ -54,9 +56,9 @@ def _told_apart(names: list[str], configs: list[dict[str, Any]]) -> list[str]:
     return names
 
 
-def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys of resolved configs with different values, less what is volatile: key -> (one's, the other's)."""
-    mine, theirs = flatten(one), flatten(other)
+def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys of two cells with different values, less what is volatile: key -> (one's, the other's)."""
+    mine, theirs = flatten(one.as_dict()), flatten(other.as_dict())
     keys = dict.fromkeys([*mine, *theirs])
     return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
 

@@ -1,48 +1,19 @@
-"""torch.optim's elementwise optimizers by name, from a resolved `optimizer` section.
+"""torch.optim's elementwise optimizers by name: their options, and what theory is told of each.
 
-Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart.
+Elementwise: the update of an element depends on that element alone, so that a shard can be updated apart. Defaults
+that are not torch's suit a small GPT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from omegaconf import MISSING
 from torch import nn, optim
 
 from ..theory.shapes import OptimizerShape
-
-Section = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """An optimizer. `states`: tensors of the parameter's size that it keeps, by its options; `counts`: 4-byte scalars
-    that it keeps of each tensor; `fused`: whether torch has a fused implementation; `fused_on_cuda`: whether the oldest
-    torch that we support has it there, too.
-    """
-
-    make: Callable[..., optim.Optimizer]
-    states: Callable[[Section], int]
-    counts: int
-    fused: bool = False
-    fused_on_cuda: bool = True
-
-
-KINDS: dict[str, Kind] = {
-    "sgd": Kind(optim.SGD, lambda s: int(s["momentum"] > 0), 0, fused=True),
-    "adam": Kind(optim.Adam, lambda s: 2 + s["amsgrad"], 1, fused=True),
-    "adamw": Kind(optim.AdamW, lambda s: 2 + s["amsgrad"], 1, fused=True),
-    "adamax": Kind(optim.Adamax, lambda s: 2, 1),
-    "nadam": Kind(optim.NAdam, lambda s: 2, 2),
-    "radam": Kind(optim.RAdam, lambda s: 2, 1),
-    "adagrad": Kind(optim.Adagrad, lambda s: 1, 1, fused=True, fused_on_cuda=False),
-    "adadelta": Kind(optim.Adadelta, lambda s: 2, 1),
-    "rmsprop": Kind(optim.RMSprop, lambda s: 1 + s["centered"] + (s["momentum"] > 0), 1),
-    "rprop": Kind(optim.Rprop, lambda s: 2, 1),
-    "asgd": Kind(optim.ASGD, lambda s: 1, 3),
-}
+from .axis import Axis, CellView
 
 PAIRS = {"betas": ("beta1", "beta2"), "etas": ("eta_minus", "eta_plus"), "step_sizes": ("step_min", "step_max")}
 """torch's options that are pairs, and our keys for their parts."""
@@ -52,51 +23,266 @@ IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "loop": {"foreach": False},
 }
-"""Keyword arguments of torch for each `implementation`; `fused` is off unless named."""
+"""`implementation` -> torch's options; `fused` is off where it is not named."""
 
 
-def build(section: Section, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
-    """The optimizer of a resolved section over `parameters`."""
-    parts = {part: pair for pair, both in PAIRS.items() for part in both}
-    options = {k: v for k, v in section.items() if k not in ("name", "implementation", *parts)}
-    options |= {pair: (section[low], section[high]) for pair, (low, high) in PAIRS.items() if low in section}
-    return KINDS[section["name"]].make(parameters, **options, **IMPLEMENTATIONS[section["implementation"]])
+@dataclass(frozen=True)
+class Kind:
+    """An optimizer of torch. `counts`: 4-byte scalars that it keeps of each tensor; `fused`: whether torch has a fused
+    implementation; `fused_on_cuda`: whether the oldest torch that we support has it there, too.
+    """
+
+    make: Callable[..., optim.Optimizer]
+    counts: int
+    fused: bool = False
+    fused_on_cuda: bool = True
 
 
-def shape_of(section: Section) -> OptimizerShape:
-    """Returns theory's view of the optimizer: its states of each parameter."""
-    kind = KINDS[section["name"]]
-    return OptimizerShape(kind.states(section), kind.counts, section["implementation"] == "fused")
+KINDS: dict[str, Kind] = {
+    "sgd": Kind(optim.SGD, 0, fused=True),
+    "adam": Kind(optim.Adam, 1, fused=True),
+    "adamw": Kind(optim.AdamW, 1, fused=True),
+    "adamax": Kind(optim.Adamax, 1),
+    "nadam": Kind(optim.NAdam, 2),
+    "radam": Kind(optim.RAdam, 1),
+    "adagrad": Kind(optim.Adagrad, 1, fused=True, fused_on_cuda=False),
+    "adadelta": Kind(optim.Adadelta, 1),
+    "rmsprop": Kind(optim.RMSprop, 1),
+    "rprop": Kind(optim.Rprop, 1),
+    "asgd": Kind(optim.ASGD, 3),
+}
 
 
-def words_of(config: dict[str, Any]) -> str:
-    """ "adamw/fused" of a resolved cell, or "adamw/fused, clipped at 1", with the norm where it is not 2."""
-    words = f"{config['optimizer']['name']}/{config['optimizer']['implementation']}"
-    if config["clip"] is None:
-        return words
-    return f"{words}, clipped at {config['clip']:g}" + f" (norm {config['clip_norm']})" * (config["clip_norm"] != "2")
+@dataclass
+class Optimizer(Axis):
+    """A torch.optim optimizer; the options are torch's. `implementation` is fused, foreach or loop; auto: fused where
+    torch has it, else foreach on CUDA and loop on a CPU, as torch itself chooses.
+    """
+
+    name: str = MISSING
+    lr: float = 3e-4
+    implementation: str = "auto"
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 1
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """Returns the optimizer over `parameters`."""
+        section = self.values()
+        parts = {part for pair in PAIRS.values() for part in pair}
+        options = {key: value for key, value in section.items() if key not in ("name", "implementation", *parts)}
+        options |= {pair: (section[low], section[high]) for pair, (low, high) in PAIRS.items() if low in section}
+        return KINDS[self.name].make(parameters, **options, **IMPLEMENTATIONS[self.implementation])
+
+    def theory_shape(self) -> OptimizerShape:
+        """Returns what it keeps of each parameter."""
+        return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
+
+    def validate(self, cell: CellView) -> list[str]:
+        """Returns sentences on options, with `implementation` resolved, that torch would refuse."""
+        return self.problems()
+
+    def problems(self) -> list[str]:
+        """Returns the sentences of `validate`, which depend on no other axis."""
+        if self.implementation not in IMPLEMENTATIONS:
+            return [f"optimizer.implementation={self.implementation}: use auto, {', '.join(IMPLEMENTATIONS)}"]
+        if self.implementation == "fused" and not KINDS[self.name].fused:
+            have = ", ".join(other for other, kind in KINDS.items() if kind.fused)
+            words = f"torch has no fused {self.name} (it has {have}); use foreach, loop"
+            return [f"optimizer.implementation=fused: {words}"]
+        return []
+
+    @property
+    def label(self) -> str:
+        """Its name and implementation: "adamw/fused"."""
+        return f"{self.name}/{self.implementation}"
 
 
 def default_implementation(name: str, device: str) -> str:
-    """Resolves `implementation=auto`: fused where torch has it, else torch's own choice on that device."""
+    """Returns what `implementation=auto` becomes: fused where torch has it, else what torch itself takes there."""
     kind = KINDS[name]
     if kind.fused and (kind.fused_on_cuda or device != "cuda"):
         return "fused"
     return "foreach" if device == "cuda" else "loop"
 
 
-def problems_of(section: Section) -> list[str]:
-    """Sentences on what of a section, with `implementation` resolved, makes no sense."""
-    name, how = section["name"], section["implementation"]
-    problems = []
-    if how not in IMPLEMENTATIONS:
-        problems.append(f"optimizer.implementation={how}: use auto, {', '.join(IMPLEMENTATIONS)}")
-    elif how == "fused" and not KINDS[name].fused:
-        have = ", ".join(other for other, kind in KINDS.items() if kind.fused)
-        problems.append(f"optimizer.implementation=fused: torch has no fused {name} (it has {have}); use foreach, loop")
-    if section.get("nesterov") and (section["momentum"] <= 0 or section["dampening"] != 0):
-        problems.append("optimizer.nesterov=true: it needs optimizer.momentum above 0 and optimizer.dampening=0")
-    for low, high in (("eta_minus", "eta_plus"), ("step_min", "step_max")):
-        if low in section and section[low] >= section[high]:
-            problems.append(f"optimizer.{low}={section[low]:g}: it must be below optimizer.{high}={section[high]:g}")
-    return problems
+@dataclass
+class Decaying(Optimizer):
+    """Those with weight decay."""
+
+    weight_decay: float = 0.0
+
+
+@dataclass
+class Sgd(Decaying):
+    """torch.optim.SGD: a tensor of states with momentum, none without."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return int(self.momentum > 0)
+
+    def problems(self) -> list[str]:
+        """Returns sentences on options that torch would refuse."""
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            words = "it needs optimizer.momentum above 0 and optimizer.dampening=0"
+            return [*super().problems(), f"optimizer.nesterov=true: {words}"]
+        return super().problems()
+
+
+@dataclass
+class Betas(Decaying):
+    """Options of the Adam family, whose members have two tensors of states each."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+
+@dataclass
+class Adam(Betas):
+    """torch.optim.Adam; `amsgrad` keeps a third tensor."""
+
+    name: str = "adam"
+    amsgrad: bool = False
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2 + self.amsgrad
+
+
+@dataclass
+class AdamW(Adam):
+    """torch.optim.AdamW."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.01
+
+
+@dataclass
+class Adamax(Betas):
+    """torch.optim.Adamax."""
+
+    name: str = "adamax"
+    lr: float = 2e-3
+
+
+@dataclass
+class NAdam(Betas):
+    """torch.optim.NAdam."""
+
+    name: str = "nadam"
+    lr: float = 2e-3
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+
+
+@dataclass
+class RAdam(Betas):
+    """torch.optim.RAdam."""
+
+    name: str = "radam"
+    lr: float = 1e-3
+    decoupled_weight_decay: bool = False
+
+
+@dataclass
+class Adagrad(Decaying):
+    """torch.optim.Adagrad: one tensor of states, which is there before the first step."""
+
+    name: str = "adagrad"
+    lr: float = 0.01
+    lr_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+
+@dataclass
+class Adadelta(Decaying):
+    """torch.optim.Adadelta: two tensors of states."""
+
+    name: str = "adadelta"
+    lr: float = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+
+@dataclass
+class RMSprop(Decaying):
+    """torch.optim.RMSprop: one tensor of states, one more with momentum, one more centered."""
+
+    name: str = "rmsprop"
+    lr: float = 1e-3
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 1 + self.centered + (self.momentum > 0)
+
+
+@dataclass
+class Rprop(Optimizer):
+    """torch.optim.Rprop: two tensors of states."""
+
+    name: str = "rprop"
+    lr: float = 1e-3
+    eta_minus: float = 0.5
+    eta_plus: float = 1.2
+    step_min: float = 1e-6
+    step_max: float = 50.0
+
+    @property
+    def states(self) -> int:
+        """Tensors of the parameter's size that it keeps."""
+        return 2
+
+    def problems(self) -> list[str]:
+        """Returns sentences on options that torch would refuse."""
+        problems = super().problems()
+        pairs = ("eta_minus", self.eta_minus, "eta_plus", self.eta_plus), (
+            "step_min", self.step_min, "step_max", self.step_max,
+        )  # fmt: skip
+        for low, least, high, most in pairs:
+            if least >= most:
+                problems.append(f"optimizer.{low}={least:g}: it must be below optimizer.{high}={most:g}")
+        return problems
+
+
+@dataclass
+class Asgd(Decaying):
+    """torch.optim.ASGD: one tensor of states, the averaged weights."""
+
+    name: str = "asgd"
+    lr: float = 0.01
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+
+
+OPTIMIZERS: dict[str, type] = {
+    "sgd": Sgd, "adam": Adam, "adamw": AdamW, "adamax": Adamax, "nadam": NAdam, "radam": RAdam, "adagrad": Adagrad,
+    "adadelta": Adadelta, "rmsprop": RMSprop, "rprop": Rprop, "asgd": Asgd,
+}  # fmt: skip

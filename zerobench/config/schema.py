@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+from ..sections import Section
 from ..strategies import StrategyOptions, built_in, specs
 from . import schema_memory
 from .schema_training import OPTIMIZERS, PRECISIONS, Optimizer, Precision
@@ -21,10 +22,25 @@ TUNED = "_tuned"
 
 
 @dataclass
-class Model:
+class Model(Section):
     """The model that is trained. `kind` names the builder in zerobench.models."""
 
     kind: str = MISSING
+
+    @property
+    def can_checkpoint(self) -> bool:
+        """True for a model that can compute its blocks again in backward itself."""
+        return hasattr(self, "checkpointing")
+
+    @property
+    def checkpoints(self) -> bool:
+        """True for a model that does so."""
+        return bool(getattr(self, "checkpointing", False))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for its builder."""
+        return {key: value for key, value in self.values().items() if key != "kind"}
 
 
 @dataclass
@@ -63,7 +79,7 @@ class HuggingfaceModel(Model):
 
 
 @dataclass
-class Huggingface:
+class Huggingface(Section):
     """The shape for model=huggingface. `options` go to the architecture's own config."""
 
     architecture: str = "gpt2"
@@ -76,7 +92,7 @@ class Huggingface:
 
 
 @dataclass
-class Data:
+class Data(Section):
     """Where tokens come from: `name` is text or synthetic."""
 
     name: str = MISSING
@@ -99,7 +115,7 @@ class Synthetic(Data):
 
 
 @dataclass
-class Measure:
+class Measure(Section):
     """Steps that are measured, after steps that are not. Accounting starts when optimizer states exist.
 
     `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
@@ -119,7 +135,7 @@ class Measure:
 
 
 @dataclass
-class Launch:
+class Launch(Section):
     """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out."""
 
     timeout_s: float = 1800.0
@@ -127,7 +143,7 @@ class Launch:
 
 
 @dataclass
-class Search:
+class Search(Section):
     """With a memory limit (a rank, as in `96 MiB`) a cell becomes a search: which micro-batch x accumulation x
     checkpointing fits and trains fastest? The winners are measured again, `repeats` launches of `steps` steps.
     """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import dataclass
 
 from ..cluster import job
 from ..host.environment import SIMULATED, nccl_version
+from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
+from .cell import CellConfig
+from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
@@ -17,47 +20,59 @@ RANKS_PER_CORE, ALWAYS_FEW = 4, 16
 """Limits of processes on one machine: more are too slow to measure, and a simulated world gives their bytes."""
 
 
-def resolve_ranks(plain: dict[str, Any], problems: list[str]) -> None:
-    """Fills in world_size, device, backend, threads and, where there are several, ranks_per_gpu and nodes."""
-    for key, known in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl", SIMULATED))):
-        if plain[key] not in known:
-            problems.append(f"{key}={plain[key]}: use one of {', '.join(known)}")
-            return
-    gpus = _count_gpus() if plain["device"] != "cpu" else 0
-    if plain["backend"] == SIMULATED:
-        _resolve_simulated(plain, gpus, problems)
-        return
-    if "rank" in plain:
+@dataclass(frozen=True)
+class Placement:
+    """Facts that follow from machine and job: `nodes`, machines of a joined job; ranks that share a GPU, 1 for none."""
+
+    nodes: int = 1
+    ranks_per_gpu: int = 1
+
+
+def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
+    """Fills in world_size, device, backend and threads, in place, and returns what is no key of the user's."""
+    for key, words in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl", SIMULATED))):
+        if (word := getattr(draft, key)) not in words:
+            problems.append(f"{key}={word}: use one of {', '.join(words)}")
+            return Placement()
+    gpus = _count_gpus() if draft.device != "cpu" else 0
+    if draft.backend == SIMULATED:
+        _resolve_simulated(draft, gpus, problems)
+        return Placement()
+    if draft.rank is not None:
         problems.append(
-            f"rank={plain['rank']}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
+            f"rank={draft.rank}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
         )
-    ranks, mine = plain["world_size"], job.current_job()
+    ranks, mine = draft.world_size, job.current_job()
     if ranks is None and mine is None:
-        ranks = gpus if gpus > 1 or (gpus and plain["device"] == "cuda") else 2
-    ranks = mine.job.world_size if ranks is None and mine is not None else ranks
-    chosen = plain["backend"] != "auto" or mine is not None
+        ranks = gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
+    elif ranks is None and mine is not None:
+        ranks = mine.job.world_size
+    ranks = known(ranks)
+    chosen = draft.backend != "auto" or mine is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
+    nodes = 1
     if mine is not None:
-        local, sharing = _place_in_job(plain, mine.membership, ranks, problems)
-    if plain["device"] == "auto":
-        plain["device"] = "cuda" if sharing == 1 and plain["backend"] != "gloo" else "cpu"
-    if plain["backend"] == "auto":
-        plain["backend"] = "nccl" if plain["device"] == "cuda" and sharing == 1 else "gloo"
-    if plain["device"] == "cuda" and not sharing:
+        local, sharing = _place_in_job(draft, mine.membership, ranks, problems)
+        nodes = max(1, mine.membership.machines(ranks))
+    if draft.device == "auto":
+        draft.device = "cuda" if sharing == 1 and draft.backend != "gloo" else "cpu"
+    if draft.backend == "auto":
+        draft.backend = "nccl" if draft.device == "cuda" and sharing == 1 else "gloo"
+    if draft.device == "cuda" and not sharing:
         where = "this machine has" if mine is None else "a rank of the job sees"
         problems.append(f"device=cuda: {where} no GPU that torch can use")
-    elif plain["device"] == "cuda" and sharing > 1:
-        plain["ranks_per_gpu"] = sharing
-        _refuse_search(plain, "a world whose ranks share a GPU", problems)
-        if plain["backend"] == "nccl" and not _nccl_shares():
+    elif draft.device == "cuda" and sharing > 1:
+        _refuse_search(draft, "a world whose ranks share a GPU", problems)
+        if draft.backend == "nccl" and not _nccl_shares():
             ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
             problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
-    if (plain["device"], plain["backend"]) == ("cpu", "nccl"):
+    if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
-    if plain["device"] == "cpu" and not chosen:
+    if draft.device == "cpu" and not chosen:
         problems += _too_crowded(ranks)
-    plain["world_size"] = ranks
-    _resolve_threads(plain, local)
+    draft.world_size = ranks
+    _resolve_threads(draft, local)
+    return Placement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
 
 
 def _too_crowded(ranks: int) -> list[str]:
@@ -72,72 +87,66 @@ def _nccl_shares() -> bool:
     return os.environ.get(NCCL_SHARES) == "1" and (nccl_version() or (0,)) >= (2, 30)
 
 
-def _place_in_job(
-    plain: dict[str, Any], membership: job.Membership, ranks: int, problems: list[str]
-) -> tuple[int, int]:
-    """The first ranks of the job that was joined: the most of them on one machine, and on one GPU.
-    `nodes` is among the keys where they are on several machines, for that is another measurement.
-    """
+def _place_in_job(draft: Config, membership: job.Membership, ranks: int, problems: list[str]) -> tuple[int, int]:
+    """Of the first ranks of the job that was joined: the most on one machine, and on one GPU."""
     if ranks > len(membership.members):
         problems.append(job.too_many(ranks, len(membership.members)))
-    if membership.machines(ranks) > 1:
-        plain["nodes"] = membership.machines(ranks)
-    return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if plain["device"] != "cpu" else 0
+    return membership.most_per_host(ranks), membership.ranks_per_gpu(ranks) if draft.device != "cpu" else 0
 
 
-def has_times(config: dict[str, Any]) -> bool:
-    """Returns True where a step's time is valid: not in a simulated world, nor where ranks take turns on a GPU; and
-    whether it is taken.
+def has_times(cell: CellConfig) -> bool:
+    """True where a step's time is taken and means something: not in a simulated world, nor where ranks take turns on a
+    GPU.
     """
-    taken = config["measure"].get("passes") != "accounted"
-    return taken and config["backend"] != SIMULATED and "ranks_per_gpu" not in config
+    return cell.measure.passes != "accounted" and cell.backend != SIMULATED and cell.ranks_per_gpu == 1
 
 
-def check_measure(plain: dict[str, Any], problems: list[str]) -> None:
-    """Adds sentences on requested measurements that this world does not permit."""
-    measure, passes = plain["measure"], plain["measure"].get("passes")
-    if measure.get("trace") and passes == "accounted":
+def problems_of_measure(cell: CellConfig) -> list[str]:
+    """Returns sentences on what is asked of a measurement that this world cannot give."""
+    measure, passes, problems = cell.measure, cell.measure.passes, []
+    if measure.trace and passes == "accounted":
         problems.append("measure.trace=true: a trace stands beside times; measure.passes=accounted takes none")
-    elif measure.get("trace") and not has_times(plain):
-        simulated = plain["backend"] == SIMULATED
+    elif measure.trace and not has_times(cell):
+        simulated = cell.backend == SIMULATED
         what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
         problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
-    if measure.get("snapshot") and passes == "timed":
+    if measure.snapshot and passes == "timed":
         problems.append("measure.snapshot=true: a history belongs to the accounted pass; measure.passes=timed has none")
-    if plain["search"]["memory_limit"] is not None and passes is not None:
+    if cell.search.memory_limit is not None and passes != "both":
         problems.append(f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both")
-    if measure.get("snapshot") and plain["device"] != "cuda":
+    if measure.snapshot and cell.device != "cuda":
         words = "it is CUDA's allocator that keeps a history, and there is none on a CPU; leave it out"
-        problems.append(f"measure.snapshot=true on device={plain['device']}: {words}")
+        problems.append(f"measure.snapshot=true on device={cell.device}: {words}")
+    return problems
 
 
-def _resolve_threads(plain: dict[str, Any], ranks: int) -> None:
-    if plain["threads"] is None:
-        plain["threads"] = max(1, (os.cpu_count() or 1) // max(1, ranks))
+def _resolve_threads(draft: Config, ranks: int) -> None:
+    if draft.launch.threads is None:
+        draft.launch.threads = max(1, (os.cpu_count() or 1) // max(1, ranks))
 
 
-def _resolve_simulated(plain: dict[str, Any], gpus: int, problems: list[str]) -> None:
+def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
     """Of a simulated world one rank alone is run, on one device."""
-    if plain["device"] == "cuda" and not gpus:
+    if draft.device == "cuda" and not gpus:
         problems.append("device=cuda: this machine has no GPU; a simulated world needs one, or device=cpu")
-    plain["device"] = "cuda" if gpus else "cpu"
-    if plain["world_size"] is None:
+    draft.device = "cuda" if gpus else "cpu"
+    if draft.world_size is None:
         problems.append(f"backend={SIMULATED}: give world_size, the number of ranks that are simulated")
-        plain["world_size"] = 2
-    if not 0 <= plain.get("rank", 0) < plain["world_size"]:
-        problems.append(f"rank={plain['rank']}: must be from 0 to {plain['world_size'] - 1}, below world_size")
-    if not spec_of(plain["strategy"]["name"]).composes.simulated:
+        draft.world_size = 2
+    if not 0 <= (draft.rank or 0) < draft.world_size:
+        problems.append(f"rank={draft.rank}: must be from 0 to {draft.world_size - 1}, below world_size")
+    if not spec_of(draft.strategy.name).composes.simulated:
         words = f"a simulated world is there for {', '.join(names_with('simulated'))}; peers need a real one"
-        problems.append(f"strategy={plain['strategy']['name']}: {words}")
-    if plain["measure"].get("passes") == "timed":
+        problems.append(f"strategy={draft.strategy.name}: {words}")
+    if draft.measure.passes == "timed":
         problems.append(f"measure.passes=timed: backend={SIMULATED} has no times; use accounted")
-    plain["measure"].pop("passes", None)  # there is one, whether it was asked for or not
-    _refuse_search(plain, f"backend={SIMULATED}", problems)
-    _resolve_threads(plain, 1)
+    draft.measure.passes = "both"  # there is one, whether it was asked for or not
+    _refuse_search(draft, f"backend={SIMULATED}", problems)
+    _resolve_threads(draft, 1)
 
 
-def _refuse_search(plain: dict[str, Any], what: str, problems: list[str]) -> None:
-    if plain["search"]["memory_limit"] is not None:
+def _refuse_search(draft: Config, what: str, problems: list[str]) -> None:
+    if draft.search.memory_limit is not None:
         problems.append(f"search.memory_limit: it looks for the fastest, and {what} has no times")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,16 @@ from ..data import arguments_of, words_of
 from ..registry import DATA, MODELS
 
 
-def loss_of(engine: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
+@dataclass(frozen=True)
+class Called:
+    """Which model is called on which data, for errors. `kind` names its builder, `model` the choice of the group."""
+
+    kind: str
+    model: str
+    data: str
+
+
+def loss_of(engine: Any, batch: Any, called: Called) -> torch.Tensor:
     """Returns the loss of a batch, a scalar. Raises TypeError where the model returns anything else; errors of a user's
     model or data carry a note on how it was called.
     """
@@ -20,17 +30,17 @@ def loss_of(engine: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        if config["model"]["kind"] not in MODELS.own or config["data"]["name"] not in DATA.own:
-            error.add_note(_terms(batch, config))
+        if called.kind not in MODELS.own or called.data not in DATA.own:
+            error.add_note(_terms(batch, called))
         raise
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise TypeError(f"forward returned {found}; {_terms(batch, config)}")
+        raise TypeError(f"forward returned {found}; {_terms(batch, called)}")
     if not loss.requires_grad:
-        raise TypeError(f"forward returned a loss that depends on no trainable parameter; {_terms(batch, config)}")
+        raise TypeError(f"forward returned a loss that depends on no trainable parameter; {_terms(batch, called)}")
     return loss
 
 
-def _terms(batch: Any, config: dict[str, Any]) -> str:
-    model, data = config["model"]["name"], config["data"]["name"]
+def _terms(batch: Any, called: Called) -> str:
+    model, data = called.model, called.data
     return f"model={model} is called as {words_of(batch)} with data={data}, and must return the loss, a scalar tensor"

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config.activations import activation_policy
+from ..config.cell import CellConfig
+from ..config.residual import activation_policy
+from ..config.schema import Gpt
+from ..sections import known
 from ..theory.activations import GptShape, host_bytes
-from ..zero.precision import DTYPES
 
 KINDS = ("gpt", "mlp")
 """Models whose control flow does not depend on values, so that their activations can be predicted."""
@@ -19,15 +21,15 @@ DATA = ("text", "synthetic")
 """Data that are batches of tokens."""
 
 
-def of(config: dict[str, Any], batches: Any, build: Callable[[dict[str, Any]], nn.Module]) -> int | None:
+def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
     """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None where nothing is
     predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, and where a policy moves
     activations.
     """
-    moved = config.get("activation", {}).get("name", "none") != "none" or config.get("arena")
-    if config["device"] != "cpu" or moved:
+    moved = config.activation.name != "none" or config.arena
+    if config.device != "cpu" or moved:
         return None
-    if config["model"]["kind"] not in KINDS or config["data"]["name"] not in DATA:
+    if config.model.kind not in KINDS or config.data.name not in DATA:
         return None
     from ..probes.fake_run import activation_bytes  # not needed by ranks, which import this module too
 
@@ -36,22 +38,23 @@ def of(config: dict[str, Any], batches: Any, build: Callable[[dict[str, Any]], n
     return activation_bytes(model, batches.batch(0, 0))
 
 
-def shape_of(config: dict[str, Any]) -> GptShape:
+def shape_of(config: CellConfig) -> GptShape:
     """Returns theory's view of a resolved cell with a GPT."""
-    model, policy = config["model"], activation_policy(config)
+    model, policy = config.model, activation_policy(config)
+    assert isinstance(model, Gpt)
     return GptShape(
-        model["layers"], model["hidden"], model["heads"], model["vocabulary"], config["sequence"],
-        config["micro_batch"], DTYPES[config["precision"]["name"]].itemsize,
-        model["checkpointing"] or policy.recompute, policy.keep == "host", policy.least_bytes,
+        model.layers, model.hidden, model.heads, known(model.vocabulary), config.sequence, config.micro_batch,
+        config.precision.dtype.itemsize, model.checkpointing or policy.recompute, policy.keep == "host",
+        policy.least_bytes,
     )  # fmt: skip
 
 
-def moved_bytes(config: dict[str, Any]) -> int | None:
+def moved_bytes(config: CellConfig) -> int | None:
     """Returns the bytes of activations that a rank sends to host memory in a step, and fetches back; None where nothing
     is predicted: for models other than our GPT.
     """
     if activation_policy(config).keep != "host":
         return 0
-    if config["model"]["kind"] != "gpt":
+    if not isinstance(config.model, Gpt):
         return None
-    return int(config["accumulation"]) * host_bytes(shape_of(config))
+    return config.accumulation * host_bytes(shape_of(config))

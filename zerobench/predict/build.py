@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from .. import models
-from ..config import activations, precision
+from ..config.cell import CellConfig
+from ..config.residual import activation_policy
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init
@@ -17,10 +18,10 @@ from ..zero.modules.wrapping import default_units, unit_of_parameters
 from ..zero.units.root import is_read_anywhere, is_read_in_backward, owners
 
 
-def place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
+def place_model(config: CellConfig, device: torch.device) -> nn.Module:
     """Returns the model on its device; with strategy.construct=meta as placeholders, which the engine fills."""
-    if config["strategy"].get("construct") != "meta":
-        with device if config.get("draw_on") == "device" else nullcontext():
+    if not config.strategy.is_meta:
+        with device if config.draw_on == "device" else nullcontext():
             return build_model(config).to(device)
     with torch.device("meta"):
         model = build_model(config)
@@ -28,21 +29,24 @@ def place_model(config: dict[str, Any], device: torch.device) -> nn.Module:
     return model
 
 
-def initial_options(config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def initial_options(config: CellConfig, device: torch.device) -> dict[str, Any]:
     """Returns the options with which the engine fills a model of placeholders."""
-    meta = config["strategy"].get("construct") == "meta"
-    return {"initial_device": device} if meta and config.get("draw_on") == "device" else {}
+    meta = config.strategy.is_meta
+    return {"initial_device": device} if meta and config.draw_on == "device" else {}
 
 
-def build_model(config: dict[str, Any]) -> nn.Module:
+def build_model(config: CellConfig) -> nn.Module:
     """Builds the model of a resolved cell, in training mode, its blocks under the cell's activation policy. It is built
     in fp32 and cast, so that a seed gives one model.
     """
-    section = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
-    options = {key: value for key, value in section.items() if key not in ("kind", "name")}
-    model = models.build(config["model"]["kind"], options)
-    residual.apply(model, activations.activation_policy(config))
-    return precision.cast(model, config["precision"], config["strategy"]["name"])
+    model = models.build(config.model.kind, config.model_options)
+    residual.apply(model, activation_policy(config))
+    return config.precision.cast(model, config.strategy.name)
+
+
+def schedule_options(config: CellConfig) -> dict[str, Any]:
+    """Fields of theory's Schedule that follow from the cell alone."""
+    return {"recomputes": config.recomputes, "arena": config.arena}
 
 
 def shapes_of(model: nn.Module) -> list[ParameterShape]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..config import activations as policies
-from ..config import offload, optimizers, precision, topology
+from ..config.cell import CellConfig
 from ..strategies import predicts, shape_of
 from ..theory.ranks import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
@@ -20,7 +19,7 @@ from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
 from . import activations as own_activations
-from .build import build_model, shapes_of
+from .build import build_model, schedule_options, shapes_of
 
 DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
 """torch's in-place draws."""
@@ -59,21 +58,21 @@ class Estimate:
     """The paper's formula for the states alone, without what is in flight."""
 
 
-def training_shapes(config: dict[str, Any]) -> tuple[OptimizerShape, PrecisionShape]:
+def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]:
     """Returns theory's view of a resolved cell's training."""
-    return optimizers.shape_of(config["optimizer"]), precision.shape_of(config["precision"], config["world_size"] > 1)
+    return config.optimizer.theory_shape(), config.precision.theory_shape(config.world_size > 1)
 
 
-def estimate(config: dict[str, Any]) -> Estimate:
+def estimate(config: CellConfig) -> Estimate:
     """Returns the prediction for a resolved cell. Errors of the model's own builder are passed on."""
     with torch.device("meta"), Undrawn():
         shapes = shapes_of(build_model(config))
-    schedule = replace(Schedule.sequential(shapes, config["accumulation"]), **policies.of_schedule(config))
-    ranks = config["world_size"]
+    schedule = replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
+    ranks = config.world_size
     psi = sum(shape.numel for shape in shapes if shape.trainable)
-    if not predicts(config["strategy"]):
+    if not predicts(config.strategy.values()):
         return Estimate(psi)
-    strategy, groups, tiers = shape_of(config["strategy"]), topology.shape_of(config), offload.shape_of(config)
+    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
     trained = training_shapes(config)
     states = predict_states(strategy, schedule, ranks, *trained, groups, tiers)
     moved, links = predict_traffic(strategy, schedule, ranks, groups, trained[1]), links_of(config, schedule)
@@ -84,37 +83,37 @@ def estimate(config: dict[str, Any]) -> Estimate:
     )  # fmt: skip
 
 
-def links_of(config: dict[str, Any], schedule: Schedule) -> Links | None:
+def links_of(config: CellConfig, schedule: Schedule) -> Links | None:
     """Returns the bytes between tiers in a step of a resolved cell, of all ranks, where theory predicts the strategy;
     None where activations that cannot be predicted go to host memory.
     """
     activations = own_activations.moved_bytes(config)
     if activations is None:
         return None
-    states, moved = links_of_states(config, schedule), activations * config["world_size"]
+    states, moved = links_of_states(config, schedule), activations * config.world_size
     return replace(states, down=states.down + moved, up=states.up + moved)
 
 
-def links_of_states(config: dict[str, Any], schedule: Schedule, rank: int | None = None) -> Links:
+def links_of_states(config: CellConfig, schedule: Schedule, rank: int | None = None) -> Links:
     """Returns the states' part of these bytes, of all ranks or one."""
-    strategy, groups, tiers = shape_of(config["strategy"]), topology.shape_of(config), offload.shape_of(config)
+    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
     return predict_links(strategy, schedule, groups, *training_shapes(config), tiers, norms_of(config), rank)
 
 
-def simulated_rank(config: dict[str, Any]) -> int:
+def simulated_rank(config: CellConfig) -> int:
     """Returns the rank of a simulated world that is run: `rank`, or the fullest. An error of the model's own builder is
     left to the rank, which raises and reports it.
     """
-    if "rank" in config:
-        return int(config["rank"])
+    if config.rank is not None:
+        return config.rank
     try:
         with torch.device("meta"), Undrawn():
             shapes = shapes_of(build_model(config))
     except Exception:  # a user's builder may do things that a model without memory cannot
         return 0
-    return fullest_rank(shape_of(config["strategy"]), shapes, topology.shape_of(config))
+    return fullest_rank(shape_of(config.strategy.values()), shapes, config.groups)
 
 
-def norms_of(config: dict[str, Any]) -> int:
+def norms_of(config: CellConfig) -> int:
     """Returns how often a step of a resolved cell computes the norm of gradients."""
-    return int(config["clip"] is not None or config["precision"]["name"] == "fp16")
+    return int(config.clip is not None or config.precision.scales)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import strategies
-from ..config import activations
+from ..config.activations import Activation
+from ..config.cell import CellConfig
+from ..config.precision import Fp32
 from ..data import arguments_of, build_batches
 from ..registry import DATA
 from .build import build_model
@@ -61,39 +62,37 @@ class StepFlops:
     hardware: int
 
 
-BUILT_BY = ("model", "huggingface", "activation", "micro_batch", "sequence")
-"""Keys of a config that determine the computation of a micro-batch."""
+_COUNTED: dict[str, int | None] = {}
+"""Computation of a micro-batch, as JSON -> its FLOPs: a model is counted once per process."""
 
 
-OF_OWN_DATA = ("data", "world_size", "accumulation", "seed")
-"""Keys of a config that a user's data receives."""
-
-
-def step_flops(config: dict[str, Any]) -> StepFlops | None:
-    """Counts a resolved cell's FLOPs. None for a model that cannot run without memory, because its code
-    reads values.
-    """
-    plain = {key: value for key, value in config.items() if key != "activation"}
-    if "checkpointing" in config["model"]:
-        plain["model"] = {**config["model"], "checkpointing": False}
+def step_flops(config: CellConfig) -> StepFlops | None:
+    """Counts a cell's FLOPs. None for a model that cannot run without memory, because its code reads values."""
+    plain = replace(config, activation=Activation())
+    if config.model.can_checkpoint:
+        plain = replace(plain, model=replace(config.model, checkpointing=False))  # type: ignore[call-arg]
     model = _count(plain)
     if model is None:
         return None
-    hardware = _count(config) if activations.recomputes(config) else model
-    micro_batches = config["accumulation"]
+    hardware = _count(config) if config.recomputes else model
+    micro_batches = config.accumulation
     return StepFlops(model * micro_batches, (hardware or model) * micro_batches)
 
 
-def _count(config: dict[str, Any]) -> int | None:
-    """Counts a micro-batch; it is the same in every dtype and under every strategy, so once per model and process."""
-    own = OF_OWN_DATA if config["data"]["name"] not in DATA.own else ()
-    what = {key: config[key] for key in (*BUILT_BY, *own) if key in config}
-    return _count_fp32(json.dumps(what, sort_keys=True))
+def _count(config: CellConfig) -> int | None:
+    """Counts a micro-batch, which has the same FLOPs in every dtype and under every strategy."""
+    what = [config.model.kind, config.model_options, config.activation.values(), config.micro_batch, config.sequence]
+    if config.data.name not in DATA.own:
+        what += [config.data.values(), config.world_size, config.accumulation, config.seed]
+    key = json.dumps(what, sort_keys=True)
+    if key not in _COUNTED:
+        _COUNTED[key] = _count_fp32(
+            replace(config, precision=Fp32(), strategy=strategies.reference().options(), arena=False)
+        )
+    return _COUNTED[key]
 
 
-@cache
-def _count_fp32(what: str) -> int | None:
-    config = json.loads(what) | {"precision": {"name": "fp32"}, "strategy": {"name": strategies.reference().name}}
+def _count_fp32(config: CellConfig) -> int | None:
     counter = FlopCounterMode(display=False)
     try:
         with torch.device("meta"):
@@ -106,12 +105,12 @@ def _count_fp32(what: str) -> int | None:
     return int(counter.get_total_flops())
 
 
-def _batch(config: dict[str, Any]) -> Any:
+def _batch(config: CellConfig) -> Any:
     """Returns a micro-batch without memory: tokens and targets, or rank 0's batch of the user's data."""
     meta = torch.device("meta")
-    if "data" in config:
-        return build_batches(config, 0, meta).batch(0)
-    tokens = torch.zeros((config["micro_batch"], config["sequence"]), dtype=torch.int64, device=meta)
+    if config.data.name not in DATA.own:
+        return build_batches(config.batching, 0, meta).batch(0)
+    tokens = torch.zeros((config.micro_batch, config.sequence), dtype=torch.int64, device=meta)
     return tokens, tokens
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..config.cell import CellConfig
 from ..config.names import base_name, name_cells
 from ..host.environment import SIMULATED
 from ..records import RunRow, SearchRow
@@ -193,7 +193,7 @@ def sorted_cells(rows: list[Row]) -> list[Row]:
     """Returns one row per cell with its `name`: by model and world size, then batch, strategies in a fixed order."""
     frame = summarize(frame_of(rows, RunRow))
     cells: list[Row] = frame.to_dict("records")  # type: ignore[assignment]
-    configs = [json.loads(cell["config"]) for cell in cells]
+    configs = [CellConfig.from_json(cell["config"]) for cell in cells]
     for cell, name in zip(cells, name_cells(configs), strict=True):
         cell["name"] = name
     order = ["model", "world_size", "batch", "sequence", "precision", "strategy"]
@@ -287,4 +287,4 @@ def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Tabl
 
 def name_of(row: Row) -> str:
     """Returns a run's display name."""
-    return base_name(json.loads(row["config"]))
+    return base_name(CellConfig.from_json(row["config"]))

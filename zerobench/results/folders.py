@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from ..config.cell import CellConfig
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .attempts import split
@@ -49,13 +50,13 @@ def write_run(
     aside: Aside,
     prefix: str,
     row: RunRow,
-    config: dict[str, Any],
+    config: CellConfig,
     provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path:
     """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, one more than the last; sets row.run_id."""
     try:
-        (aside.path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        (aside.path / "config.yaml").write_text(yaml.safe_dump(config.written(), sort_keys=False))
         (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
         for name, kind in TABLES.items():
             write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import strategies
 from ..cluster import job
+from ..config.cell import CellConfig
 from ..host.environment import nccl_version
 from ..registry import DATA, MODELS
 
@@ -36,9 +37,9 @@ def source_hash(model_kind: str, data_name: str = "", strategy: str = "") -> str
     return digest.hexdigest()[:12]
 
 
-def source_of(config: dict[str, Any]) -> str:
+def source_of(config: CellConfig) -> str:
     """The hash of the code that a resolved cell runs."""
-    return source_hash(config["model"]["kind"], config["data"]["name"], config["strategy"]["name"])
+    return source_hash(config.model.kind, config.data.name, config.strategy.name)
 
 
 @cache
@@ -62,26 +63,26 @@ def alloc_conf(device: str) -> str | None:
     return next(filter(None, given), None) if device == "cuda" else None
 
 
-def environment_hash(config: dict[str, Any]) -> str:
+def environment_hash(config: CellConfig) -> str:
     """Hashes source, torch, device class and allocator of a resolved cell's run: 8 hex digits."""
-    parts = [source_of(config), version("torch"), device_class(config["device"])]
-    if config["model"]["kind"] == "huggingface":  # whose code builds the model
+    parts = [source_of(config), version("torch"), device_class(config.device)]
+    if config.model.kind == "huggingface":  # whose code builds the model
         parts.append(_version("transformers") or "")
-    spec = strategies.find(config["strategy"]["name"])
+    spec = strategies.find(config.strategy.name)
     if spec is not None and spec.requires is not None:
         parts.append(_version(spec.requires) or "")
-    if conf := alloc_conf(config["device"]):
+    if conf := alloc_conf(config.device):
         parts.append(conf)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
 
 
-def provenance(config: dict[str, Any]) -> dict[str, Any]:
+def provenance(config: CellConfig) -> dict[str, Any]:
     """Collects the provenance of a resolved cell's run."""
     return {
         "source_hash": source_of(config),
-        **_users_look(config["strategy"]["name"]),
-        **started(config.get("nodes", 1)),
-        **machine(config["device"], config["backend"]),
+        **_users_look(config.strategy.name),
+        **started(config.nodes),
+        **machine(config.device, config.backend),
     }
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.cell import CellConfig
 from ..host.temporary import Aside
 from ..records import RunRow
 from ..sizes import show_count
@@ -55,7 +56,7 @@ def claim(results_dir: Path, prefix: str) -> Aside:
 
 
 def keep(
-    aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
+    aside: Aside, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Unwritten | None:  # fmt: skip
     """Calls folders.write_run in the first place that works. Returns None where that is the results folder."""
@@ -75,7 +76,7 @@ def keep(
 
 
 def _write_elsewhere(
-    begun: Path, results_dir: Path, prefix: str, row: RunRow, config: dict[str, Any], provenance: dict[str, Any],
+    begun: Path, results_dir: Path, prefix: str, row: RunRow, config: CellConfig, provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path | None:  # fmt: skip
     """Returns the place that took the run, with the logs of the folder that was `begun`; None where none did."""

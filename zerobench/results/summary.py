@@ -7,13 +7,13 @@ processes do not have.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy
 
+from ..config.cell import CellConfig
 from .tables import latest
 
 TIMES = ("step_s", "forward_s", "backward_s", "update_s")
@@ -47,16 +47,16 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
 def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
     failed = launches[launches["status"] != "ok"]
     row: dict[str, Any] = {str(k): v for k, v in (failed if len(failed) else launches).iloc[-1].items()}
-    row["launches"], row["shape"] = len(launches), _shape(json.loads(row["config"]))
+    row["launches"], row["shape"] = len(launches), _shape(CellConfig.from_json(row["config"]))
     if not len(failed):
         _merge_launches(row, launches)
     row["tokens_per_s_low"], row["tokens_per_s_high"] = _rates(row)
     return row
 
 
-def _shape(config: dict[str, Any]) -> str:
+def _shape(config: CellConfig) -> str:
     """Formats "layers=5 hidden=128 ...", equal for cells whose models are."""
-    options = {**config["model"], **config.get("huggingface", {})}
+    options = config.section("model") | config.section("huggingface")
     return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..sections import Section
+
 MIB = 2**20
 
 
 @dataclass
-class StrategyOptions:
+class StrategyOptions(Section):
     """How data-parallel ranks hold the model states: the base of every strategy's options.
 
     `accumulate`: which micro-batches of a step are reduced over the ranks: the last alone, until which whole gradients
@@ -17,6 +19,31 @@ class StrategyOptions:
     """
 
     name: str = "???"  # OmegaConf's mark of a value that is missing
+
+    @property
+    def reduces(self) -> str:
+        """The micro-batches of a step that are reduced: "every", or the "last", also where an engine chooses."""
+        return str(getattr(self, "accumulate", "last"))
+
+    @property
+    def is_tuned(self) -> bool:
+        """True for a peer with what serves this harness's models best."""
+        return bool(getattr(self, "tuned", False))
+
+    @property
+    def is_meta(self) -> bool:
+        """True where the model is built without memory and the engine gives it its values."""
+        return bool(getattr(self, "construct", "plain") == "meta")
+
+    @property
+    def has_buckets(self) -> bool:
+        """True where gradients are reduced in buckets of a given size."""
+        return hasattr(self, "bucket_bytes")
+
+    @property
+    def whole_numel(self) -> int:
+        """Elements up to which a parameter stays whole on every rank."""
+        return int(getattr(self, "persistence_numel", None) or 0)
 
 
 @dataclass

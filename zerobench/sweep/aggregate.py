@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from statistics import median
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from ..config import topology
+from ..config.cell import CellConfig
 from ..config.world import has_times
 from ..host.environment import SIMULATED
 from ..predict.flops import step_flops, utilization
@@ -31,7 +30,7 @@ OF_ACCOUNTED = ("heap_bytes", "kept_bytes")
 """Figures of a process's memory that only the accounted pass measures; the maximum over the ranks is kept."""
 
 
-def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict[str, list[Any]]:
+def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str, list[Any]]:
     """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
@@ -48,17 +47,17 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         for name in OF_ACCOUNTED:
             sizes = (record.process_memory.get(name) for record in accounted)
             setattr(row, name, max((size for size in sizes if size is not None), default=None))
-        _join_traffic(row, accounted, config["measure"]["steps"])
-        if config["backend"] == SIMULATED and predicts(config["strategy"]):
+        _join_traffic(row, accounted, config.measure.steps)
+        if config.backend == SIMULATED and predicts(config.strategy.values()):
             join_others(row, config, schedule, accounted[0].rank)
-        join_transport(row, accounted, config["measure"]["steps"])
-        if "node_size" not in config:  # without node_size the nodes are unknown
+        join_transport(row, accounted, config.measure.steps)
+        if config.node_size is None:  # without node_size the nodes are unknown
             row.within_nodes_bytes = row.between_nodes_bytes = None
-        _join_codes(row, accounted[0], config["strategy"].get("persistence_numel", 0))
+        _join_codes(row, accounted[0], config.strategy.whole_numel)
     _join_process_memory(row, timed, accounted)
-    if "nodes" not in config:  # several machines: gloo's and NCCL's transports differ
-        _join_loopback(row, timed, config["measure"]["steps"])
-    if config["backend"] != SIMULATED:
+    if config.nodes == 1:  # between machines bytes travel otherwise
+        _join_loopback(row, timed, config.measure.steps)
+    if config.backend != SIMULATED:
         row.passes_agree = _agree(passes)
         _join_losses(row, passes[0])
         row.grad_norm_last = next((one[0].steps[-1].grad_norm for one in (accounted, timed) if one), None)
@@ -68,7 +67,7 @@ def join(row: RunRow, config: dict[str, Any], records: list[RankRecord]) -> dict
         _join_gpu(row, timed)
         _join_trace(row, traced)
 
-    if predicts(config["strategy"]):
+    if predicts(config.strategy.values()):
         join_theory(row, config, schedule, memory, (accounted or timed)[0])
     if accounted:
         join_unexplained(row, config, schedule, accounted)
@@ -92,7 +91,10 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
     host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
     host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
-    row.host_peak_bytes, row.host_peak_all_bytes = max(host_peaks.values(), default=0), _fullest_node(row, host_peaks)
+    row.host_peak_bytes, row.host_peak_all_bytes = (
+        max(host_peaks.values(), default=0),
+        _fullest_node(row, host_peaks),
+    )
     row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
     row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
     row.allocator_peak_bytes = max((m.max_bytes for m in whole if m.category == "allocated"), default=None)
@@ -101,7 +103,7 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
 
 def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:
     """Returns the largest sum over the ranks of a node; the ranks of a simulated node are alike."""
-    size = topology.ranks_a_node(json.loads(row.config))
+    size = CellConfig.from_json(row.config).topology.ranks_per_node
     nodes: dict[int, list[int]] = {}
     for rank, peak in peaks.items():
         nodes.setdefault(rank // size, []).append(peak)
@@ -207,11 +209,11 @@ def _join_trace(row: RunRow, traced: list[RankRecord]) -> None:
         row.overlap = 1 - row.exposed_s / row.communication_s
 
 
-def _join_flops(row: RunRow, config: dict[str, Any]) -> None:
+def _join_flops(row: RunRow, config: CellConfig) -> None:
     counted = step_flops(config)
     if counted is not None and row.step_s is not None:
         row.model_flops, row.hardware_flops = counted.model, counted.hardware
-        where = row.step_s, row.device_class, config["precision"]["name"]
+        where = row.step_s, row.device_class, config.precision.name
         row.mfu, row.hfu = (utilization(one, *where) for one in (counted.model, counted.hardware))
 
 

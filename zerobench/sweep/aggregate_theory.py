@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
-from ..config import offload, topology
+from ..config.cell import CellConfig
 from ..predict.estimate import links_of, links_of_states, norms_of, training_shapes
 from ..predict.residuals import unexplained
 from ..probes.collective_operators import gloo_factor
@@ -24,13 +23,13 @@ from ..theory.volume import between_nodes_formula, bounded_volume
 
 
 def join_theory(
-    row: RunRow, config: dict[str, Any], schedule: Schedule, memory: list[MemoryRow], record: RankRecord
+    row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
 ) -> None:
     """Fills the columns of states, traffic, control and links, and the memory table's predictions, for DDP and our
     stages.
     """
-    shapes, groups = training_shapes(config), topology.shape_of(config)
-    strategy, tiers = shape_of(config["strategy"]), offload.shape_of(config)
+    shapes, groups = training_shapes(config), config.groups
+    strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
     bucket_bytes = settle(strategy, schedule.shapes, groups.shard_ranks).bucket_bytes
     row.bucket_bytes = bucket_bytes if isinstance(bucket_bytes, int) else None
     prediction = predict_states(strategy, schedule, row.world_size, *shapes, groups, tiers)
@@ -46,7 +45,7 @@ def join_theory(
         moved = predict_traffic(strategy, schedule, row.world_size, groups, shapes[1])
         row.predicted_volume_psi = moved.volume / row.psi
         row.predicted_wire_bytes = round(moved.within + moved.between)
-        if "node_size" in config:
+        if config.node_size is not None:
             row.predicted_within_nodes_bytes, row.predicted_between_nodes_bytes = (
                 round(moved.within),
                 round(moved.between),
@@ -65,11 +64,11 @@ def join_theory(
             m.predicted_bytes = record.own_activation_bytes
 
 
-def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: int) -> None:
+def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
     """Of a simulated world one rank has been measured: what the others move between tiers differs from it by their own
     shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as many times.
     """
-    if offload.shape_of(config).place is None:
+    if config.offload.theory_shape().place is None:
         return
     alone, together = (asdict(links_of_states(config, schedule, which)) for which in (rank, None))
     for link, size in together.items():
@@ -77,18 +76,18 @@ def join_others(row: RunRow, config: dict[str, Any], schedule: Schedule, rank: i
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
 
 
-def join_unexplained(row: RunRow, config: dict[str, Any], schedule: Schedule, accounted: list[RankRecord]) -> None:
+def join_unexplained(row: RunRow, config: CellConfig, schedule: Schedule, accounted: list[RankRecord]) -> None:
     """Fills `unexplained`, for traffic of the rank with most, as the volume is, and for memory of all ranks."""
     parts = {}
-    if predicts(config["strategy"]):
+    if predicts(config.strategy.values()):
         shapes = training_shapes(config)[1]
-        strategy, groups = shape_of(config["strategy"]), topology.shape_of(config)
+        strategy, groups = shape_of(config.strategy.values()), config.groups
         parts = predict_parts(strategy, schedule, row.world_size, groups, shapes)
     moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
     busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
     kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
     memory = [m for record in accounted for m in record.memory]
-    row.unexplained = unexplained(row, memory, busiest, config["measure"]["steps"], parts, kept)
+    row.unexplained = unexplained(row, memory, busiest, config.measure.steps, parts, kept)
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:

@@ -14,8 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from ..config import optimizers, precision, schema_memory
-from ..config.resolve import Cell
+from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
 from ..launch.over_cluster import launch, places
 from ..predict.estimate import simulated_rank
@@ -39,8 +38,8 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
 
     `statuses`: accepted statuses.
     """
-    results_dir = Path(cell.config["results_dir"])
-    if cell.problems or cell.config["rerun"] or not results_dir.is_dir():
+    results_dir = Path(cell.config.results_dir)
+    if cell.problems or cell.config.rerun or not results_dir.is_dir():
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
@@ -71,8 +70,8 @@ def find_or_run(
     same.
     """
     with ExitStack() as held:
-        if not cell.problems and not cell.config["rerun"]:
-            turn = folders.turn(Path(cell.config["results_dir"]), f"{_prefix(cell)} {repeat}", on_wait)
+        if not cell.problems and not cell.config.rerun:
+            turn = folders.turn(Path(cell.config.results_dir), f"{_prefix(cell)} {repeat}", on_wait)
             held.enter_context(turn)
         found = find_reusable(cell, repeat, statuses)
         return found or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), found is not None
@@ -85,7 +84,7 @@ def run_cell(
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
-    prefix, results_dir = _prefix(cell), Path(cell.config["results_dir"])
+    prefix, results_dir = _prefix(cell), Path(cell.config.results_dir)
     row = _blank_row(cell, repeat)
     try:
         aside = rescue.claim(results_dir, prefix)
@@ -130,23 +129,23 @@ def _fill(
     return interrupted, written
 
 
-def passes_of(config: dict[str, Any]) -> tuple[str, ...]:
+def passes_of(config: CellConfig) -> tuple[str, ...]:
     """Returns the passes of a cell, in order. A simulated world has no times and no losses: it is accounted only."""
-    wanted = "accounted" if config["backend"] == SIMULATED else config["measure"].get("passes", "both")
+    wanted = "accounted" if config.backend == SIMULATED else config.measure.passes
     passes = ("timed", "accounted") if wanted == "both" else (wanted,)
-    return (*passes, "traced") if config["measure"].get("trace") else passes
+    return (*passes, "traced") if config.measure.trace else passes
 
 
 def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
     records: list[RankRecord] = []
-    if cell.config["device"] == "cpu":
-        allocator_hook.library()  # compiled once, before many ranks need it
+    if cell.config.device == "cpu":
+        allocator_hook.library()  # compiled once, before many ranks ask for it
     ranks = _ranks(cell.config)
     for mode in passes_of(cell.config):
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
         jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in zip(ranks, meeting, strict=True)]
-        outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config["timeout_s"], on_progress)
+        outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
         if outcome.status != "ok":
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])
@@ -155,14 +154,14 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
     return "ok", "", records
 
 
-def _ranks(config: dict[str, Any]) -> Sequence[int]:
+def _ranks(config: CellConfig) -> Sequence[int]:
     """Returns the ranks to run: one of a simulated world."""
-    return [simulated_rank(config)] if config["backend"] == SIMULATED else range(config["world_size"])
+    return [simulated_rank(config)] if config.backend == SIMULATED else range(config.world_size)
 
 
 def _prefix(cell: Cell) -> str:
     config = cell.config
-    name = f"{config['strategy']['name']}-{config['model']['name'][:LONGEST_NAME]}-n{config['world_size']}"
+    name = f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}"
     return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
 
 
@@ -175,22 +174,22 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         repeat=repeat,
         status="",
         reason="",
-        strategy=config["strategy"]["name"],
-        model=config["model"]["name"],
-        world_size=config["world_size"],
-        device=config["device"],
-        backend=config["backend"],
-        precision=precision.words_of(config["precision"]),
-        optimizer=optimizers.words_of(config),
-        micro_batch=config["micro_batch"],
-        accumulation=config["accumulation"],
-        batch=config["batch"],
-        sequence=config["sequence"],
-        seed=config["seed"],
-        threads=config["threads"],
-        data=config["data"]["name"],
-        text_hash=config["data"].get("text_hash"),
-        config=json.dumps(config),
+        strategy=config.strategy.name,
+        model=config.model_name,
+        world_size=config.world_size,
+        device=config.device,
+        backend=config.backend,
+        precision=config.precision.label,
+        optimizer=config.optimizer_label,
+        micro_batch=config.micro_batch,
+        accumulation=config.accumulation,
+        batch=config.batch,
+        sequence=config.sequence,
+        seed=config.seed,
+        threads=config.launch.threads,  # type: ignore[arg-type]  # None of a cell that was not resolved
+        data=config.data.name,
+        text_hash=config.text_hash,
+        config=json.dumps(config.written()),
         command=machine["command"],
         commit=machine["commit"],
         source_hash=machine["source_hash"],
@@ -200,8 +199,8 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         cores=machine["cores"],
         started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         seconds=0.0,
-        checkpointing=config["model"].get("checkpointing"),
-        systems=schema_memory.all_words(config),
-        alloc_conf=provenance.alloc_conf(config["device"]),
-        ranks_per_gpu=config.get("ranks_per_gpu", 1) if config["device"] == "cuda" else None,
+        checkpointing=config.model.checkpoints if config.model.can_checkpoint else None,
+        systems=config.systems_label,
+        alloc_conf=provenance.alloc_conf(config.device),
+        ranks_per_gpu=config.ranks_per_gpu if config.device == "cuda" else None,
     )

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..config.cell import Cell
 from ..config.compose import RefusedError
-from ..config.resolve import Cell
 from ..results import rescue
 from ..results.console import print_failures, print_results, print_searches
 from ..sizes import printable
@@ -38,7 +38,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     if rows:
-        for folder in sorted({cell.config["results_dir"] for cell in cells}):
+        for folder in sorted({cell.config.results_dir for cell in cells}):
             print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
     for sentence in rescue.sentences(lost):
         print(printable(f"zerobench: {sentence}"), file=sys.stderr)
@@ -56,9 +56,9 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
 def check_folders(cells: list[Cell]) -> None:
     """Raises RefusedError where a results folder cannot be written to, unless all its cells have runs already."""
     problems = []
-    for where in dict.fromkeys(cell.config["results_dir"] for cell in cells):
+    for where in dict.fromkeys(cell.config.results_dir for cell in cells):
         why = rescue.why_unwritable(Path(where))
-        mine = [cell for cell in cells if cell.config["results_dir"] == where]
+        mine = [cell for cell in cells if cell.config.results_dir == where]
         if why and any(find_reusable(cell) is None for cell in mine):
             problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
     if problems:

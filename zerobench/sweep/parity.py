@@ -19,10 +19,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
+from ..config.cell import CellConfig
 from ..strategies import spec_of
 
 REFERENCE, EQUAL, CLOSE, DIFFERS, UNCHECKED = "reference", "equal", "close", "differs", "unchecked"
@@ -48,8 +48,6 @@ LEAVE_ROUNDING = ("model.checkpointing", "optimizer.implementation", "data.path"
 SCALING = ("name", "initial_scale", "growth", "backoff", "interval", "minimum_scale")
 """Keys of the precision that must agree."""
 
-ROUND_OTHERWISE = ("zeropp", "node_size", "shard_group", "nodes")
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -63,23 +61,24 @@ class Verdict:
     norm: float | None = None
 
 
-def training_key(config: dict[str, Any]) -> str:
+def training_key(config: CellConfig) -> str:
     """Returns the part of a resolved config that determines the training: equal for a run and its reference."""
-    kept: dict[str, Any] = json.loads(json.dumps({key: config[key] for key in SAME if key in config}))
+    written = config.as_dict()
+    kept = {key: value for key, value in written.items() if key in SAME}
     for key in LEAVE_ROUNDING:
         section, last = key.split(".")
         kept.get(section, {}).pop(last, None)
-    kept["precision"] = {key: config["precision"].get(key) for key in SCALING}
+    kept["precision"] = {key: getattr(config.precision, key, None) for key in SCALING}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def compare(config: dict[str, Any], steps: pd.DataFrame, reference: dict[str, Any], theirs: pd.DataFrame) -> Verdict:
+def compare(config: CellConfig, steps: pd.DataFrame, reference: CellConfig, theirs: pd.DataFrame) -> Verdict:
     """Compares the steps of a run with this resolved config with those of a reference."""
     exact = rounds_alike(config, reference)
     pairs = list(_pairs(steps, theirs))
-    late = config.get("offload", {}).get("delayed")
-    if late:  # delayed updates: parameters are by intent one update older from then on
-        pairs = [pair for pair in pairs if pair.step <= config["offload"]["delayed_after"]]
+    on_time = config.offload.exact_steps
+    if on_time is not None:  # by intent parameters are an update older from then on
+        pairs = [pair for pair in pairs if pair.step <= on_time]
     if not exact:
         pairs = [pair for pair in pairs if pair.step < COMPARED]
     if not pairs:
@@ -87,35 +86,33 @@ def compare(config: dict[str, Any], steps: pd.DataFrame, reference: dict[str, An
     limits = (0.0, NORM_ORDER) if exact else _tolerances(config)
     loss, norm = max(pair.loss_off for pair in pairs), max((pair.norm_off for pair in pairs), default=0.0)
     count = 1 + max(pair.step for pair in pairs)
-    of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * bool(late)
+    of = f"{count} step{'s' * (count > 1)}" + ", after which updates are late by intent" * (on_time is not None)
     what = "losses and gradient norms" if any(pair.has_norms for pair in pairs) else "losses alone: no norm was taken"
     wrong = next((pair for pair in pairs if pair.loss_off > limits[0] or pair.norm_off > limits[1]), None)
     if wrong is not None:
-        return Verdict(DIFFERS, _blame(wrong, pairs, limits, config["world_size"]), loss, norm)
+        return Verdict(DIFFERS, _blame(wrong, pairs, limits, config.world_size), loss, norm)
     if loss == 0 and norm <= NORM_ORDER:
         return Verdict(EQUAL, f"equal to DDP's to the bit over {of}: {what}", loss, norm)
     return Verdict(CLOSE, f"within {loss:.1e} and {norm:.1e} of DDP's over {of}: {what}", loss, norm)
 
 
-def rounds_alike(config: dict[str, Any], reference: dict[str, Any]) -> bool:
+def rounds_alike(config: CellConfig, reference: CellConfig) -> bool:
     """Returns True where bit equality can be expected: the same sums in the same order by the same kernels."""
-    strategy, precision = config["strategy"], config["precision"]
-    numbers = {precision[key] for key in ("name", "gradient_dtype", "wire_dtype")}
     return (
-        spec_of(strategy["name"]).rounds_as_reference
-        and config["device"] == "cpu"
-        and config["world_size"] <= 2
-        and len(numbers) == 1
-        and config["accumulation"] == 1  # else a tied parameter's gradients are summed in another order
-        and config["clip"] is None  # torch computes the norm in fp32, and so another coefficient
-        and config["optimizer"] == reference["optimizer"]
-        and config["threads"] == reference["threads"]
-        and not any(key in config for key in ROUND_OTHERWISE)
+        spec_of(config.strategy.name).rounds_as_reference
+        and config.device == "cpu"
+        and config.world_size <= 2
+        and len(config.precision.numbers) == 1
+        and config.accumulation == 1  # else a tied parameter's gradients are summed in another order
+        and config.clip is None  # torch takes a norm in fp32, and so another coefficient
+        and config.optimizer == reference.optimizer
+        and config.launch.threads == reference.launch.threads
+        and (config.zeropp.label, config.topology.label, config.nodes) == ("", "", 1)
     )
 
 
-def _tolerances(config: dict[str, Any]) -> tuple[float, float]:
-    return LOSSY if "zeropp" in config else TOLERANCES[config["precision"]["name"]]
+def _tolerances(config: CellConfig) -> tuple[float, float]:
+    return LOSSY if config.zeropp.label else TOLERANCES[config.precision.name]
 
 
 @dataclass(frozen=True)

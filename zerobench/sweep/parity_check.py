@@ -7,7 +7,6 @@ folder's REFERENCES, which no table contains; under auto the row records that th
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,9 +19,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from .. import strategies
-from ..config import precision
+from ..config.cell import Cell, CellConfig
 from ..config.names import base_name
-from ..config.resolve import Cell
+from ..config.schema import Measure
+from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
 from ..host.environment import SIMULATED
 from ..results import tables
 from ..results.folders import amend_row
@@ -37,9 +37,6 @@ REFERENCES = ".references"
 REFERENCE_STEPS = 8
 """Steps of a reference that is made for the check only."""
 
-BARE = ("offload", "zeropp", "activation", "buffers", "arena", "node_size", "shard_group")
-"""Keys of a resolved config that a made reference lacks."""
-
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
 
 Row = dict[str, Any]
@@ -49,12 +46,12 @@ class ParityCheck:
     """Collects the rows of a sweep as they are written; those without a reference wait for one."""
 
     def __init__(self) -> None:
-        self._references: dict[str, tuple[Row, dict[str, Any], pd.DataFrame]] = {}
+        self._references: dict[str, tuple[Row, CellConfig, pd.DataFrame]] = {}
         self._waiting: list[tuple[Cell, Row]] = []
 
     def see(self, cell: Cell, row: Row) -> None:
         """Handles a finished run: its verdict, once there is one, is written into `row` and into the run's folder."""
-        if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config["check_training"] == "false":
+        if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config.measure.check_training == "false":
             return
         if not (_folder(cell, row) / "steps.parquet").is_file():  # it could not be written there
             row |= {"training": UNCHECKED, "training_words": "the run is not in its results folder"}
@@ -80,7 +77,7 @@ class ParityCheck:
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
             why = NONE_AT_HAND
-            if makes and cell.config["check_training"] == "true" and not self._find(cell, row):
+            if makes and cell.config.measure.check_training == "true" and not self._find(cell, row):
                 say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
                 try:
                     why = self._make(cell, row)
@@ -104,11 +101,10 @@ class ParityCheck:
     def _find(self, cell: Cell, row: Row) -> bool:
         """Searches the results folder for a reference, where the sweep has none yet."""
         key, config = _key(cell.config, row), cell.config
-        pattern = (
-            f"{strategies.reference().name}-{escape(config['model']['name'][:LONGEST_NAME])}-n{config['world_size']}-*"
-        )
+        name = escape(config.model_name[:LONGEST_NAME])
+        pattern = f"{strategies.reference().name}-{name}-n{config.world_size}-*"
         if key not in self._references:
-            for folder in Path(config["results_dir"]).glob(pattern):
+            for folder in Path(config.results_dir).glob(pattern):
                 self._take(key, folder)
         return key in self._references
 
@@ -119,7 +115,7 @@ class ParityCheck:
             row = tables.read_row(folder)
         if row is None or row["status"] != "ok":
             return
-        config = json.loads(row["config"])
+        config = CellConfig.from_json(row["config"])
         if _key(config, row) == key and tables.is_whole(folder):
             self._references.setdefault(key, (row, config, _steps(folder)))
 
@@ -137,29 +133,28 @@ def reference_of(cell: Cell) -> Cell:
     """Returns the cell of a short DDP run of `cell`'s training. All steps but one are warm-up, in which norms are
     measured.
     """
-    config = {key: value for key, value in cell.config.items() if key not in BARE}
-    reference = strategies.reference()
-    steps = min(REFERENCE_STEPS, config["measure"]["steps"] + config["measure"]["warmup"] - 1)
-    config |= {
-        "strategy": asdict(reference.options(**reference.reference or {})),
-        "precision": {**config["precision"], **dict.fromkeys(("gradient_dtype", "wire_dtype", "tile_bytes"))},
-        "measure": {"steps": 1, "warmup": steps, "passes": "timed"},
-        "results_dir": str(Path(config["results_dir"]) / REFERENCES),
-        "repeats": 1,
-    }
-    precision.fill_in(config["precision"], reference.name, config["device"])
-    return replace(cell, config=config)
+    config, reference = cell.config, strategies.reference()
+    steps = min(REFERENCE_STEPS, config.measure.steps + config.measure.warmup - 1)
+    open_precision = replace(config.precision, gradient_dtype=None, wire_dtype=None, tile_bytes=None)
+    return cell.changed(
+        strategy=reference.options(**reference.reference or {}),
+        precision=open_precision.resolved(reference.name, config.device),
+        measure=Measure(1, steps, repeats=1, check_training=config.measure.check_training, passes="timed"),
+        results_dir=str(Path(config.results_dir) / REFERENCES),
+        offload=Offload(), activation=Activation(), buffers=Buffers(), zeropp=Zeropp(),
+        arena=False, node_size=None, shard_group=None,
+    )  # fmt: skip
 
 
-def _key(config: dict[str, Any], row: Row) -> str:
+def _key(config: CellConfig, row: Row) -> str:
     code = {name: row[name] for name in tables.CODE}
     if code["source_hash"] == source_of(config):  # a user's strategy is code that its reference does not run
-        code["source_hash"] = source_of({**config, "strategy": {"name": strategies.reference().name}})
+        code["source_hash"] = source_of(replace(config, strategy=strategies.reference().options()))
     return " ".join([parity.training_key(config), *map(str, code.values())])
 
 
 def _folder(cell: Cell, row: Row) -> Path:
-    return Path(cell.config["results_dir"]) / str(row["run_id"])
+    return Path(cell.config.results_dir) / str(row["run_id"])
 
 
 def _steps(folder: Path) -> pd.DataFrame:

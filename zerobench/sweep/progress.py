@@ -175,7 +175,7 @@ class Reporter:
 
 
 def _title(launch: CellLaunch) -> str:
-    return f"{launch.name}, launch {launch.repeat + 1}" if launch.cell.config["repeats"] > 1 else launch.name
+    return f"{launch.name}, launch {launch.repeat + 1}" if launch.cell.config.measure.repeats > 1 else launch.name
 
 
 def _duration(seconds: float) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log
 from statistics import median
-from typing import Any
 
+from ..config.cell import CellConfig
 from ..host.environment import SIMULATED
 
 
@@ -49,18 +49,17 @@ class Timing:
         return (self.last[mode] - self.first[mode]) / (self.done[mode] - 1) if several else None
 
 
-def timing_of(config: dict[str, Any], passes: tuple[str, ...], name: str) -> Timing:
+def timing_of(config: CellConfig, passes: tuple[str, ...], name: str) -> Timing:
     """Builds the timing of a future launch: the work of a step is tokens times parameters, as far as a config tells
     them.
     """
-    model = config["huggingface"] if config["model"]["kind"] == "huggingface" else config["model"]
-    found = (model.get(key) for key in ("hidden", "layers", "vocabulary"))
+    found = (config.model_options.get(key) for key in ("hidden", "layers", "vocabulary"))
     hidden, layers, words = (one if isinstance(one, int) and one > 0 else 1 for one in found)
-    ranks = 1 if config["backend"] == SIMULATED else config["world_size"] or 1
-    samples = (config["micro_batch"] or 1) * (config["accumulation"] or 1) * ranks
-    work = samples * (config["sequence"] or 1) * (12 * layers * hidden**2 + words * hidden)
-    measure = config["measure"]
-    return Timing(float(work), int(measure["steps"]) + int(measure["warmup"]), passes, name)
+    ranks = 1 if config.backend == SIMULATED else config.world_size or 1
+    samples = (config.micro_batch or 1) * (config.accumulation or 1) * ranks
+    work = samples * (config.sequence or 1) * (12 * layers * hidden**2 + words * hidden)
+    measure = config.measure
+    return Timing(float(work), measure.steps + measure.warmup, passes, name)
 
 
 def seconds_left(launches: Sequence[Timing]) -> float | None:

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ..config import optimizers, precision
-from ..config.resolve import Cell
+from ..config.cell import Cell
 from ..records import RunRow, SearchRow
 from ..results.folders import write_search
 from ..results.provenance import device_class
 from ..results.rescue import Unwritten
 from ..results.summary import summarize
 from ..results.tables import frame_of
+from ..sections import known
 from ..sizes import parse_bytes, show_bytes
 from .sweep import Sweep
 
@@ -49,13 +49,13 @@ class BatchSearch:
     @property
     def identity(self) -> str:
         """The search without its limit."""
-        choices = {k: v for k, v in self.cell.config["search"].items() if k != "memory_limit"}
+        choices = {k: v for k, v in self.cell.config.search.values().items() if k != "memory_limit"}
         return f"{self.cell.cell_id} {json.dumps(choices, sort_keys=True)}"
 
     @property
     def limit_bytes(self) -> int:
         """The limit in bytes per rank."""
-        return parse_bytes(self.cell.config["search"]["memory_limit"])
+        return parse_bytes(known(self.cell.config.search.memory_limit))
 
     def fits(self, row: Row) -> bool:
         """Returns True where this run stayed within the limit."""
@@ -68,28 +68,29 @@ class BatchSearch:
         return [self._confirming(cell) for cell, speed in fitting if speed >= FINALISTS_WITHIN * best]
 
     def _confirming(self, cell: Cell) -> Cell:
-        search = self.cell.config["search"]
-        measure = {**cell.config["measure"], "steps": search["steps"]}
-        return cell.changed(measure=measure, repeats=search["repeats"])
+        search = self.cell.config.search
+        return cell.changed(measure=replace(cell.config.measure, steps=search.steps, repeats=search.repeats))
 
 
 def is_search(cell: Cell) -> bool:
     """Returns True where this cell asks for a search."""
-    return cell.config["search"]["memory_limit"] is not None and not cell.problems
+    return cell.config.search.memory_limit is not None and not cell.problems
 
 
 def combinations(cell: Cell) -> list[list[Cell]]:
     """Returns the combinations, a list for each choice of recomputing, the smallest micro-batch first."""
     config = cell.config
-    share = config["batch"] // config["world_size"]
+    share = config.batch // config.world_size
     sizes = [size for size in range(1, share + 1) if share % size == 0]
-    choices = config["search"]["checkpointing"] if "checkpointing" in config["model"] else [None]
-    plain = {**config["search"], "memory_limit": None}
+    choices = config.search.checkpointing if config.model.can_checkpoint else [None]
+    alone = cell.changed(
+        search=replace(config.search, memory_limit=None), measure=replace(config.measure, repeats=1), fail_fast=False
+    )
     ladders = []
     for choice in choices:
-        model = config["model"] if choice is None else {**config["model"], "checkpointing": choice}
-        more = {"search": plain, "model": model, "repeats": 1, "fail_fast": False}
-        ladders.append([cell.changed(micro_batch=size, accumulation=share // size, **more) for size in sizes])
+        model = config.model if choice is None else replace(config.model, checkpointing=choice)  # type: ignore[call-arg]
+        sized = [{"micro_batch": size, "accumulation": share // size} for size in sizes]
+        ladders.append([alone.changed(model=model, **one) for one in sized])
     return ladders
 
 
@@ -110,7 +111,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
             _climb(search, ladder, sweep, known)
     if sweep.stopped:
         return []
-    final = {(cell.cell_id, cell.config["repeats"]): cell for search in searches for cell in search.finalists()}
+    final = {(cell.cell_id, cell.config.measure.repeats): cell for search in searches for cell in search.finalists()}
     before = len(sweep.rows)
     sweep.run(list(final.values()), first=1)  # without the short run, whose selection is biased by luck
     if sweep.stopped:
@@ -122,7 +123,7 @@ def run_searches(cells: list[Cell], sweep: Sweep) -> list[SearchRow]:
         ids = {cell.cell_id for other in alike for cell in other.finalists()}
         found.append(_conclude(search, [row for row in confirmed if row["cell_id"] in ids]))
     for search, row in zip(searches, found, strict=True):
-        results_dir = Path(search.cell.config["results_dir"])
+        results_dir = Path(search.cell.config.results_dir)
         try:
             write_search(results_dir, row)
         except OSError as error:
@@ -178,21 +179,21 @@ def _why_nothing_fits(search: BatchSearch, row: SearchRow, confirmed: list[Row])
 def _blank_row(search: BatchSearch) -> SearchRow:
     config = search.cell.config
     peaks = [used_bytes(row) for _, row in search.tried if row["status"] == "ok"]
-    identity = f"{search.identity} {search.limit_bytes} {device_class(config['device'])}"
+    identity = f"{search.identity} {search.limit_bytes} {device_class(config.device)}"
     return SearchRow(
         search_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
-        strategy=config["strategy"]["name"],
-        model=config["model"]["name"],
-        world_size=config["world_size"],
-        batch=config["batch"],
-        sequence=config["sequence"],
-        device=config["device"],
+        strategy=config.strategy.name,
+        model=config.model_name,
+        world_size=config.world_size,
+        batch=config.batch,
+        sequence=config.sequence,
+        device=config.device,
         limit_bytes=search.limit_bytes,
         status="",
         reason="",
         tried=len(search.tried),
         least_bytes=min(peaks, default=None),
         run_ids="",
-        precision=precision.words_of(config["precision"]),
-        optimizer=optimizers.words_of(config),
+        precision=config.precision.label,
+        optimizer=config.optimizer_label,
     )

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..config.cell import Cell
 from ..config.names import name_cells
-from ..config.resolve import Cell
 from ..host.signals import heed
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run, find_reusable
@@ -60,7 +60,7 @@ class Sweep:
             row = self.run_one(launch)
             if row is not None and row["status"] != "ok":
                 spoilt.add(id(launch.cell))
-                self.failed_fast = bool(launch.cell.config["fail_fast"])
+                self.failed_fast = launch.cell.config.fail_fast
 
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
         """Returns the row of one launch, reused or new; None where the user stopped it before it had one."""
@@ -87,7 +87,7 @@ class Sweep:
 def rounds(cells: list[Cell], first: int = 0) -> Iterator[CellLaunch]:
     """Yields launches in order. An invalid cell is launched once, for its row."""
     names = name_cells([cell.config for cell in cells])
-    repeats = [1 if cell.problems else cell.config["repeats"] for cell in cells]
+    repeats = [1 if cell.problems else cell.config.measure.repeats for cell in cells]
     for repeat in range(max(repeats, default=0)):
         for name, cell, wanted in zip(names, cells, repeats, strict=True):
             if repeat < wanted:

@@ -182,8 +182,8 @@ MUTANTS = (
         "data-ranks-see-the-same",
         "Every rank trains on rank 0's batches.",
         "zerobench/data.py",
-        'config["sequence"], config["micro_batch"], config["accumulation"], rank,',
-        'config["sequence"], config["micro_batch"], config["accumulation"], 0,',
+        "source.micro_batch, source.accumulation, rank, source.world_size,",
+        "source.micro_batch, source.accumulation, 0, source.world_size,",
         (f"{DATA_AND_MODELS}::test_a_cells_ranks_have_their_own_parts",),
     ),
 )

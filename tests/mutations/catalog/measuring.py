@@ -204,8 +204,8 @@ MUTANTS = (
         "flops-recomputation-is-the-model-s",
         "The FLOPs of recomputed blocks count for the model, too.",
         "zerobench/predict",
-        'plain["model"] = {**config["model"], "checkpointing": False}',
-        'plain["model"] = {**config["model"]}',
+        "model=replace(config.model, checkpointing=False))",
+        "model=replace(config.model))",
         (f"{FLOPS}::test_what_is_recomputed_counts_for_the_hardware_only",),
     ),
 )

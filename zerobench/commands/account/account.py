@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
+from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
 from ...records import ALLOCATOR, CATEGORIES
 from ...results.console import name_of, plain_table, stdout_console
@@ -81,17 +82,17 @@ def _say(console: Console, words: str, style: str = "") -> None:
 
 
 def _setting(row: Row) -> Iterator[tuple[str, str]]:
-    config = json.loads(row["config"])
+    config = CellConfig.from_json(row["config"])
     psi: str = "" if pd.isna(row["psi"]) else f", ψ = {row['psi']:,}"
-    yield "strategy", _words(config["strategy"])
-    yield "model", _words(config["model"]) + psi
+    yield "strategy", _words(config.section("strategy"))
+    yield "model", _words(config.section("model")) + psi
     yield "ranks", f"{row['world_size']} on {row['device']} over {row['backend']}, threads a rank: {row['threads']}"
     parts = f"{row['micro_batch']} a micro-batch × {row['accumulation']} × {row['world_size']} ranks"
     yield "batch", f"{row['batch']} sequences of {row['sequence']} tokens a step: {parts}"
-    clip = "" if config.get("clip") is None else f", clipped at {config['clip']:g} (norm {config['clip_norm']})"
-    how = f"{row['precision']}, {_words(config['optimizer'])}{clip}"
+    clip = "" if config.clip is None else f", clipped at {config.clip:g} (norm {config.clip_norm})"
+    how = f"{row['precision']}, {_words(config.section('optimizer'))}{clip}"
     yield "training", f"{how}; data {row['data']}, seed {row['seed']}"
-    yield "steps", f"{config['measure']['steps']} measured after {config['measure']['warmup']} to warm up"
+    yield "steps", f"{config.measure.steps} measured after {config.measure.warmup} to warm up"
     yield "command", row["command"]
     when = row["started"].replace("T", " ")[:19]
     yield "when", f"{when} UTC, {row['seconds']:.1f} s for all passes; launch {row['repeat'] + 1} of its cell"
@@ -183,7 +184,7 @@ def _against(one: Row) -> list[str]:
 
 
 def _print_traffic(console: Console, row: Row, results: Results) -> None:
-    traffic, steps = results.traffic, json.loads(row["config"])["measure"]["steps"]
+    traffic, steps = results.traffic, CellConfig.from_json(row["config"]).measure.steps
     if traffic.empty or pd.isna(row["volume_psi"]):
         _head(console, "Traffic: not counted" if pd.isna(row["payload_bytes"]) else "Traffic: none")
         return
@@ -229,7 +230,7 @@ def _print_time(console: Console, row: Row) -> None:
     _head(console, "Time, the slowest rank of each step, medians")
     if pd.isna(row["step_s"]):
         simulated = "of a simulated world one rank alone is run, and its times mean nothing"
-        sharing = "ranks_per_gpu" in json.loads(row["config"])
+        sharing = CellConfig.from_json(row["config"]).ranks_per_gpu > 1
         shared = "ranks that share a GPU take turns" if sharing else "no pass was timed"
         _say(console, f"  none: {simulated if row['backend'] == SIMULATED else shared}")
         return

@@ -7,14 +7,13 @@ formula (theory/replay/link_traffic.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
-from ...config.topology import ranks_a_node
+from ...config.cell import CellConfig
 from ...records import CATEGORIES, LINKS
 from ...results.console import ONE_MEMORY, plain_table
 from ...sizes import show_bytes
@@ -67,7 +66,7 @@ def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:
                 beside = _beside(most, row[column] if category == "states" else None)
                 rows.append([tier, category, show_bytes(one["at_peak_bytes"]), show_bytes(most), *beside])
         if tier == "host" and pd.notna(row["host_peak_all_bytes"]):
-            size = ranks_a_node(json.loads(row["config"]))
+            size = CellConfig.from_json(row["config"]).topology.ranks_per_node
             rows.append([tier, f"a node of {size}", NONE, show_bytes(row["host_peak_all_bytes"]), NONE, NONE])
     return rows
 

@@ -5,7 +5,6 @@ checked against them.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from ...config.cell import CellConfig
 from ...config.compose import RefusedError, compose_cells
 from ...results import selection
 from ...results.conditions import add_options
@@ -96,7 +96,7 @@ def _record(arguments: list[str]) -> int:
     file.command = kept or file.command
     names = {row["name"] for row in rows}
     for row in rows:
-        metrics = named or [*recorded(json.loads(row["config"])), *(["step_s"] if chosen.time else [])]
+        metrics = named or [*recorded(CellConfig.from_json(row["config"])), *(["step_s"] if chosen.time else [])]
         record_cell(file, row, metrics, names)
     write_budget(file)
     print(f"budget: {file.path}, {len(rows)} cells")

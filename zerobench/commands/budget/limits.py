@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from ...config.cell import CellConfig
 from ...records import CATEGORIES, COLLECTIVES
 from ...sizes import parse_bytes, show_bytes
 
@@ -35,10 +37,23 @@ RECORDED = (
 )  # fmt: skip
 """Metrics that repeat exactly; the default of `record`."""
 
-SAYS_NOTHING_WITHOUT = {
-    **dict.fromkeys(FILES, "offload"),
-    **dict.fromkeys(BETWEEN, "node_size"),
-    **dict.fromkeys(SHARES, "zeropp"),
+
+def _offloads(config: CellConfig) -> bool:
+    return bool(config.offload.label)
+
+
+def _has_nodes(config: CellConfig) -> bool:
+    return config.node_size is not None
+
+
+def _has_codecs(config: CellConfig) -> bool:
+    return bool(config.zeropp.label)
+
+
+SAYS_NOTHING_WITHOUT: dict[str, Callable[[CellConfig], bool]] = {
+    **dict.fromkeys(FILES, _offloads),
+    **dict.fromkeys(BETWEEN, _has_nodes),
+    **dict.fromkeys(SHARES, _has_codecs),
 }
 """Metric -> a choice that must be in a cell's resolved config: otherwise it is 0, or equal to another metric."""
 
@@ -102,9 +117,9 @@ class Finding:
     sentence: str
 
 
-def recorded(config: dict[str, Any]) -> list[str]:
+def recorded(config: CellConfig) -> list[str]:
     """Returns the metrics that `record` writes by default for a cell with this resolved config."""
-    return [metric for metric in RECORDED if SAYS_NOTHING_WITHOUT.get(metric, "model") in config]
+    return [metric for metric in RECORDED if metric not in SAYS_NOTHING_WITHOUT or SAYS_NOTHING_WITHOUT[metric](config)]
 
 
 def parse_limit(metric: str, text: Any) -> Limit:

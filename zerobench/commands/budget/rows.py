@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import pandas as pd
 
+from ...config.cell import Cell, CellConfig
+from ...config.identity import work_id
 from ...config.names import name_cells
-from ...config.resolve import Cell, work_id
 from ...records import RunRow
 from ...results import selection, tables
 from ...results.provenance import device_class
@@ -27,7 +27,7 @@ class UnjudgedError(Exception):
 
 def environment_of_cell(cell: Cell) -> str:
     """Names the kind of device and the torch version that a budget of the cell is good for."""
-    return environment_of(device_class(cell.config["device"]), version("torch"))
+    return environment_of(device_class(cell.config.device), version("torch"))
 
 
 def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
     if code == 130:
         raise KeyboardInterrupt
     ids = {row["run_id"] for row in rows}
-    folders = dict.fromkeys(cell.config["results_dir"] for cell in cells)
+    folders = dict.fromkeys(cell.config.results_dir for cell in cells)
     tensors = pd.concat([tables.load(folder).of(ids).tensors for folder in folders])
     return _summaries(tables.frame_of(rows, RunRow), tensors)
 
@@ -59,7 +59,7 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
 def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]]:
     """Returns a row per cell, with its name, work and environment, and the largest tensor at its peak in words."""
     rows: list[Any] = summarize(runs).to_dict("records")
-    configs = [json.loads(row["config"]) for row in rows]
+    configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
         mine = tensors[tensors["run_id"] == row["run_id"]].sort_values("bytes", ascending=False)
         row |= {"name": name, "work": work_id(config)}

@@ -13,15 +13,15 @@ system sees it. Times: compare/paired.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
+from ...config.cell import CellConfig
+from ...config.identity import work_id
 from ...config.names import base_name, differences, name_cells, show_value
-from ...config.resolve import work_id
 from ...host.environment import SIMULATED
 from ...records import CATEGORIES, COLLECTIVES, LINKS
 from ...results.summary import summarize
@@ -64,7 +64,7 @@ class Measured:
     """A cell of one side: its launches, and their summary row."""
 
     name: str
-    config: dict[str, Any]
+    config: CellConfig
     row: Row
     launches: list[Row]
 
@@ -156,7 +156,7 @@ def _measured(runs: pd.DataFrame) -> list[Measured]:
     for row in _records(latest(runs)):
         launches.setdefault(row["cell_id"], []).append(row)
     rows = _records(summarize(runs))
-    configs = [json.loads(row["config"]) for row in rows]
+    configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
         Measured(name, config, row, launches[row["cell_id"]])
         for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
@@ -219,7 +219,7 @@ def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list
         a, b, lambda row: pd.isna(row["step_s"]), "has no times"
     )
     pairs = pair_up(a.launches, b.launches)
-    known = [] if "nodes" in a.config else _floors_of(a.row, b.row, floors)  # a floor is of one machine
+    known = [] if a.config.nodes > 1 else _floors_of(a.row, b.row, floors)  # a floor is of one machine
     return replace(
         found,
         loss_refused=tuple(said[key] for key in LOSS_CONDITIONS if key in said)

@@ -6,13 +6,12 @@ The definition of a *noise floor*, and its storage: compare/noise_floor.py.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from ...config.cell import Cell, CellConfig
 from ...config.compose import RefusedError, compose_cells
-from ...config.resolve import Cell
 from ...config.world import has_times
 from ...results.console import plain_table, stdout_console
 from ...results.summary import LEAST_LAUNCHES
@@ -93,25 +92,25 @@ def _compose(overrides: list[str], launches: int) -> Cell:
     if cells[0].problems:
         raise RefusedError(list(cells[0].problems))
     if not has_times(cells[0].config):
-        raise RefusedError([f"backend={cells[0].config['backend']}: these ranks have no times that could differ"])
-    if "nodes" in cells[0].config:
-        raise RefusedError([f"nodes={cells[0].config['nodes']}: a noise floor is of one machine; take ranks of one"])
-    if cells[0].config["repeats"] < LEAST_LAUNCHES:
-        raise RefusedError([f"measure.repeats={cells[0].config['repeats']}: must be at least {LEAST_LAUNCHES}"])
+        raise RefusedError([f"backend={cells[0].config.backend}: these ranks have no times that could differ"])
+    if cells[0].config.nodes > 1:
+        raise RefusedError([f"nodes={cells[0].config.nodes}: a noise floor is of one machine; take ranks of one"])
+    if cells[0].config.measure.repeats < LEAST_LAUNCHES:
+        raise RefusedError([f"measure.repeats={cells[0].config.measure.repeats}: must be at least {LEAST_LAUNCHES}"])
     return cells[0]
 
 
-def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _runs_of_one_cell(where: str) -> tuple[list[dict[str, Any]], CellConfig]:
     """Returns the newest launches of the only cell there, and its config. Raises ValueError for several cells."""
     runs = latest(load_runs(where))
     runs = runs[(runs["status"] == "ok") & runs["step_s"].notna()]
     if runs["cell_id"].nunique() != 1:
         count = runs["cell_id"].nunique()
         raise ValueError(f"{where}: holds {count} cells that are ok; name one, as in --runs 'results/runs/ddp-*'")
-    return runs.to_dict("records"), json.loads(runs["config"].iloc[0])  # type: ignore[return-value]
+    return runs.to_dict("records"), CellConfig.from_json(runs["config"].iloc[0])  # type: ignore[return-value]
 
 
-def _record(folder: Path, launches: list[dict[str, Any]], config: dict[str, Any]) -> int:
+def _record(folder: Path, launches: list[dict[str, Any]], config: CellConfig) -> int:
     floor = floor_from(launches, config)
     if floor.of("step_s", SHOWN_PAIRS[1]) > MOST_PLAUSIBLE:
         shown = ", ".join(f"{1000 * one:.1f}" for one in floor.medians["step_s"])

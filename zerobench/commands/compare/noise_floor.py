@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 import yaml
 
+from ...config.cell import CellConfig
 from ...config.names import base_name
 from ...config.safe_yaml import read_yaml
 from ...results.provenance import torch_minor
@@ -72,7 +73,7 @@ def floor_of(times: list[float]) -> float:
     return float(np.expm1(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(times) - 1) * spread * np.sqrt(2)))
 
 
-def floor_from(launches: list[dict[str, Any]], config: dict[str, Any]) -> NoiseFloor:
+def floor_from(launches: list[dict[str, Any]], config: CellConfig) -> NoiseFloor:
     """Returns the record of a cell's launches, rows that are ok. Raises ValueError where they are too few."""
     if len(launches) < LEAST_LAUNCHES:
         raise ValueError(f"{base_name(config)} has {len(launches)} launches; a noise floor needs {LEAST_LAUNCHES}")

@@ -7,13 +7,11 @@ both were at their most at once. The largest k whose need is within the limit is
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ...config.resolve import Cell
+from ...config.cell import Cell, CellConfig
+from ...config.schema import Gpt
 from ...predict.activations import shape_of
 from ...predict.estimate import estimate
 from ...sizes import SIZES, show_bytes
@@ -58,22 +56,28 @@ def limit_bytes(setup: Setup) -> int:
     return SMALL_LIMIT if setup.small else int(SHARE * setup.device_bytes)
 
 
-def need_of(config: dict[str, Any]) -> Need:
-    """Predicts a resolved cell with a GPT."""
-    return _need_of(json.dumps({**config, "results_dir": None}, sort_keys=True))
+_NEEDS: dict[str, Need] = {}
+"""Identity -> what was predicted, for the search comes back to a shape."""
 
 
-@cache
-def _need_of(text: str) -> Need:
-    config = json.loads(text)
-    predicted = estimate(config)
-    assert predicted.states_bytes is not None
-    return Need(predicted.psi, predicted.states_bytes, activation_bytes(shape_of(config)))
+def need_of(config: CellConfig) -> Need:
+    """The prediction for a resolved cell with a GPT."""
+    if config.cell_id not in _NEEDS:
+        predicted = estimate(config)
+        assert predicted.states_bytes is not None
+        _NEEDS[config.cell_id] = Need(predicted.psi, predicted.states_bytes, activation_bytes(shape_of(config)))
+    return _NEEDS[config.cell_id]
+
+
+def gpt_of(config: CellConfig) -> Gpt:
+    """The shape of a cell of this section, whose models are our GPT."""
+    assert isinstance(config.model, Gpt)
+    return config.model
 
 
 def sized(cell: Cell, k: int, head_width: int) -> Cell:
     """The cell with the family's k-th shape."""
-    return cell.changed(model={**cell.config["model"], "layers": k, "heads": k, "hidden": k * head_width})
+    return cell.changed(model=replace(gpt_of(cell.config), layers=k, heads=k, hidden=k * head_width))
 
 
 def largest(cell: Cell, limit: int, head_width: int, guess: int = FIRST_GUESS) -> Cell:
@@ -100,9 +104,9 @@ def _cells(setup: Setup) -> list[Cell]:
     found: list[Cell] = []
     guess = FIRST_GUESS
     for cell in [cell for kind in KINDS for cell in setup.cells("largest", *kind, *SAME, *shape)]:
-        print(f"{cell.config['strategy']['name']}: looking for the largest that fits, by prediction", file=sys.stderr)
+        print(f"{cell.config.strategy.name}: looking for the largest that fits, by prediction", file=sys.stderr)
         found.append(largest(cell, limit_bytes(setup), width, guess))
-        guess = found[-1].config["model"]["layers"]
+        guess = gpt_of(found[-1].config).layers
     return found
 
 
@@ -117,9 +121,9 @@ def _table(setup: Setup, done: list[Done]) -> Table:
 
 
 def _line(name: str, one: Done) -> list[str]:
-    model, need = one.config["model"], need_of(one.config)
+    model, need = gpt_of(one.cell), need_of(one.cell)
     bytes_needed = [show_bytes(size) for size in (need.states_bytes, need.activation_bytes, need.total_bytes)]
-    start = [name, f"{model['layers']} × {model['hidden']}", f"{need.psi:,}", *bytes_needed]
+    start = [name, f"{model.layers} × {model.hidden}", f"{need.psi:,}", *bytes_needed]
     if not one.is_ok or one.row is None:
         return [*start, one.words, NONE, NONE]
     peak, allocated = one.row["peak_bytes"], one.row["allocated_bytes"]

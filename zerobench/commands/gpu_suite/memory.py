@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import strategies
-from ...config.resolve import Cell
+from ...config.cell import Cell, CellConfig
 from ...sizes import show_bytes
 from .section import OURS, Done, Section, Setup, Table, padded, shorter
 
@@ -70,7 +70,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
     ]
     notes += ["peak: the ledger's; states: parameters, gradients, masters, optimizer and what is being sent, at most"]
     notes += ["outside: what the allocator has at its peak beyond the ledger: kernels, libraries, rounding"]
-    notes += [note for one in done if _has_row(one) and (note := _published(one.config, one.row))]
+    notes += [note for one in done if _has_row(one) and (note := _published(one.cell, one.row))]
     return Table(HEADER, rows, notes)
 
 
@@ -88,12 +88,12 @@ def _show(row: Any) -> list[str]:
     ]  # fmt: skip
 
 
-def _published(config: dict[str, Any], row: Any) -> str | None:
+def _published(config: CellConfig, row: Any) -> str | None:
     """ZeRO, section 3.2, on GPT-2 1.5B's activations at 32 sequences of 1K tokens: 60 GB, and 8 GB with checkpoints."""
-    if config["model"]["name"] != "gpt2_1_5b" or config["strategy"]["name"] != strategies.reference().name:
+    if config.model_name != "gpt2_1_5b" or config.strategy.name != strategies.reference().name:
         return None
-    recomputed = config["model"]["checkpointing"]
-    at_32 = row["max_activations_bytes"] * 32 / config["micro_batch"] / 1e9
+    recomputed = config.model.checkpoints
+    at_32 = row["max_activations_bytes"] * 32 / config.micro_batch / 1e9
     how, paper = ("recomputed", 8) if recomputed else ("kept", 60)
     return (
         f"GPT-2 1.5B's activations {how}, at 32 sequences: {at_32:.0f} GB by these runs, about {paper} GB in the paper"

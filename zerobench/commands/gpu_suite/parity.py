@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import strategies
-from ...config.resolve import Cell
+from ...config.cell import Cell
 from ...results.tables import load
 from .section import NONE, Done, Section, Setup, Table, padded, shorter
 
@@ -66,8 +66,8 @@ def _table(setup: Setup, done: list[Done]) -> Table:
     losses = {one.name: _losses(setup.folder("parity") / one.row["run_id"]) for one in done if one.row and one.is_ok}
     (names, notes), rows, differs = shorter(done), [], []
     for one in done:
-        config = one.config
-        start = [names[one.name], config["backend"] + ", sharing a GPU" * ("ranks_per_gpu" in config)]
+        config = one.cell
+        start = [names[one.name], config.backend + ", sharing a GPU" * (config.ranks_per_gpu > 1)]
         ddp = next((other for other in done if _world(other) == _world(one) and _is_ddp(other)), None)
         if not one.is_ok:
             rows.append(padded(start, one.words, 5))
@@ -76,7 +76,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         elif ddp is None or not ddp.is_ok:
             rows.append(padded(start, "DDP itself did not run", 5))
         else:
-            words, worst, sentence = compare(losses[ddp.name], losses[one.name], config["precision"]["name"])
+            words, worst, sentence = compare(losses[ddp.name], losses[one.name], config.precision.name)
             rows.append([*start, words, worst, _last(losses[one.name])])
             differs += [f"{one.name}: {sentence}"] if sentence else []
     return Table(header, rows, notes, differs)
@@ -105,11 +105,11 @@ def _losses(run: Path) -> Losses:
 
 
 def _world(one: Done) -> tuple[Any, ...]:
-    return one.config["world_size"], one.config["precision"]["name"]
+    return one.cell.world_size, one.cell.precision.name
 
 
 def _is_ddp(one: Done) -> bool:
-    return bool(one.config["strategy"]["name"] == strategies.reference().name)
+    return bool(one.cell.strategy.name == strategies.reference().name)
 
 
 def _last(losses: Losses) -> str:
@@ -118,7 +118,7 @@ def _last(losses: Losses) -> str:
 
 def _may_fail(one: Done) -> bool:
     """Returns True for FSDP2 on ranks that share a GPU, for which it was not made: its failure is a result."""
-    return one.config.get("strategy", {}).get("name") == "fsdp2" and "ranks_per_gpu" in one.config
+    return one.config is not None and one.cell.strategy.name == "fsdp2" and one.cell.ranks_per_gpu > 1
 
 
 PARITY = Section(

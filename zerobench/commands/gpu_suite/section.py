@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...config.cell import Cell, CellConfig
 from ...config.compose import compose_cells
-from ...config.resolve import Cell
 from ...launch.processes import Worker
+from ...sections import known
 
 WAITING, NOT_RUN = "waiting", "not run"
 """Besides the statuses of a RunRow: not yet reached, and no time was left."""
@@ -58,13 +59,19 @@ class Done:
     """`row`: a RunRow of a cell's launch. `result`: what a task found."""
 
     name: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: CellConfig | None = None
+    """Of a cell; None of a task."""
     status: str = WAITING
     reason: str = ""
     seconds: float = 0.0
     reused: bool = False
     row: dict[str, Any] | None = None
     result: Any = None
+
+    @property
+    def cell(self) -> CellConfig:
+        """The config of a launch that is a cell's."""
+        return known(self.config)
 
     @property
     def is_ok(self) -> bool:

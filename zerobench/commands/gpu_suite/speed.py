@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ... import strategies
-from ...config.resolve import Cell
+from ...config.cell import Cell
 from ...records import RunRow
 from ...results.summary import summarize
 from ...results.tables import frame_of

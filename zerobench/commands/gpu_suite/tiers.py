@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
+from ...config.cell import CellConfig
+from ...config.offload import CpuOffload
 from ...sizes import show_bytes
 from ...worker import RankJob, run_rank
 from .section import NONE, Done, Section, Setup, Table, Task, padded
@@ -64,7 +66,7 @@ def measure_segments(job: SegmentsJob, tell: Callable[[Any], None]) -> dict[str,
     record = run_rank(job.rank_job, tell)
     seconds = [step.seconds for step in record.steps if step.seconds is not None and not step.warmup]
     found = {"step_s": median(seconds), "grows": None, **record.process_memory}
-    if job.rank_job.config["device"] == "cuda":
+    if job.rank_job.config.device == "cuda":
         import torch
 
         found["grows"] = any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot())
@@ -88,7 +90,7 @@ def _tasks(setup: Setup) -> list[Task]:
 def _jobs(setup: Setup, arena: str, allocator: str, rendezvous: str) -> list[SegmentsJob]:
     shape = SMALL_SHAPE if setup.small else SHAPE
     (cell,) = setup.cells("tiers", *SAME, *shape, "activation=checkpoint", f"arena={arena}")
-    config = cell.changed(timeout_s=LIMIT_S).config
+    config = cell.changed(launch=replace(cell.config.launch, timeout_s=LIMIT_S)).config
     return [SegmentsJob(RankJob(config, "timed", 0, rendezvous, os.path.dirname(rendezvous)), allocator)]
 
 
@@ -107,7 +109,7 @@ def _table(setup: Setup, done: list[Done]) -> Table:
         if not one.is_ok:
             rows.append(padded([_name(one)], one.words, len(HEADER)))
         elif one.row is not None:
-            rows.append(_line(one, one.row, one.config["measure"]["passes"]))
+            rows.append(_line(one, one.row, one.cell.measure.passes))
         else:
             rows.append(_line(one, one.result, "timed"))
             if "expandable" in one.name and one.result["grows"] is False:
@@ -118,14 +120,14 @@ def _table(setup: Setup, done: list[Done]) -> Table:
 
 
 def _name(one: Done) -> str:
-    if not one.config:
+    if one.config is None:
         return one.name
-    chosen = {key: one.config.get(key, {}) for key in ("offload", "activation")}
-    if chosen["offload"].get("name") == "cpu":
-        away = [part for part in ("optimizer", "gradients") if chosen["offload"][part]]
+    offload, activation = one.config.offload, one.cell.activation
+    if isinstance(offload, CpuOffload):
+        away = ["optimizer"] * offload.optimizer + ["gradients"] * offload.gradients
         return f"offload=cpu: {' and '.join(away)}"
-    words = [f"{key}={section['name']}" for key, section in chosen.items() if section]
-    recomputed = one.config["model"].get("checkpointing") and not chosen["activation"]
+    words = [axis.label for axis in (offload, activation) if axis.label]
+    recomputed = one.cell.model.checkpoints and not activation.label
     return " ".join([*words, *["activation=checkpoint"] * bool(recomputed)]) or "nothing leaves"
 
 
@@ -133,7 +135,7 @@ def _line(one: Done, found: dict[str, Any], passes: str) -> list[str]:
     kept, paper = NONE, NONE
     if passes == "accounted":
         kept = f"{sum(found[f'max_{name}_bytes'] or 0 for name in KEPT) / found['psi']:.2f}"
-        paper = str(PAPER[_offload_of(one.config)])
+        paper = str(PAPER[_offload_of(one.cell)])
     step = NONE if found["step_s"] is None else f"{1000 * found['step_s']:.1f}"
     names = ("allocated_bytes", "host_peak_bytes", "pinned_bytes", "fragmentation_bytes", "largest_free_block_bytes")
     sizes = [NONE if found.get(name) is None else show_bytes(found[name]) for name in names]
@@ -141,12 +143,12 @@ def _line(one: Done, found: dict[str, Any], passes: str) -> list[str]:
     return [_name(one), kept, paper, step, *sizes, NONE if retries is None else str(retries)]
 
 
-def _offload_of(config: dict[str, Any]) -> str:
-    section = config.get("offload")
-    if section is None:
+def _offload_of(config: CellConfig) -> str:
+    offload = config.offload
+    if not isinstance(offload, CpuOffload):
         return "none"
     parts = {(False, True): "cpu_gradients", (True, False): "cpu_optimizer", (True, True): "cpu"}
-    return parts[section["optimizer"], section["gradients"]]
+    return parts[offload.optimizer, offload.gradients]
 
 
 TIERS = Section(

@@ -1,0 +1,179 @@
+"""A cell: one point of a sweep, with every option filled in. Everything after `resolve` reads this alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ..data import TEXT_VOCABULARY, Batching
+from ..models.contract import Called
+from ..registry import DATA
+from ..sections import Section
+from ..strategies import StrategyOptions
+from ..theory.groups import GroupShape
+from . import identity
+from .activations import Activation, Buffers
+from .offload import Offload
+from .optimizers import Optimizer
+from .precision import Precision
+from .schema import Data, Huggingface, Launch, Measure, Model, Search, Text
+from .topology import Topology
+from .zeropp import Zeropp
+
+
+@dataclass(frozen=True)
+class CellConfig:
+    """A resolved config. A key's path is the one on the command line; sections are frozen with the cell.
+
+    `model_name`: the choice of the group, as "gpt_tiny"; `text_hash`: of the text that is trained on, None for other
+    data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 where ranks share a GPU. `huggingface`: None but
+    for model=huggingface. Sizes are per rank (`micro_batch`, sequences) or over all ranks (`batch`).
+    """
+
+    strategy: StrategyOptions
+    model: Model
+    data: Data
+    optimizer: Optimizer
+    precision: Precision
+    measure: Measure
+    offload: Offload
+    activation: Activation
+    buffers: Buffers
+    zeropp: Zeropp
+    launch: Launch
+    huggingface: Huggingface | None
+    world_size: int
+    node_size: int | None
+    shard_group: int | None
+    rank: int | None
+    arena: bool
+    device: str
+    backend: str
+    seed: int
+    deterministic: bool
+    draw_on: str
+    micro_batch: int
+    accumulation: int
+    batch: int
+    sequence: int
+    clip: float | None
+    clip_norm: str
+    search: Search
+    results_dir: str
+    rerun: bool
+    fail_fast: bool
+    model_name: str
+    text_hash: str | None = None
+    nodes: int = 1
+    ranks_per_gpu: int = 1
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, Section):
+                value.freeze()
+
+    def __reduce__(self) -> Any:
+        # A section may be of a class that was made from a user's function, which no other process finds by its name.
+        return CellConfig.from_dict, (self.as_dict(),)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the identity: plain values, without what is at its default, for JSON and yaml."""
+        return identity.identity(self)
+
+    def written(self) -> dict[str, Any]:
+        """Returns the identity as runs on disk have it, with the version of its form."""
+        return {identity.VERSION_KEY: identity.VERSION} | self.as_dict()
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Returns a section of the identity; empty at its default."""
+        found: dict[str, Any] = self.as_dict().get(name, {})
+        return found
+
+    @classmethod
+    def from_dict(cls, written: dict[str, Any]) -> CellConfig:
+        """Returns the cell of an identity. Raises ValueError for one that later code has written."""
+        return cls(**identity.restore(written))
+
+    @classmethod
+    def from_json(cls, text: str) -> CellConfig:
+        """Returns the cell of a row's column `config`."""
+        return cls.from_dict(json.loads(text))
+
+    @cached_property
+    def cell_id(self) -> str:
+        """Hash of the identity less what is volatile: 12 hex digits."""
+        return identity.cell_id(self)
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks and their groups."""
+        return Topology(self.world_size, self.node_size, self.shard_group, self.nodes)
+
+    @property
+    def groups(self) -> GroupShape:
+        """The ranks, their groups and codecs, as theory has them."""
+        return self.topology.theory_shape(self)
+
+    @property
+    def vocabulary(self) -> int:
+        """Different tokens in our data; 0 for a user's."""
+        return TEXT_VOCABULARY if isinstance(self.data, Text) else getattr(self.data, "vocabulary", None) or 0
+
+    @property
+    def batching(self) -> Batching:
+        """The source of the run's batches, for data.build_batches."""
+        options = {key: value for key, value in self.data.values().items() if key != DATA.identity}
+        path = self.data.path if isinstance(self.data, Text) else None
+        return Batching(
+            self.data.name, options, path, self.vocabulary, self.world_size, self.micro_batch, self.accumulation,
+            self.sequence, self.seed, self.precision.dtype,
+        )  # fmt: skip
+
+    @property
+    def called(self) -> Called:
+        """Which model is called on which data."""
+        return Called(self.model.kind, self.model_name, self.data.name)
+
+    @property
+    def recomputes(self) -> bool:
+        """True where blocks are computed again in backward."""
+        return self.activation.policy().recompute or self.model.checkpoints
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Keyword arguments for the model's builder."""
+        return self.model.options if self.huggingface is None else self.huggingface.values()
+
+    @property
+    def optimizer_label(self) -> str:
+        """ "adamw/fused", or "adamw/fused, clipped at 1", with the norm where it is not 2."""
+        if self.clip is None:
+            return self.optimizer.label
+        norm = f" (norm {self.clip_norm})" * (self.clip_norm != "2")
+        return f"{self.optimizer.label}, clipped at {self.clip:g}{norm}"
+
+    @property
+    def systems_label(self) -> str:
+        """All axes that are not at their defaults, as on a command line: "offload=cpu activation=checkpoint"."""
+        arena, rank = "arena=true" * self.arena, f"rank={self.rank}" if self.rank is not None else ""
+        axes = (self.offload, self.activation, self.buffers, self.zeropp)
+        return " ".join(filter(None, [*(axis.label for axis in axes), arena, self.topology.label, rank]))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a sweep: its config, and sentences on what of it makes no sense."""
+
+    config: CellConfig
+    problems: tuple[str, ...]
+
+    @property
+    def cell_id(self) -> str:
+        """Hash of the config less what is volatile: 12 hex digits."""
+        return self.config.cell_id
+
+    def changed(self, **changes: Any) -> Cell:
+        """Returns the cell with other values at the top of its config."""
+        return replace(self, config=replace(self.config, **changes))

@@ -1,0 +1,161 @@
+"""The identity of a cell: its config as runs on disk have it, less what is at its default, and the hashes of that.
+
+A default that is dropped leaves the config as it was before there was such a key, so that a new option does not change
+the ids of cells that do not use it. Version 1 of the written form has no version; version 2 has `schema_version` first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import field, fields, make_dataclass
+from functools import cache
+from typing import Any
+
+from ..data import TEXT_VOCABULARY
+from ..sections import Section
+from ..strategies import StrategyOptions
+from .schema import SCHEMAS, Config, Data, Huggingface, Launch, Measure, Model, Search
+from .schema_training import Optimizer, Precision
+
+VERSION, VERSION_KEY = 2, "schema_version"
+
+BASES: dict[str, type[Section]] = {
+    "strategy": StrategyOptions, "model": Model, "data": Data, "optimizer": Optimizer, "precision": Precision,
+}  # fmt: skip
+"""Group -> base of its schemas, for a choice that this process does not know: a user's, or an older one."""
+
+SECTIONS: dict[str, type[Section]] = {
+    "measure": Measure, "launch": Launch, "search": Search, "huggingface": Huggingface,
+}  # fmt: skip
+"""Sections without a choice."""
+
+DEFAULTS: dict[str, Any] = {
+    "offload.name": "none",
+    "activation.name": "none",
+    "buffers.name": "constant",
+    "zeropp.name": "none",
+    "arena": False,
+    "node_size": None,
+    "shard_group": None,
+    "rank": None,
+    "deterministic": False,
+    "draw_on": "cpu",
+    "measure.passes": "both",
+    "measure.trace": False,
+    "measure.snapshot": False,
+    "model.tiles": 1,
+    "nodes": 1,
+    "ranks_per_gpu": 1,
+}
+"""Key -> its default, at which it is left out of an identity; of a group's choice, with the whole section."""
+
+VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search", VERSION_KEY)
+"""Keys that do not change what is measured."""
+
+LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
+"""Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
+
+MOVED = {"launch.threads": "threads", "launch.timeout_s": "timeout_s", "measure.repeats": "repeats",
+         "measure.check_training": "check_training"}  # fmt: skip
+"""Key of a cell -> its name at the top of the written form."""
+
+
+def cell_id(config: Any) -> str:
+    """Returns the hash of an identity less what is volatile: 12 hex digits."""
+    return _hash(identity(config))
+
+
+def work_id(config: Any) -> str:
+    """Returns the hash of what is measured, on whatever machine: of an identity less what is volatile or local."""
+    kept = identity(config)
+    for key in LOCAL:
+        _remove(kept, key)
+    return _hash(kept)
+
+
+def _hash(written: dict[str, Any]) -> str:
+    kept = {key: value for key, value in written.items() if key not in VOLATILE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def identity(config: Any) -> dict[str, Any]:
+    """Returns every key of a cell in its written form, without those at their defaults."""
+    own = {one.name: getattr(config, one.name) for one in fields(config)}
+    written = {name: one.values() if isinstance(one, Section) else one for name, one in own.items()}
+    written["model"]["name"] = written.pop("model_name")
+    text_hash = written.pop("text_hash")
+    if config.data.name == "text":
+        written["data"]["vocabulary"] = TEXT_VOCABULARY
+    if text_hash is not None:
+        written["data"]["text_hash"] = text_hash
+    for key, name in MOVED.items():
+        section, last = key.split(".")
+        written[name] = written[section].pop(last)
+    del written["launch"]
+    if written["huggingface"] is None:
+        del written["huggingface"]
+    for key, default in DEFAULTS.items():
+        section, _, last = key.rpartition(".")
+        if (written[section].get(last, default) if section else written[key]) == default:
+            _remove(written, section if last == "name" else key)
+    return written
+
+
+def _remove(written: dict[str, Any], key: str) -> None:
+    *path, last = key.split(".")
+    node = written
+    for part in path:
+        node = node.get(part) or {}
+    node.pop(last, None)
+
+
+def restore(written: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a cell from its written form, of this version or an earlier one, defaults filled in.
+
+    Keys that this code does not know are kept in the sections and dropped at the top. Raises ValueError for a form of
+    a later version.
+    """
+    version = written.get(VERSION_KEY, 1)
+    if not isinstance(version, int) or version > VERSION:
+        words = f"this code reads up to {VERSION}; use a newer zerobench"
+        raise ValueError(f"{VERSION_KEY}={version}: {words}")
+    written = {key: dict(value) if isinstance(value, dict) else value for key, value in written.items()}
+    model, data = (one if isinstance(one := written.get(name), dict) else {} for name in ("model", "data"))
+    if data.get("name") == "text":
+        data.pop("vocabulary", None)
+    found: dict[str, Any] = {"model_name": model.pop("name", None), "text_hash": data.pop("text_hash", None)}
+    for key, name in MOVED.items():
+        section, last = key.split(".")
+        if name in written:
+            written.setdefault(section, {})[last] = written.pop(name)
+    for one in fields(Config):
+        found[one.name] = _field(one.name, written, one.default)
+    if "huggingface" not in written:
+        found["huggingface"] = None
+    return found | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}
+
+
+def _field(name: str, written: dict[str, Any], default: Any) -> Any:
+    found = written.get(name)
+    values: dict[str, Any] = found if isinstance(found, dict) else {}
+    if name in SECTIONS:
+        return _section(SECTIONS[name], values)
+    if name not in SCHEMAS:
+        return written.get(name, default)
+    choices = SCHEMAS[name]
+    chosen = values.get("kind" if name == "model" else "name")
+    return _section(choices.get(str(chosen)) or BASES.get(name) or next(iter(choices.values())), values)
+
+
+def _section(kind: Any, values: dict[str, Any]) -> Section:
+    known = [one.name for one in fields(kind)]
+    more = tuple(key for key in values if key not in known)
+    section: Section = (_extended(kind, more) if more else kind)(**values)
+    return section
+
+
+@cache
+def _extended(kind: type, names: tuple[str, ...]) -> type:
+    """A section with options that its schema lacks, as a user's has under a process that did not import the script."""
+    return make_dataclass(kind.__name__, [(name, Any, field(default=None)) for name in names], bases=(kind,))
