@@ -44,7 +44,7 @@ def train(rank: int, n: int, config: CellConfig, folder: str) -> Outcome:
     for step in range(STEPS):
         for micro in range(config.accumulation):
             last = micro == config.accumulation - 1
-            with strategies.synchronizing(engine, config.strategy.accumulate, last):
+            with strategies.synchronizing(engine, config.strategy.reduces, last):
                 loss = engine(*zoo.tokens(rank, n, 2 * step + micro))
                 engine.backward(loss / config.accumulation)
             heard.append(loss.item())
@@ -87,7 +87,7 @@ def compare_all(rank: int, n: int, rows: list[Combination], folder: str) -> list
         # alone, where nothing leaves, each use of a tied parameter adds to the sum of all micro-batches in turn
         alone = n == 1 and row["model"] == "tied" and row["accumulation"] != "1"
         # torch's all-reduce adds in an order that depends on the place in the buffer
-        places = ("buffers",) if config.strategy.get("reduce_with") == "all_reduce" else ()
+        places = ("buffers",) if getattr(config.strategy, "reduce_with", None) == "all_reduce" else ()
         near = NEAR if row["precision"] == "fp32" else NEAR_IN_HALF
         changes = (*CHANGES, "offload") if row["offload"] == LATE else CHANGES
         wanted = references.of(row, (*changes, *REORDERS, *places))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import zerobench
 from tests.cells import MODELS, cell
+from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_memory import CheckpointActivations, FusedBuffers
 from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Rprop
@@ -59,7 +60,7 @@ class Variant:
     volume: float | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, n: int) -> dict[str, Any]:
+    def config(self, n: int) -> CellConfig:
         options = {"model": "million", "bucket_bytes": BUCKET_BYTES, "micro_batch": 1, **self.more}
         one = cell(self.name, n, **options)
         assert not one.problems, one.problems
@@ -118,15 +119,15 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def account(configs: list[dict[str, Any]], folder: Path) -> list[list[RankRecord]]:
+def account(configs: list[CellConfig], folder: Path) -> list[list[RankRecord]]:
     """The accounted pass of each config on all ranks, one after the other in one launch; the configs share N."""
-    jobs = [(configs, rank, str(folder)) for rank in range(configs[0]["world_size"])]
+    jobs = [(configs, rank, str(folder)) for rank in range(configs[0].world_size)]
     outcome = launch(_run_all, jobs, folder / "logs", timeout_s=200)
     assert outcome.status == "ok", outcome.reason
     return [list(records) for records in zip(*outcome.results, strict=True)]
 
 
-def _run_all(job: tuple[list[dict[str, Any]], int, str], tell: Any) -> list[RankRecord]:
+def _run_all(job: tuple[list[CellConfig], int, str], tell: Any) -> list[RankRecord]:
     configs, rank, folder = job
     return [
         run_rank(RankJob(config, "accounted", rank, f"{folder}/rendezvous-{number}", folder), tell)

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from zerobench import strategies
-from zerobench.config import precision
 from zerobench.config.cell import CellConfig
+from zerobench.config.precision import Precision
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
 from zerobench.strategies.ddp import DdpEngine
@@ -240,12 +240,12 @@ def never_reduced() -> Iterator[None]:
 
 @contextmanager
 def sent_in_fp32() -> Iterator[None]:
-    options_of = precision.options_of
+    options_of = Precision.options_of
 
     def wide(*args: Any) -> dict[str, Any]:
         return options_of(*args) | {"wire_dtype": torch.float32}
 
-    with patch.object(precision, "options_of", wide):
+    with patch.object(Precision, "options_of", wide):
         yield
 
 

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +72,7 @@ def test_options_are_typed_keys_of_the_command_line_and_reach_the_builder() -> N
     assert asdict(row.options()) == {"name": "mine", "depth": 3, "fast": False, "note": None}
     assert (row.label, row.look.color, row.theory, row.of_user) == ("My own", "#123456", None, True)
     swept = compose_cells(["-m", "strategy=ddp,mine", "strategy.depth=1,2", *CELL])
-    assert [c.config["strategy"].get("depth") for c in swept] == [None, 1, 2]
+    assert [c.config.section("strategy").get("depth") for c in swept] == [None, 1, 2]
     assert [c.problems for c in swept] == [()] * 3
     assert len({c.cell_id for c in swept}) == 3
     assert estimate(swept[1].config).psi == estimate(swept[0].config).psi
@@ -239,10 +239,12 @@ def test_what_it_says_that_it_composes_with_its_builder_is_given() -> None:
     zerobench.register_strategy("mine", build, composes=strategies.Composition(groups=True), half="masters")
     (one,) = compose_cells(["strategy=mine", "node_size=1", "precision=bf16", *CELL])
     assert one.problems == ()
-    assert set(one.config["strategy"]) == {"name"}
+    assert set(one.config.section("strategy")) == {"name"}
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    strategies.wrap(one.config["strategy"], model, optimizer, node_size=1, tile_bytes=7, wire_dtype=torch.bfloat16)
+    strategies.wrap(
+        one.config.section("strategy"), model, optimizer, node_size=1, tile_bytes=7, wire_dtype=torch.bfloat16
+    )
     assert given == {"node_size": 1, "tile_bytes": 7}
 
 
@@ -250,7 +252,7 @@ def test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys() -> 
     ours = cell("zero1", 2).config
     before = provenance.source_of(ours)
     zerobench.register_strategy("mine", Mine)
-    mine = ours | {"strategy": {"name": "mine"}}
+    mine = replace(ours, strategy=strategies.spec_of("mine").options())
     assert provenance.source_of(mine) != before == provenance.source_of(ours)
     assert strategies.find("somebody_elses") is None
     with pytest.raises(ValueError, match="strategy=somebody_elses: it is none of ddp, zero1"):
@@ -266,7 +268,7 @@ def test_an_option_that_is_named_as_one_of_ours_means_what_its_builder_says() ->
     zerobench.register_strategy("mine", build)
     (one,) = compose_cells(["strategy=mine", *CELL])
     assert one.problems == ()
-    assert strategies.spec_of("mine").engine_options(one.config["strategy"]) == {
+    assert strategies.spec_of("mine").engine_options(one.config.section("strategy")) == {
         "prefetch": "none", "mode": "fast", "bucket_bytes": 0
     }  # fmt: skip
 
@@ -275,7 +277,10 @@ def test_an_installed_package_offers_a_strategy_by_an_entry_point(monkeypatch: A
     point = SimpleNamespace(name="packaged", load=lambda: Mine)
     monkeypatch.setattr(registration, "entry_points", lambda group: [point] * (group == "zerobench.strategies"))
     (one,) = compose_cells(["strategy=packaged", "strategy.depth=2", *CELL])
-    assert (one.config["strategy"], one.problems) == ({"name": "packaged", "depth": 2, "fast": False, "note": None}, ())
+    assert (one.config.section("strategy"), one.problems) == (
+        {"name": "packaged", "depth": 2, "fast": False, "note": None},
+        (),
+    )
 
 
 def test_our_rows_come_by_the_same_call(monkeypatch: Any) -> None:

@@ -43,7 +43,8 @@ class StrategyOptions(Section):
     @property
     def whole_numel(self) -> int:
         """Elements up to which a parameter stays whole on every rank."""
-        return int(getattr(self, "persistence_numel", None) or 0)
+        numel = getattr(self, "persistence_numel", None)
+        return numel if isinstance(numel, int) else 0  # a user's option of that name may be another thing
 
 
 @dataclass
