@@ -1,0 +1,101 @@
+"""The identity of a cell: ids of recorded runs are reproduced, both written forms are read, and no config is a dict."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.cells import cell
+from zerobench.cluster.serialize import rebuild, to_plain
+from zerobench.config import identity
+from zerobench.config.cell import CellConfig
+from zerobench.config.schema import Measure
+from zerobench.config.schema_memory import CpuOffload, Hpz, OffloadActivations
+from zerobench.config.schema_training import Fp16, Rprop
+
+ROOT = Path(__file__).parents[2]
+
+CELLS = [
+    cell("zero2", 2),
+    cell("fsdp2", 2, tuned=True, measure=Measure(steps=3, warmup=2, repeats=2, trace=True), rerun=True),
+    cell("zero3", 4, offload=CpuOffload(), activation=OffloadActivations(), precision=Fp16(), clip=1.0, arena=True),
+    cell("zero3", 4, "mlp", zeropp=Hpz(), node_size=2, optimizer=Rprop(), backend="simulated", rank=3),
+]
+
+
+@pytest.mark.parametrize("one", CELLS, ids=lambda one: one.cell_id)
+def test_a_cell_survives_every_form_that_it_is_written_in(one) -> None:
+    written = one.config.written()
+    assert written["schema_version"] == identity.VERSION
+    older = {key: value for key, value in written.items() if key != "schema_version"}
+    for found in (
+        CellConfig.from_dict(written),
+        CellConfig.from_dict(older),
+        pickle.loads(pickle.dumps(one.config)),
+        rebuild(CellConfig, to_plain(one.config)),
+    ):
+        assert found == one.config
+        assert found.cell_id == one.cell_id
+
+
+def test_a_form_of_a_later_version_is_refused_and_unknown_options_are_kept() -> None:
+    written = CELLS[0].config.written()
+    with pytest.raises(ValueError, match="schema_version=9: this code reads up to 2; use a newer zerobench"):
+        CellConfig.from_dict(written | {"schema_version": 9})
+    strange = CellConfig.from_dict(written | {"model": {"kind": "theirs", "name": "theirs", "width": 3}})
+    assert strange.section("model") == {"kind": "theirs", "width": 3, "name": "theirs"}
+
+
+def test_a_cell_and_its_sections_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        CELLS[0].config.seed = 1  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError, match=r"Measure\.steps is part of a cell"):
+        CELLS[0].config.measure.steps = 1
+
+
+def test_the_ids_of_recorded_runs_are_reproduced() -> None:
+    rows = [pd.read_parquet(path) for path in sorted((ROOT / "results").glob("*/cpu/*/runs.parquet"))]
+    recorded = pd.concat([frame[["cell_id", "config"]] for frame in rows]).drop_duplicates()
+    assert len(recorded) > 50
+    other = [row.cell_id for row in recorded.itertuples() if CellConfig.from_json(row.config).cell_id != row.cell_id]
+    assert other == []
+
+
+def test_nothing_reads_a_config_by_a_string_key() -> None:
+    """Beyond Hydra's composition and the identity, which are the edges."""
+    edges = ("config/compose.py", "config/overrides.py", "config/identity.py", "config/flat.py", "config/resolve.py",
+             "config/help.py", "config/unknown_keys.py", "results/row_checks.py", "results/selection.py")  # fmt: skip
+    found = []
+    for path in (ROOT / "zerobench").rglob("*.py"):
+        if not path.as_posix().endswith(edges):
+            found += [f"{path.relative_to(ROOT)}:{line}" for line in string_reads(ast.parse(path.read_text()))]
+    assert found == []
+
+
+def test_a_planted_read_is_seen() -> None:
+    assert string_reads(ast.parse('def f(config, job):\n    return config["seed"], job.config.get("clip")')) == [2, 2]
+
+
+def string_reads(tree: ast.AST) -> list[int]:
+    """Lines in which something called config is subscripted with, or asked by `get` for, a string."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            target, key = node.value, node.slice.value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and node.args
+        ):
+            target, key = node.func.value, getattr(node.args[0], "value", None)
+        else:
+            continue
+        name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+        lines += [node.lineno] * (name in ("config", "plain", "cfg") and isinstance(key, str))
+    return lines
