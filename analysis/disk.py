@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.calibration import script
 from analysis.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
-from zerobench.calibrate.disk import (  # fmt: skip
+from zerobench.calibrate.disk import (
     CHECKED,
     GIB,
     IN_MEMORY,

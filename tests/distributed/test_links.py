@@ -12,12 +12,7 @@ import pytest
 from tests.cells import cell
 from tests.distributed.variants import account
 from zerobench.config.schema import Measure
-from zerobench.config.schema_memory import (
-    CheckpointOffloadActivations,
-    CpuOffload,
-    NvmeOffload,
-    OffloadActivations,
-)
+from zerobench.config.schema_memory import CheckpointOffloadActivations, CpuOffload, NvmeOffload, OffloadActivations
 from zerobench.config.schema_training import Adagrad, Bf16, Fp16
 from zerobench.records import LINKS, RunRow
 from zerobench.sweep.aggregate import join

@@ -199,11 +199,11 @@ def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None
 
 def test_a_run_whose_tables_are_damaged_is_measured_again(tmp_path: Path) -> None:
     from tests.cells import cell
-    from zerobench.sweep.cell import _prefix, find_reusable
+    from zerobench.sweep.reuse import find_reusable, run_prefix
 
     one = cell("zero2", 2, results_dir=str(tmp_path), model="tiny")
     run = make(tmp_path, "zero2")
-    run = run.rename(tmp_path / f"{_prefix(one)}-1")
+    run = run.rename(tmp_path / f"{run_prefix(one)}-1")
     assert find_reusable(one) is not None
     flip(run)
     assert find_reusable(one) is None

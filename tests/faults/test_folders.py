@@ -20,7 +20,8 @@ from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.results.rescue import Unwritten, sentences
-from zerobench.sweep.cell import _prefix, find_or_run, run_cell
+from zerobench.sweep.cell import find_or_run, run_cell
+from zerobench.sweep.reuse import run_prefix
 from zerobench.sweep.sweep import Sweep
 
 ODD = "a b#c?d%20;e&f'g\"h[i]*{j}$k\\l\nm~é"
@@ -177,7 +178,7 @@ with turn(Path(sys.argv[1]), sys.argv[2]):
 def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     """Another process has its turn: we wait, and take what it found. A launch of its own we do not wait for."""
     one, runs = simulated(tmp_path), []
-    words = [sys.executable, "-c", HOLD, str(tmp_path), f"{_prefix(one)} 0"]
+    words = [sys.executable, "-c", HOLD, str(tmp_path), f"{run_prefix(one)} 0"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -185,7 +186,7 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
         assert (row["status"], reused, runs) == ("ok", False, [])
 
         def finish() -> None:
-            runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{_prefix(one)}-9"))
+            runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
             other.communicate()
 
         row, reused = find_or_run(one, lambda _: None, repeat=0, on_wait=finish)

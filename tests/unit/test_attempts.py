@@ -17,12 +17,13 @@ from zerobench.results.attempts import in_order, moments, split
 from zerobench.results.folders import claim_folder, write_run
 from zerobench.results.tables import collect, latest, load, merge
 from zerobench.sweep import cell as cells
+from zerobench.sweep import reuse
 
 
 def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
     row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
-    where, prefix = Path(one.config.results_dir), cells._prefix(one)
+    where, prefix = Path(one.config.results_dir), reuse.run_prefix(one)
     return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, {}).name
 
 
@@ -36,7 +37,7 @@ def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) 
     results = load(tmp_path / "runs")
     assert list(results.runs["run_id"]) == expected
     assert list(latest(results.runs)["run_id"]) == [made[-1], beside]
-    reused = cells.find_reusable(one)
+    reused = reuse.find_reusable(one)
     assert reused is not None
     assert reused["run_id"] == made[-1]
     held = look(tmp_path / "runs")

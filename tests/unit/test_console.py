@@ -15,7 +15,7 @@ from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
-from zerobench.results import console
+from zerobench.results import printed_table
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 
@@ -31,9 +31,9 @@ def rows() -> list[dict]:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_a_table_of_any_width_shows_whole_figures(width: int, monkeypatch, capsys) -> None:
-    plain = console.Console
-    monkeypatch.setattr(console, "Console", lambda **_: plain(force_terminal=True, width=width, no_color=True))
-    console.print_results(rows())
+    plain = printed_table.Console
+    monkeypatch.setattr(printed_table, "Console", lambda **_: plain(force_terminal=True, width=width, no_color=True))
+    printed_table.print_results(rows())
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert shown.index("zero1") < shown.index("zero2"), "sorted"
@@ -51,7 +51,7 @@ AT_HOME = {"peak_bytes": 30 * MIB, "host_peak_bytes": 0, "nvme_bytes": 0, "down_
 
 def table_of(rows: list[Any], capsys) -> tuple[dict[str, list[str]], str]:
     """Strategy -> its cells by column, and the lines below the table."""
-    console.print_results([asdict(row) for row in rows])
+    printed_table.print_results([asdict(row) for row in rows])
     shown = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in shown.splitlines() if " ok " in line}
     return lines, shown
@@ -63,7 +63,7 @@ def test_what_lies_elsewhere_has_columns_and_no_free_star(capsys) -> None:
     assert {"30.0*", "0"} <= set(lines["zero2"])
     assert {"2.000", "64.0", "80.0", "3.000", "5.000"} <= set(lines["zero3"]), "66 MiB of one memory are not the best"
     assert "1.000*" in lines["zero3"], "its states, 5 MiB of one memory, are"
-    assert console.ONE_MEMORY in shown
+    assert printed_table.ONE_MEMORY in shown
 
 
 def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
@@ -72,7 +72,7 @@ def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
         row.device = "cuda"
     lines, shown = table_of(rows, capsys)
     assert "2.000*" in lines["zero3"]
-    assert console.ONE_MEMORY not in shown
+    assert printed_table.ONE_MEMORY not in shown
 
 
 def test_where_everything_is_on_the_device_the_table_is_as_before(capsys) -> None:
@@ -100,14 +100,14 @@ def test_exported_markdown_has_them_where_anything_is_there(tmp_path: Path, caps
     lines = exported(tmp_path / "files", [run("zero2", 2, **AT_HOME), run("zero3", 2, **IN_FILES)], capsys)
     assert "| peak_bytes | host_peak_bytes | nvme_bytes | states_bytes |" in lines[0]
     assert f"| {2 * MIB} | {64 * MIB} | {80 * MIB} | {MIB} |" in lines[3]
-    assert lines[-1] == console.ONE_MEMORY
+    assert lines[-1] == printed_table.ONE_MEMORY
 
 
 def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
     monkeypatch.setattr("zerobench.commands.dry_run.find_reusable", lambda *_: None)
     assert print_plan([cell("zero3", 2), cell("zero3", 2, offload=CpuOffload())]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in (" host ", " down ", " up ", console.ONE_MEMORY))
+    assert all(name in shown for name in (" host ", " down ", " up ", printed_table.ONE_MEMORY))
     assert "files" not in shown
     assert print_plan([cell("zero3", 4, node_size=2, offload=NvmeOffload())]) == 0
     shown = capsys.readouterr().out

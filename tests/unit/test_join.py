@@ -16,7 +16,7 @@ from zerobench.rank_record import RankRecord
 from zerobench.records import CATEGORIES, MemoryRow, StepRow, TrafficRow
 from zerobench.results import tables
 from zerobench.results.summary import summarize
-from zerobench.sweep.aggregate import (  # fmt: skip
+from zerobench.sweep.aggregate import (
     _agree,
     _join_gpu,
     _join_losses,

@@ -9,7 +9,7 @@ import pytest
 from tests.cells import cell
 from zerobench.config.names import base_name, name_cells
 from zerobench.predict.estimate import estimate
-from zerobench.results import console
+from zerobench.results import printed_table
 from zerobench.strategies import predicts, registration, specs
 from zerobench.sweep.cell import run_cell
 
@@ -66,6 +66,6 @@ def test_a_peer_has_no_prediction_and_its_places_hold_a_dash(monkeypatch, capsys
 
     row = asdict(_blank_row(one)) | {"status": "ok", "peak_bytes": 2**24, "states_bytes": 2**23, "volume_psi": 2.9}
     row |= {"step_s": 0.1, "step_s_low": 0.09, "step_s_high": 0.11, "tokens_per_s": 100.0, "loss_last": 2.5}
-    console.print_results([row])
+    printed_table.print_results([row])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "fsdp2" in line]
     assert line.split()[4:11] == ["ok", "16.0", "8.000", "–", "–", "2.900", "–"]

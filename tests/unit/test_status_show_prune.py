@@ -19,8 +19,8 @@ from zerobench import cli
 from zerobench.commands.account import account
 from zerobench.commands.holdings import look
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
-from zerobench.results.console import print_failures
 from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.printed_table import print_failures
 from zerobench.results.tables import collect, load
 from zerobench.sweep.cell import _blank_row
 

@@ -14,7 +14,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,14 @@ class Raw(Way):
         if errors:
             raise errors[0]
 
-    def _run(self, buffer: mmap.mmap, kinds: tuple[str, ...], numbers, lock, errors: list[OSError]) -> None:
+    def _run(
+        self,
+        buffer: mmap.mmap,
+        kinds: tuple[str, ...],
+        numbers: Iterator[int],
+        lock: threading.Lock,
+        errors: list[OSError],
+    ) -> None:
         calls = [os.preadv if kind == "read" else os.pwritev for kind in kinds]
         try:
             while True:

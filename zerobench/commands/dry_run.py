@@ -6,9 +6,9 @@ from ..config.cell import Cell, CellConfig
 from ..config.compose import first_line
 from ..config.names import name_cells
 from ..predict.estimate import Estimate, estimate
-from ..results.console import ONE_MEMORY, plain_table, stdout_console
+from ..results.printed_table import ONE_MEMORY, plain_table, stdout_console
 from ..sizes import show_bytes, show_count
-from ..sweep.cell import find_reusable
+from ..sweep.reuse import find_reusable
 from ..sweep.search import combinations
 
 HEADER = ["cell", "plan", "ψ", "formula", "predicted states"]

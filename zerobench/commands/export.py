@@ -14,7 +14,7 @@ from ..config.cell import CellConfig
 from ..config.names import name_cells
 from ..results import tables
 from ..results.conditions import add_options
-from ..results.console import CODED, ONE_MEMORY, shares_memory
+from ..results.printed_table import CODED, ONE_MEMORY, shares_memory
 from ..results.selection import chosen as chosen_runs
 from ..sizes import printable
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..host.temporary import is_claimed
-from ..results.console import plain_table, stdout_console
 from ..results.folders import PARTIAL
+from ..results.printed_table import plain_table, stdout_console
 from ..sizes import printable, show_bytes, show_count
 from .holdings import PRUNED, Holdings, look, size_of
 

@@ -20,7 +20,7 @@ from ..data import build_batches
 from ..host.environment import seed_everything
 from ..models.contract import loss_of
 from ..predict.build import build_model
-from ..results.console import plain_table, stdout_console
+from ..results.printed_table import plain_table, stdout_console
 from ..sizes import printable
 from ..zero.comm.quantization_error import Error, exchanged, gathered
 from ..zero.comm.quantize import Codec

@@ -13,8 +13,8 @@ from ..config.cell import CellConfig
 from ..records import RunRow
 from ..registry import DATA, MODELS
 from ..results.conditions import RESULTS, Where
-from ..results.console import plain_table, sorted_cells, stdout_console
 from ..results.folders import PARTIAL
+from ..results.printed_table import plain_table, sorted_cells, stdout_console
 from ..results.provenance import source_of
 from ..results.selection import matching
 from ..results.tables import frame_of

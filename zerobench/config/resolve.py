@@ -16,7 +16,8 @@ from ..models import huggingface
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
-from ..zero.options import AUTO, MODES, REDUCTIONS, Options
+from ..zero.comm.reductions import REDUCTIONS
+from ..zero.options import AUTO, MODES, Options
 from . import bounds, combinations, optimizers, residual, world
 from .cell import Cell, CellConfig
 from .schema import Config, Gpt, Huggingface, Synthetic, Text

@@ -21,7 +21,8 @@ class OnceLoader(yaml.SafeLoader):
         twice = [key for number, key in enumerate(keys) if key in keys[:number]]
         if twice:
             raise yaml.constructor.ConstructorError(None, None, f"{twice[0]} stands there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 def read_yaml(path: Path) -> Any:

@@ -37,7 +37,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps (B, S, H) to (B, S, H)."""
         x = x + self.attend(self.attention_norm(x))
-        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh"))  # type: ignore[no-any-return]
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         """Causal self-attention, (B, S, H) -> (B, S, H)."""
@@ -45,7 +45,7 @@ class Block(nn.Module):
         split = self.attention_in(x).view(batch, sequence, 3, self.heads, hidden // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, sequence, hidden))  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):

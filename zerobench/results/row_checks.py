@@ -51,7 +51,7 @@ def problem_of_version(row: dict[str, Any]) -> str:
     version = row.get("schema_version", 0)
     if not _is(version, int):
         return f"schema_version is {version!r:.60}, which is no version"
-    return f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench" * (version > SCHEMA_VERSION)
+    return f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench" * (version > SCHEMA_VERSION)  # type: ignore[no-any-return]
 
 
 def problem_of_values(row: dict[str, Any], kind: type) -> str:

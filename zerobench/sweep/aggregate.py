@@ -125,7 +125,8 @@ def _join_traffic(row: RunRow, accounted: list[RankRecord], steps: int) -> None:
     """Fills columns per step; payload and volume are of the rank with most, wire bytes are the mean over the ranks."""
 
     def per_step(traffic: list[TrafficRow], value: str) -> float:
-        return sum(getattr(t, value) for t in traffic) / steps
+        total: float = sum(getattr(t, value) for t in traffic)
+        return total / steps
 
     ranks = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
     for name in LINKS:  # of a simulated world's one rank: as many times, less what others move otherwise (join_others)

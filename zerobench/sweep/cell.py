@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +19,13 @@ from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
 from ..rank_record import RankRecord
 from ..records import RunRow
-from ..results import attempts, folders, provenance, rescue, tables
+from ..results import folders, provenance, rescue
 from ..results.rescue import Unwritten
 from ..worker import RankJob, run_rank
 from . import aggregate
-
-LONGEST_NAME = 80
-"""Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
+from .reuse import find_reusable, run_prefix
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
-    """Returns the row of an earlier run of the same cell, code, torch and device class, the `repeat`-th launch, or
-    None.
-
-    `statuses`: accepted statuses.
-    """
-    results_dir = Path(cell.config.results_dir)
-    if cell.problems or cell.config.rerun or not results_dir.is_dir():
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
-        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(_prefix(cell))}-*")}
-        mine = [(folder, row) for folder, row in rows.items() if row is not None]
-        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
-        newest = sorted(wanted, key=lambda one: attempts.split(one[0].name), reverse=True)
-        return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 
 class StoppedError(KeyboardInterrupt):
@@ -71,7 +49,7 @@ def find_or_run(
     """
     with ExitStack() as held:
         if not cell.problems and not cell.config.rerun:
-            turn = folders.turn(Path(cell.config.results_dir), f"{_prefix(cell)} {repeat}", on_wait)
+            turn = folders.turn(Path(cell.config.results_dir), f"{run_prefix(cell)} {repeat}", on_wait)
             held.enter_context(turn)
         found = find_reusable(cell, repeat, statuses)
         return found or asdict(run_cell(cell, on_progress, repeat, on_unwritten)), found is not None
@@ -84,7 +62,7 @@ def run_cell(
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
-    prefix, results_dir = _prefix(cell), Path(cell.config.results_dir)
+    prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     row = _blank_row(cell, repeat)
     try:
         aside = rescue.claim(results_dir, prefix)
@@ -157,12 +135,6 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
 def _ranks(config: CellConfig) -> Sequence[int]:
     """Returns the ranks to run: one of a simulated world."""
     return [simulated_rank(config)] if config.backend == SIMULATED else range(config.world_size)
-
-
-def _prefix(cell: Cell) -> str:
-    config = cell.config
-    name = f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}"
-    return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
 
 
 def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:

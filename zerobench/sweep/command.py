@@ -9,12 +9,12 @@ from typing import Any
 from ..config.cell import Cell
 from ..config.compose import RefusedError
 from ..results import rescue
-from ..results.console import print_failures, print_results, print_searches
+from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable
-from .cell import find_reusable
 from .parity import DIFFERS
 from .parity_check import ParityCheck
 from .progress import Reporter
+from .reuse import find_reusable
 from .search import is_search, run_searches
 from .sweep import Sweep
 

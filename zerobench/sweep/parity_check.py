@@ -28,8 +28,9 @@ from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
 from . import parity
-from .cell import LONGEST_NAME, StoppedError, find_reusable, run_cell
+from .cell import StoppedError, run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
+from .reuse import LONGEST_NAME, find_reusable
 
 REFERENCES = ".references"
 """The folder, within a results folder, of DDP runs that were made for a check."""

@@ -14,8 +14,9 @@ from ..config.cell import Cell
 from ..config.names import name_cells
 from ..host.signals import heed
 from ..results.rescue import Unwritten
-from .cell import StoppedError, find_or_run, find_reusable
+from .cell import StoppedError, find_or_run
 from .parity_check import ParityCheck
+from .reuse import find_reusable
 
 
 @dataclass(frozen=True)

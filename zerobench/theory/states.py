@@ -22,15 +22,7 @@ from dataclasses import dataclass, replace
 
 from .formula import Formula
 from .groups import GroupShape
-from .shapes import (
-    OptimizerShape,
-    ParameterShape,
-    PrecisionShape,
-    bytes_of,
-    gradient_bytes,
-    is_half,
-    master_bytes,
-)
+from .shapes import OptimizerShape, ParameterShape, PrecisionShape, bytes_of, gradient_bytes, is_half, master_bytes
 from .strategy import StrategyShape
 from .tiers import NOWHERE, TierShape
 

@@ -25,7 +25,7 @@ from .layout import Layout, buckets
 from .options import Options
 from .protocols import UnitView
 from .strategy import Strategy
-from .units.param_gathers import OverlappedParamGathers
+from .units.gathers_after_update import OverlappedParamGathers
 from .units.unit import ALIGN_BYTES, Unit
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
 from ...records import ALLOCATOR, CATEGORIES
-from ...results.console import name_of, plain_table, stdout_console
+from ...results.printed_table import name_of, plain_table, stdout_console
 from ...results.tables import Results
 from ...sizes import printable, show_bytes, show_count
 from ..status_table import code_of

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from ...results.console import plain_table
+from ...results.printed_table import plain_table
 from ...sizes import show_bytes
 from ...theory.formula import Formula, from_json
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ...config.cell import CellConfig
 from ...records import CATEGORIES, LINKS
-from ...results.console import ONE_MEMORY, plain_table
+from ...results.printed_table import ONE_MEMORY, plain_table
 from ...sizes import show_bytes
 
 Row = dict[str, Any]

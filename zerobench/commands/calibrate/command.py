@@ -20,7 +20,7 @@ from ...cluster.job import gather, machines
 from ...host.temporary import temporary_folder
 from ...launch.over_cluster import launch, places
 from ...launch.processes import Interrupted, Outcome
-from ...results.console import plain_table, stdout_console
+from ...results.printed_table import plain_table, stdout_console
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes
 from .disk import add_arguments, calibrate_disk

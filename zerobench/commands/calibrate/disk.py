@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ...calibrate.disk import DiskCalibration, DiskRow, write_disk_calibration
 from ...calibrate.disk_rank import DiskPlan, measure
-from ...results.console import plain_table, stdout_console
+from ...results.printed_table import plain_table, stdout_console
 from ...results.provenance import machine
 from ...sizes import parse_bytes, printable, show_bytes
 from ...zero.offload.disk import ALIGN_BYTES, problems_of_path

@@ -14,7 +14,7 @@ import pandas as pd
 from rich.console import Console
 
 from ...results.conditions import add_options
-from ...results.console import PLAIN_WIDTH, plain_table, stdout_console
+from ...results.printed_table import PLAIN_WIDTH, plain_table, stdout_console
 from ...results.selection import matching
 from ...sizes import printable, show_bytes
 from . import noise_floor

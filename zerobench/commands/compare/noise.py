@@ -13,7 +13,7 @@ from typing import Any
 from ...config.cell import Cell, CellConfig
 from ...config.compose import RefusedError, compose_cells
 from ...config.world import has_times
-from ...results.console import plain_table, stdout_console
+from ...results.printed_table import plain_table, stdout_console
 from ...results.summary import LEAST_LAUNCHES
 from ...results.tables import latest
 from ...sizes import printable

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from ...cluster.job import find_job
-from ...config.overrides import nearest
-from ...results.console import plain_table, stdout_console
+from ...config.unknown_keys import nearest
+from ...results.printed_table import plain_table, stdout_console
 from ...sizes import printable
 from . import SECTIONS
 from .record import Record

@@ -27,7 +27,7 @@ from ..offload.placement import Placement
 from ..precision import Share
 from . import optimizer_state as facts
 from .segments import OptimizerSegment
-from .tiles import stand_in, step_without_update, update_silently
+from .tiled_step import stand_in, step_without_update, update_silently
 from .update import Update
 
 

@@ -32,7 +32,7 @@ from ..units.unit import ALIGN_BYTES, Unit
 from .guards import STEP, guard
 from .loss_scaling import GradientScaling
 from .segments import OptimizerSegment, swap_parameters
-from .tiles import update_tiles
+from .tiled_step import update_tiles
 
 
 class Update:

@@ -62,7 +62,7 @@ def _some(key: str) -> Column:
 
 
 def _is_zero(value: Any) -> bool:
-    return pd.notna(value) and value == 0
+    return bool(pd.notna(value) and value == 0)
 
 
 def _any(row: Row, *keys: str) -> bool:

@@ -1,0 +1,40 @@
+"""Reuse: a cell that was measured already, by the same code, torch and class of device, is found and not run again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from ..config.cell import Cell
+from ..results import attempts, provenance, tables
+
+LONGEST_NAME = 80
+"""Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
+
+
+def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)) -> dict[str, Any] | None:
+    """Returns the row of an earlier run of the same cell, code, torch and device class, the `repeat`-th launch, or
+    None.
+
+    `statuses`: accepted statuses.
+    """
+    results_dir = Path(cell.config.results_dir)
+    if cell.problems or cell.config.rerun or not results_dir.is_dir():
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
+        rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(run_prefix(cell))}-*")}
+        mine = [(folder, row) for folder, row in rows.items() if row is not None]
+        wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
+        newest = sorted(wanted, key=lambda one: attempts.split(one[0].name), reverse=True)
+        return next((row for folder, row in newest if tables.is_whole(folder)), None)
+
+
+def run_prefix(cell: Cell) -> str:
+    """Returns how the names of a cell's runs begin: cell, code, torch, class of device. An attempt's number follows."""
+    config = cell.config
+    name = f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}"
+    return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
