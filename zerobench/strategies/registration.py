@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_type_hints
 from zlib import crc32
 
@@ -65,10 +66,16 @@ def spare_look(number: int) -> Look:
 
 def specs() -> Mapping[str, StrategySpec]:
     """The table: name -> row, ours first, then those of users' scripts and of installed packages."""
-    for point in entry_points(group=PACKAGES):
+    for point in _installed():
         if point.name not in _SPECS:
             register_strategy(point.name, point.load())
     return _SPECS
+
+
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """What installed packages add, read once per process: the search goes through the metadata of all of them."""
+    return tuple(entry_points(group=PACKAGES))
 
 
 def built_in() -> Mapping[str, StrategySpec]:
