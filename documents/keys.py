@@ -10,6 +10,7 @@ from zerobench.config import bounds, help
 from zerobench.config.compose import checker
 from zerobench.config.meanings import GROUPS, KEYS
 from zerobench.config.overrides import Overrides
+from zerobench.config.resolve import CHOICES
 from zerobench.config.schema import SCHEMAS
 from zerobench.sizes import show_bytes
 
@@ -140,14 +141,13 @@ def show(key: str, value: Any) -> str:
 
 def range_of(key: str, default: Any) -> str:
     """Least and greatest value, or the words; empty where only the meaning says what is right."""
-    limits = {bounds.USER_KEYS.get(name, name): pair for name, pair in bounds.LIMITS.items()}
-    if words := WORDS.get(key) or bounds.CHOICES.get(key):
+    if words := WORDS.get(key) or CHOICES.get(key):
         return ", ".join(f"`{help._show(one)}`" for one in words)
     if isinstance(default, bool) or key in _flags():
         return "`false`, `true`"
-    if key not in limits:
+    if key not in bounds.LIMITS:
         return RULES.get(key, RULES.get(key.replace("huggingface.", "model."), ""))
-    least, most = (_number(one, key.endswith("_bytes")) for one in limits[key])
+    least, most = (_number(one, key.endswith("_bytes")) for one in bounds.LIMITS[key])
     return f"{least} to {most}" + f", or `{bounds.AUTO}`" * (key in bounds.MAY_BE_AUTO)
 
 
