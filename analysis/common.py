@@ -58,21 +58,16 @@ Options = Callable[[argparse.ArgumentParser], object]
 
 def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: list[str] | None, *more: Options) -> int:
     """A figure's command. `more` adds arguments, which go to `draw` by name. Exit code 2: there is nothing to draw."""
-    parser = argparse.ArgumentParser(
-        f"analysis/{name}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"analysis/{name}.py", description=doc, formatter_class=raw)
     default = REFERENCE / FIGURES[name]
     words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
     parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/figures"), help="folder for PNG and SVG (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)"
-    )
-    add_options(parser)
-    for add in more:
-        add(parser)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("results/figures"), help="folder for PNG and SVG (default: %(default)s)")
+    add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
+    for add_to in (add_options, *more):
+        add_to(parser)
     options = vars(parser.parse_args(arguments))
     runs, out = options.pop("runs"), options.pop("out")
     try:
@@ -127,9 +122,8 @@ def grids(results: Results) -> list[pd.DataFrame]:
     panels = []
     for cells in families(results):
         for _, mine in cells.groupby(["micro_batch", "accumulation"], dropna=False):
-            panels.append(
-                completed(mine, ["label", "strategy"], ["world_size"]).sort_values("world_size", kind="stable")
-            )
+            whole = completed(mine, ["label", "strategy"], ["world_size"])
+            panels.append(whole.sort_values("world_size", kind="stable"))
     return panels
 
 

@@ -58,14 +58,7 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
         draft.device = "cuda" if sharing == 1 and draft.backend != "gloo" else "cpu"
     if draft.backend == "auto":
         draft.backend = "nccl" if draft.device == "cuda" and sharing == 1 else "gloo"
-    if draft.device == "cuda" and not sharing:
-        where = "this machine has" if mine is None else "a rank of the job sees"
-        problems.append(f"device=cuda: {where} no GPU that torch can use")
-    elif draft.device == "cuda" and sharing > 1:
-        _refuse_search(draft, "a world whose ranks share a GPU", problems)
-        if draft.backend == "nccl" and not _nccl_shares():
-            ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
-            problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
+    _check_gpus(draft, ranks, sharing, mine is not None, problems)
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
     if draft.device == "cpu" and not chosen:
@@ -73,6 +66,18 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     draft.world_size = ranks
     _resolve_threads(draft, local)
     return Placement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
+
+
+def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
+    """Adds what device=cuda lacks here. `sharing`: ranks per GPU, 0 where there is none."""
+    if draft.device == "cuda" and not sharing:
+        where = "a rank of the job sees" if in_job else "this machine has"
+        problems.append(f"device=cuda: {where} no GPU that torch can use")
+    elif draft.device == "cuda" and sharing > 1:
+        _refuse_search(draft, "a world whose ranks share a GPU", problems)
+        if draft.backend == "nccl" and not _nccl_shares():
+            ways = f"with backend=gloo they can, and with NCCL 2.30 or newer where {NCCL_SHARES}=1 is set"
+            problems.append(f"world_size={ranks}: NCCL wants a GPU a rank, and here {sharing} would share one; {ways}")
 
 
 def _too_crowded(ranks: int) -> list[str]:

@@ -217,8 +217,7 @@ def _problem_of_columns(row: dict[str, Any], kind: type) -> str:
 
 def _is_older(row: dict[str, Any]) -> bool:
     """Returns True for an earlier version, which may lack newer columns; they are None."""
-    version: int = row.get("schema_version", 0)
-    return 0 < version < SCHEMA_VERSION
+    return 0 < int(row.get("schema_version", 0)) < SCHEMA_VERSION
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:

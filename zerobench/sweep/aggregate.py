@@ -43,17 +43,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str
     memory = [m for record in accounted for m in record.memory]
     if accounted:
         _join_memory(row, memory)
-        row.allocator_witness = accounted[0].witness
-        for name in OF_ACCOUNTED:
-            sizes = (record.process_memory.get(name) for record in accounted)
-            setattr(row, name, max((size for size in sizes if size is not None), default=None))
-        _join_traffic(row, accounted, config.measure.steps)
-        if config.backend == SIMULATED and predicts(config.strategy.values()):
-            join_others(row, config, schedule, accounted[0].rank)
-        join_transport(row, accounted, config.measure.steps)
-        if config.node_size is None:  # without node_size the nodes are unknown
-            row.within_nodes_bytes = row.between_nodes_bytes = None
-        _join_codes(row, accounted[0], config.strategy.whole_numel)
+        _join_accounted(row, config, accounted)
     _join_process_memory(row, timed, accounted)
     if config.nodes == 1:  # between machines bytes travel otherwise
         _join_loopback(row, timed, config.measure.steps)
@@ -78,6 +68,21 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str
         "traffic": [t for record in accounted for t in record.traffic],
         "timeline": [t for record in accounted for t in record.timeline],
     }
+
+
+def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]) -> None:
+    """Fills what the accounted pass alone has beside the ledger: the process's memory, traffic, shares in codes."""
+    row.allocator_witness = accounted[0].witness
+    for name in OF_ACCOUNTED:
+        sizes = (record.process_memory.get(name) for record in accounted)
+        setattr(row, name, max((size for size in sizes if size is not None), default=None))
+    _join_traffic(row, accounted, config.measure.steps)
+    if config.backend == SIMULATED and predicts(config.strategy.values()):
+        join_others(row, config, accounted[0].schedule, accounted[0].rank)
+    join_transport(row, accounted, config.measure.steps)
+    if config.node_size is None:  # without node_size the nodes are unknown
+        row.within_nodes_bytes = row.between_nodes_bytes = None
+    _join_codes(row, accounted[0], config.strategy.whole_numel)
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:

@@ -18,6 +18,7 @@ KINDS: dict[tuple[str, str], type[GroupComm]] = {
 
 
 def kinds() -> dict[tuple[str, str], type[GroupComm]]:
+    """Returns the classes by (backend, device type), with those of simulated worlds."""
     return KINDS | {(FAKE, device): kind for device, kind in simulated.KINDS.items()}
 
 
