@@ -19,6 +19,7 @@ from zerobench.config.schema_training import Bf16
 from zerobench.predict.estimate import training_shapes
 from zerobench.strategies import shape_of
 from zerobench.theory.replay.states import Prediction, predict_states
+from zerobench.theory.states import floor_bytes
 from zerobench.worker import RankRecord
 from zerobench.zero import Offload, initialize
 
@@ -51,6 +52,13 @@ class Measured:
         config, schedule = self.config, self.records[0].schedule
         tiers = config.offload.theory_shape()
         return predict_states(shape_of(config.strategy.values()), schedule, N, *training_shapes(config), tiers=tiers)
+
+    @property
+    def floor_bytes(self) -> int:
+        """The closed form of the states on the device."""
+        config, shapes = self.config, self.records[0].schedule.shapes
+        trained, tiers = training_shapes(config), config.offload.theory_shape()
+        return floor_bytes(shape_of(config.strategy.values()), shapes, config.groups, *trained, tiers)
 
     @property
     def psi(self) -> int:

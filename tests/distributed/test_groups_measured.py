@@ -12,7 +12,6 @@ from zerobench.config import schema_memory as memory
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
-from zerobench.config.topology import shape_of
 from zerobench.predict.estimate import training_shapes
 from zerobench.predict.quantized_share import coded_share, units_of
 from zerobench.strategies import shape_of as strategy_shape
@@ -66,7 +65,7 @@ def moved(records: Any, value: str) -> float:
 @pytest.mark.parametrize("name", CELLS)
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]
-    schedule, shapes, groups = records[0].schedule, training_shapes(config), shape_of(config)
+    schedule, shapes, groups = records[0].schedule, training_shapes(config), config.groups
     prediction = predict_states(strategy_shape(config.strategy.values()), schedule, N, *shapes, groups)
     memory = [m for record in records for m in record.memory if m.phase == "step" and m.tier == "device"]
     for category, size in (("states", prediction.states_bytes), *prediction.highest.items()):

@@ -46,7 +46,7 @@ def test_the_papers_rows(measured: dict[str, Measured]) -> None:
     rows = {"zero1 gradients alone": 2 + 12 / N, "zero1 gradients stay": 4, "zero1 cpu": 2, "zero2 cpu": 2}
     for name, each in rows.items():
         one = measured[name]
-        assert one.prediction.floor_bytes == pytest.approx(each * one.psi, rel=1e-3), name
+        assert one.floor_bytes == pytest.approx(each * one.psi, rel=1e-3), name
         assert 0 <= one.most("device", "states") - each * one.psi <= 3 * one.config.strategy.bucket_bytes, name
 
 

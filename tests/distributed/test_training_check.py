@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.distributed import planted_training as planted
 from tests.ranks import run_ranks
 from zerobench.config import schema_memory as memory
 from zerobench.config import schema_training
+from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
@@ -143,6 +143,6 @@ def test_ddp_may_come_last_and_a_cell_that_is_none_of_it_is_left_alone(tmp_path:
     assert sweep.check is not None
     sweep.check.finish(makes=True, say=print)
     assert [row["training"] for row in sweep.rows] == ["equal", "unchecked", "reference", "unchecked"]
-    configs = [json.loads(row["config"]) for row in sweep.rows]
+    configs = [CellConfig.from_json(row["config"]) for row in sweep.rows]
     keys = [parity.training_key(config) for config in configs]
     assert keys[0] == keys[2] != keys[1] != keys[3] != keys[0]

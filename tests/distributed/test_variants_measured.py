@@ -4,11 +4,13 @@ documents.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 
 from tests.distributed.variants import BUCKET_BYTES, VARIANTS, account
+from zerobench.config.schema import Measure
 from zerobench.predict.estimate import training_shapes
 from zerobench.records import MemoryRow
 from zerobench.strategies import shape_of
@@ -17,7 +19,7 @@ from zerobench.theory.replay.states import Prediction, predict_states
 from zerobench.theory.replay.traffic import predict_volume
 from zerobench.theory.states import floor_bytes
 
-STEADY, FROM_THE_START = {"steps": 1, "warmup": 2}, {"steps": 1, "warmup": 0}
+STEADY, FROM_THE_START = Measure(steps=1, warmup=2), Measure(steps=1, warmup=0)
 """The measured step: a step once the optimizer's states exist, or construction and the very first step."""
 
 PLAIN = [name for name in VARIANTS if name.endswith(("fp32", "bf16"))]
@@ -48,9 +50,9 @@ def ranks(request) -> int:
 def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Measured]:
     """(variant, whether from the start) -> what was measured."""
     names = PLAIN if ranks == 4 and not request.config.getoption("--thorough") else VARIANTS
-    configs = {(name, False): VARIANTS[name].config(ranks) | {"measure": STEADY} for name in names}
+    configs = {(name, False): replace(VARIANTS[name].config(ranks), measure=STEADY) for name in names}
     if ranks == 4:
-        configs |= {(name, True): VARIANTS[name].config(ranks) | {"measure": FROM_THE_START} for name in PLAIN}
+        configs |= {(name, True): replace(VARIANTS[name].config(ranks), measure=FROM_THE_START) for name in PLAIN}
     found = {}
     for (key, config), records in zip(
         configs.items(), account(list(configs.values()), tmp_path_factory.mktemp("ranks")), strict=True

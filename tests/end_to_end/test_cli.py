@@ -45,7 +45,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         "logs",
     }
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config.batch, config.micro_batch, config.world_size) == (8, 4, 2)
+    assert (config["schema_version"], config["batch"], config["micro_batch"], config["world_size"]) == (2, 8, 4, 2)
     assert "zero3 gpt_tiny N=2 b=8" in done.stdout
     assert not list((tmp_path / "results/runs").glob(".partial-*"))
 
