@@ -16,9 +16,9 @@ from tests.end_to_end.command import ROOT, SMALL, zerobench
 from zerobench.commands.budget.command import budget as verb
 
 LEAK = (
-    "zerobench/zero/units/unit.py",
-    "            self.heap.give_back(wire)\n",
-    "            self.kept = [*getattr(self, 'kept', []), wire][-2:]\n",
+    "zerobench/zero/gradients/bucket.py",
+    "            self.unit.heap.give_back(full)\n",
+    "            self.kept = [*getattr(self, 'kept', []), full][-2:]\n",
 )
 DOUBLE_GATHER = (
     "zerobench/zero/units/module_unit.py",
