@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...host.temporary import temporary_folder
 from ...launch.processes import launch
@@ -131,7 +131,8 @@ class Suite:
     def _run_cell(self, section: Section, sweep: Sweep, each: CellLaunch, one: Done) -> None:
         share = self.deadline.left_s / len(passes_of(each.cell.config))
         limit = min(section.limit_s, share)
-        row = sweep.run_one(CellLaunch(each.name, each.cell.changed(timeout_s=round(limit, 1)), each.repeat))
+        timed = replace(each.cell.config.launch, timeout_s=round(limit, 1))
+        row = sweep.run_one(CellLaunch(each.name, each.cell.changed(launch=timed), each.repeat))
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return
