@@ -180,7 +180,7 @@ def train(kind: type[optim.Optimizer], dtype: torch.dtype = torch.float32, **opt
             assert set(called.values()) == {step + 1}
     finally:
         everywhere.remove()
-    late = getattr(engine.update, "finish", lambda: False)()
+    late = engine.schedule.finish()
     with engine.placement.in_memory(write_back=False):
         weights = torch.cat([segment.tensor.detach().clone() for segment in engine.segments])
     return weights, engine.optimizer, [p.detach() for p in model.parameters()], late
