@@ -74,7 +74,7 @@ def specs() -> Mapping[str, StrategySpec]:
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
-    """What installed packages add, read once per process: the search goes through the metadata of all of them."""
+    """Reads what installed packages add, once per process: the search goes through the metadata of all of them."""
     return tuple(entry_points(group=PACKAGES))
 
 
