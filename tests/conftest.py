@@ -1,8 +1,9 @@
-"""How the tests are spread over workers, what their ranks find loaded, and which of them wait for `make test-all`."""
+"""How tests are spread over workers, what their ranks find loaded, which wait for `make test-all`, and registries."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("thorough")]
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left)
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before() -> Iterator[None]:
+    """Takes back what a test registers, which would be a choice in every test after it."""
+    from zerobench import registry
+    from zerobench.strategies import registration
+
+    tables: tuple[dict[str, Any], ...] = (registry.MODELS.builders, registry.DATA.builders, registration._SPECS)
+    before = [dict(table) for table in tables]
+    yield
+    for table, rows in zip(tables, before, strict=True):
+        table.clear()
+        table.update(rows)
 
 
 @pytest.hookimpl(optionalhook=True)

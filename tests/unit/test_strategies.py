@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,15 +25,6 @@ from zerobench.theory.strategies import ZERO1
 
 ROOT = Path(__file__).parents[2]
 CELL = ("model=gpt_tiny", "world_size=2", "device=cpu")
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """Rows that a test registers are gone after it."""
-    before = dict(registration._SPECS)
-    yield
-    registration._SPECS.clear()
-    registration._SPECS.update(before)
 
 
 class Mine:
