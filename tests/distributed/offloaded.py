@@ -110,7 +110,7 @@ def late(rank: int, n: int, strategy: str) -> list[float]:
 
 
 def late_by_hand(rank: int, n: int, delayed_after: int = DELAYED_AFTER) -> list[float]:
-    """The same in plain torch: from `delayed_after` steps on the gradients of one step are used after the next."""
+    """Trains in plain torch: from `delayed_after` steps on the gradients of one step are used after the next."""
     model = zoo.build("tied")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     parameters, waiting, losses = list(model.parameters()), None, []

@@ -89,7 +89,7 @@ def test_no_race(cuda: ModeledCuda, strategy: str, parts: str, dtype: torch.dtyp
 
 @contextmanager
 def let_go_at_once() -> Iterator[None]:
-    """What gradients leave from is given back while it is copied."""
+    """Gives back the buffer that gradients leave from while it is copied."""
 
     with mock.patch.object(cpu.HostGradients, "release", lambda self, give_back: give_back()):
         yield

@@ -23,7 +23,7 @@ NUMEL = 16 * 33
 
 
 def random_full(rank: int, n: int, dtype: torch.dtype, numel: int = NUMEL) -> torch.Tensor:
-    """What `rank` brings, (n · numel,); any rank can make any other's."""
+    """Values that `rank` contributes, (n · numel,); any rank can make any other's."""
     return torch.randn(n * numel, generator=torch.Generator().manual_seed(rank)).to(dtype)
 
 

@@ -40,7 +40,7 @@ METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__",
 
 
 class Questions(TorchDispatchMode):
-    """What is asked, by name. `flags`: a tensor of the host's, of which anything may."""
+    """Counts reads of tensors' values, by operator. `flags`: a tensor in host memory, which may be read."""
 
     def __init__(self, flags: torch.Tensor | None = None) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class Recomputed(Front):
 
 
 class Beside(Front):
-    """What the layer makes goes to the last block alone, so backward comes to it between blocks."""
+    """A model whose layer feeds the last block alone, so backward comes to it between blocks."""
 
     def run(self, h):
         beside = self.front(h)

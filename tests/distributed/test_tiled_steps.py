@@ -238,7 +238,8 @@ class Undefined(ByParameter):
 
 
 def test_facts_that_are_not_numbers_agree() -> None:
-    train(Undefined, **CUT)
+    *_, parameters, _ = train(Undefined, **CUT)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, plain(Undefined), strict=True))
 
 
 def test_an_optimizer_that_mixes_parameters_is_found_out() -> None:

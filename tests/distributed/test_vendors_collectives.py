@@ -40,7 +40,7 @@ IN_GROUPS: list[tuple[str, dict[str, Any]]] = [
 
 
 def beneath(comm: Comm) -> Comm:
-    """What carries the collectives, under what watches them."""
+    """Returns the innermost Comm, which carries the collectives."""
     while isinstance(comm, WrappedComm):
         comm = comm._below
     return comm

@@ -40,7 +40,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 def predicted(case: str) -> tuple[Moved, int]:
-    """What a rank moves in a step, and the number of parameters."""
+    """Predicts the traffic of a rank in a step; returns it with the number of parameters."""
     config = cell_of(case).config
     schedule = Schedule.sequential(shapes_of(build_model(config)))
     groups, shapes = config.groups, training_shapes(config)

@@ -37,12 +37,12 @@ def steps_of(rows: torch.Tensor, block: int, levels: int) -> torch.Tensor:
 
 
 def roundings(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a last rounding to `dtype` may move each by, and the sums in fp32 before it."""
+    """Bounds the error of a last rounding to `dtype` for each value, and the sums in fp32 before it."""
     return values.abs() * (torch.finfo(dtype).eps + 1e-5) + 1e-7
 
 
 def bound_of(brought: torch.Tensor, inner: int) -> torch.Tensor:
-    """What may be off in each element of a sum over what ranks brought, (n, n · numel) fp64, in nodes of `inner`."""
+    """Bounds the error of each element of a sum over ranks' contributions, (n, n · numel) fp64, in nodes of `inner`."""
     n = len(brought)
     fulls = brought.view(n // inner, inner, -1)
     blocks = fulls.view(n // inner, inner, inner, -1)  # node, who brings it, whose block it is
@@ -99,7 +99,7 @@ def weights_within_the_bound(rank: int, n: int, node_size: int | None) -> None:
 
 
 def the_same_bits_in_one_process(rank: int, n: int, node_size: int | None) -> None:
-    """What the error ledger works out alone is what ranks exchange."""
+    """Compares what the error ledger works out alone with what ranks exchange."""
     comm = connect_zeropp(None, CPU, node_size, None, ALL)
     owners: list[Any] = [None] * n
     dist.all_gather_object(owners, comm.rank)

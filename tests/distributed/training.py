@@ -156,7 +156,7 @@ def ddp_has_private_sync(rank: int, n: int) -> bool:
 
 
 def start_under_ddp(rank: int, n: int) -> dict[str, Any]:
-    """What a model of rank's own seed holds under DDP: row-major, channels-last, with gaps, buffers, nothing at all."""
+    """Values that a model of each rank's seed holds under DDP: row-major, channels-last, with gaps, buffers, none."""
     torch.manual_seed(rank)
     model = torch.nn.BatchNorm2d(3)
     model.columns = torch.nn.Parameter(torch.randn(4, 5).t())

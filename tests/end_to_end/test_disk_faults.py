@@ -35,7 +35,7 @@ def check(folder: Path, errors: str, words: str) -> None:
 
 
 def test_a_file_that_may_not_grow_is_a_row(tmp_path: Path) -> None:
-    """What a full disk says, too, is a refusal of the kernel's when the file is made larger."""
+    """The kernel refuses to make the file larger, as it does on a full disk."""
     command = [sys.executable, "-m", "zerobench", *SMALL, *SWEEP, "model.hidden=64", "measure.passes=accounted"]
     ended = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=no_large_files, timeout=120

@@ -60,7 +60,7 @@ def tree(where: Path) -> dict[str, int]:
 
 
 def measured(where: Path) -> pd.DataFrame:
-    """What two sweeps over the same cells must agree in, a row a cell; times and the resident set are not among it."""
+    """Reads the columns in which two sweeps over equal cells must agree, a row per cell: no times, no resident set."""
     runs = zerobench.load(where).runs
     assert {path.name for path in where.glob(".*")} <= {TURNS}, "nothing half done is left"
     kept = [c for c in runs if c.endswith(("_bytes", "_psi")) or c.startswith("loss_")]

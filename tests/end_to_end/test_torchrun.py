@@ -37,7 +37,7 @@ zerobench.main()
 
 
 def measured(folder: Path) -> pd.DataFrame:
-    """What must not depend on who started the ranks: bytes, volumes, losses."""
+    """Reads the columns that must not depend on how the ranks were started: bytes, volumes, losses."""
     runs = zerobench.load(folder).runs.set_index(["strategy", "world_size"]).sort_index()
     assert (runs.status == "ok").all(), list(runs.reason)
     assert runs.passes_agree.all()

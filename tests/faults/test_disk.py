@@ -172,7 +172,7 @@ def test_a_disk_that_fills_up_underneath(tmp_path: Path, tiny_disk: Path) -> Non
 
 
 def test_a_folder_that_vanishes(tmp_path: Path) -> None:
-    """What is open works on; what is to be made is a sentence; what is gone needs not be removed."""
+    """Open files stay usable, a new one is refused in a sentence, and a removal of what is gone succeeds."""
     home = tmp_path / "disk"
     home.mkdir()
     scratch = Scratch(home)

@@ -67,7 +67,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...] | str
 
 
 def said_of(row: Any, honest: Any, config: CellConfig) -> tuple[list[str], list[str]]:
-    """What the row says by itself, and what the budget of an honest run says of it."""
+    """Returns the row's own sentences, and those of the budget of an honest run."""
     limits = {name: Limit(value) for name in recorded(config) if (value := getattr(honest, name)) is not None}
     found = judge_cell("cell", limits, vars(row))
     return [one for one in row.unexplained.split("; ") if one], [one.sentence for one in found]

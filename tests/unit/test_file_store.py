@@ -21,7 +21,7 @@ BLOCK = 4 * ALIGN_BYTES
 
 
 class Heard:
-    """What listeners are told of files."""
+    """Listeners' notices of files."""
 
     def __init__(self) -> None:
         self.moved: Counter[str] = Counter()

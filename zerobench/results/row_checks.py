@@ -7,7 +7,7 @@ written again without further checks.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, get_type_hints
@@ -52,6 +52,13 @@ def problem_of_version(row: dict[str, Any]) -> str:
     if not _is(version, int):
         return f"schema_version is {version!r:.60}, which is no version"
     return f"schema_version {version} is newer than {SCHEMA_VERSION}; update zerobench" * (version > SCHEMA_VERSION)  # type: ignore[no-any-return]
+
+
+def problem_of_columns(row: dict[str, Any], kind: type) -> str:
+    """Checks that `row` has the columns of `kind`; an earlier version may lack newer ones, which are None."""
+    older = 0 < int(row.get("schema_version", 0)) < SCHEMA_VERSION
+    missing = [f.name for f in fields(kind) if f.name not in row and (f.default is MISSING or not older)]
+    return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
 
 
 def problem_of_values(row: dict[str, Any], kind: type) -> str:

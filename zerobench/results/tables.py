@@ -24,7 +24,14 @@ from ..config.flat import swept
 from ..records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from . import table_cache
 from .attempts import by_number, in_order
-from .row_checks import columns_of, problem_of_run, problem_of_table, problem_of_values, problem_of_version
+from .row_checks import (
+    columns_of,
+    problem_of_columns,
+    problem_of_run,
+    problem_of_table,
+    problem_of_values,
+    problem_of_version,
+)
 
 TABLES: dict[str, type] = {
     "steps": StepRow,
@@ -202,22 +209,12 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None
-    problem = problem_of_version(row) or _problem_of_columns(row, kind) or problem_of_values(row, kind)
+    problem = problem_of_version(row) or problem_of_columns(row, kind) or problem_of_values(row, kind)
     problem = problem or (problem_of_run(row) if kind is RunRow else "")
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
     return {f.name: None for f in fields(kind) if f.default is not MISSING} | row
-
-
-def _problem_of_columns(row: dict[str, Any], kind: type) -> str:
-    missing = [f.name for f in fields(kind) if f.name not in row and (f.default is MISSING or not _is_older(row))]
-    return f"it lacks {', '.join(missing[:3])}; an older zerobench wrote it" if missing else ""
-
-
-def _is_older(row: dict[str, Any]) -> bool:
-    """Returns True for an earlier version, which may lack newer columns; they are None."""
-    return 0 < int(row.get("schema_version", 0)) < SCHEMA_VERSION
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
