@@ -14,7 +14,7 @@ from zerobench.config import combinations as systems
 from zerobench.predict import build
 from zerobench.probes import gradient_norm
 from zerobench.probes.step_values import scale_of
-from zerobench.zero.gradients.bucket import GradientBucket
+from zerobench.zero.gradients.bucket_base import GradientBucket
 
 fill = GradientBucket.fill
 

@@ -25,7 +25,7 @@ import torch
 
 from zerobench.zero.comm import gloo
 from zerobench.zero.comm.streams import Handle
-from zerobench.zero.gradients.bucket import GradientBucket
+from zerobench.zero.gradients.bucket_base import GradientBucket
 
 MOST_DELAY_S = 5e-4
 PLANTED_DELAY_S = 5e-3

@@ -21,7 +21,7 @@ from tests.ranks import run_ranks
 from tests.test_layers import LAYERS
 from zerobench import zero
 from zerobench.zero import initialize, labels
-from zerobench.zero.gradients.bucket import GradientBucket
+from zerobench.zero.gradients.bucket_base import GradientBucket
 from zerobench.zero.stage2 import ShardedBucket
 
 MOST_FILES = 8
@@ -137,7 +137,7 @@ def both(rank: int, n: int) -> tuple[list[str], list[tuple[str, str]]]:
 def test_a_gradient_passes_few_files_and_each_bucket_lives_in_order() -> None:
     for way, transitions in run_ranks(2, both):
         assert len(way) <= MOST_FILES, way
-        assert {"stage2.py", "gradients/bucket.py", "optim/tiled_step.py"} <= set(way), way
+        assert {"stage2.py", "gradients/bucket_base.py", "optim/optimizer_step.py"} <= set(way), way
         buckets = list(dict.fromkeys(bucket for bucket, _ in transitions))
         assert len(buckets) == 3
         for bucket in buckets:

@@ -16,12 +16,12 @@ from tests.end_to_end.command import ROOT, SMALL, zerobench
 from zerobench.commands.budget.command import budget as verb
 
 LEAK = (
-    "zerobench/zero/gradients/bucket.py",
+    "zerobench/zero/gradients/bucket_base.py",
     "            self.unit.heap.give_back(full)\n",
     "            self.kept = [*getattr(self, 'kept', []), full][-2:]\n",
 )
 DOUBLE_GATHER = (
-    "zerobench/zero/units/module_unit.py",
+    "zerobench/zero/units/gathered_unit.py",
     "            self.gather = self.source.launch(full, ",
     "            self.comm.all_gather(full, self.name).wait()\n            self.gather = self.source.launch(full, ",
 )

@@ -26,12 +26,12 @@ from zerobench.predict import activations
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
-from zerobench.zero.gradients.bucket import GradientBucket
+from zerobench.zero.gradients.bucket_base import GradientBucket
 from zerobench.zero.layout import Layout
 from zerobench.zero.stage1 import Stage1
 from zerobench.zero.stage2 import ShardedBucket
 from zerobench.zero.strategy import Strategy
-from zerobench.zero.units.module_unit import ModuleUnit
+from zerobench.zero.units.gathered_unit import GatheredUnit
 from zerobench.zero.units.unit import Unit
 
 MIB = 2**20
@@ -169,15 +169,15 @@ def gathers_twice() -> Iterator[None]:
 
 @contextmanager
 def unshards_twice() -> Iterator[None]:
-    unshard = ModuleUnit.unshard
+    unshard = GatheredUnit.unshard
 
-    def twice(self: ModuleUnit) -> None:
+    def twice(self: GatheredUnit) -> None:
         launched = self.gather is not None
         unshard(self)
         if launched:
             self.comm.all_gather(self.full_parameters, self.name).wait()
 
-    with patch.object(ModuleUnit, "unshard", twice):
+    with patch.object(GatheredUnit, "unshard", twice):
         yield
 
 
@@ -199,13 +199,13 @@ def one_more_state(engine: Any) -> None:
 
 @contextmanager
 def never_resharded() -> Iterator[None]:
-    reshard = ModuleUnit.reshard
+    reshard = GatheredUnit.reshard
 
-    def but_one(self: ModuleUnit) -> None:
+    def but_one(self: GatheredUnit) -> None:
         if self.name != "blocks.1":
             reshard(self)
 
-    with patch.object(ModuleUnit, "reshard", but_one):
+    with patch.object(GatheredUnit, "reshard", but_one):
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cells import cell
 from tests.faults.planted import FAULTS, Fault, run_planted
-from zerobench.commands.budget.limits import Limit, judge_cell, recorded
+from zerobench.commands.budget.judge import Limit, judge_cell, recorded
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16

@@ -20,7 +20,7 @@ from zerobench.commands.budget.file import (
     read_budget,
     write_budget,
 )
-from zerobench.commands.budget.limits import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.commands.budget.judge import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
 from zerobench.commands.budget.report import write_junit, write_markdown
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.sizes import parse_bytes, show_bytes

@@ -19,7 +19,7 @@ from torch import nn, optim
 from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
-from .gradients.bucket import GradientBucket
+from .gradients.bucket_base import GradientBucket
 from .gradients.engine_view import BucketUnit
 from .layout import Layout, buckets
 from .options import Options

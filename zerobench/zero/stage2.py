@@ -18,7 +18,7 @@ import torch
 from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
-from .gradients.bucket import GradientBucket
+from .gradients.bucket_base import GradientBucket
 from .protocols import GradientSink, UnitView
 from .stage1 import Stage1
 from .units.unit import Unit

@@ -1,6 +1,6 @@
 """ZeRO-3, P_os+g+p: parameters are partitioned too (ZeRO, arXiv 1910.02054, section 5.3).
 
-A unit is a module group (units/module_unit.py): a transformer block, and the root that holds the rest. Each rank
+A unit is a module group (units/gathered_unit.py): a transformer block, and the root that holds the rest. Each rank
 keeps 1/N of every unit; the full parameters are there only while someone reads them::
 
     before forward     unshard (all-gather), the next unit ahead of its use           ψ on the wire
@@ -25,7 +25,7 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
-from .gradients.bucket import GradientBucket
+from .gradients.bucket_base import GradientBucket
 from .gradients.engine_view import BucketUnit
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
@@ -44,7 +44,7 @@ from .options import AUTO
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
 from .units.adoption import adopt_group
-from .units.module_unit import FREED, IN_PARTS, UNHEARD, ModuleUnit
+from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit
 from .units.root import Root
 from .units.unit import Unit
 
@@ -60,11 +60,11 @@ class Stage3(Stage2):
     # -- adopt: module groups become units --------------------------------------------------------------
 
     def adopt(self) -> None:
-        self._order: UnitOrder[ModuleUnit] = UnitOrder()
-        self._done: set[ModuleUnit] = set()  # passed by the present backward
+        self._order: UnitOrder[GatheredUnit] = UnitOrder()
+        self._done: set[GatheredUnit] = set()  # passed by the present backward
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
-        self._all_units: list[ModuleUnit] = []
+        self._all_units: list[GatheredUnit] = []
         self.hiding = Hiding(self.refuse_read, lets_detach=True)
         # room for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
@@ -86,7 +86,7 @@ class Stage3(Stage2):
         self._unit_of = {p: unit for unit in self._all_units for p in unit.parameters}
         let_look(self.module, self.hiding)
 
-    def _hook(self, module: nn.Module, units: list[ModuleUnit]) -> None:
+    def _hook(self, module: nn.Module, units: list[GatheredUnit]) -> None:
         is_root = module is self.module
 
         def before(_module: nn.Module, _inputs: Any) -> None:
@@ -114,7 +114,7 @@ class Stage3(Stage2):
 
     def check_gradient(self, unit: Unit) -> None:
         """Raises RuntimeError where a gradient of `unit` has come for which its parameters had to be there."""
-        assert isinstance(unit, ModuleUnit)
+        assert isinstance(unit, GatheredUnit)
         if not (unit.is_whole or self._root.comes_for_itself(unit)):
             raise RuntimeError(f"{unit.name}: backward {UNHEARD}")
 
@@ -131,12 +131,12 @@ class Stage3(Stage2):
         return list(self._all_units)
 
     def parameters_of(self, unit: Unit) -> list[nn.Parameter]:
-        assert isinstance(unit, ModuleUnit)
+        assert isinstance(unit, GatheredUnit)
         return unit.parameters
 
     @contextmanager
     def whole(self, unit: Unit) -> Iterator[None]:
-        assert isinstance(unit, ModuleUnit)
+        assert isinstance(unit, GatheredUnit)
         was_whole = unit.is_whole
         unit.unshard_exactly()
         unit.held += 1  # modules may be run inside, whose hooks would reshard
@@ -149,7 +149,7 @@ class Stage3(Stage2):
 
     # -- the events -------------------------------------------------------------------------------------
 
-    def before_forward(self, units: list[ModuleUnit]) -> None:
+    def before_forward(self, units: list[GatheredUnit]) -> None:
         """The module is about to run, for the first time or again inside backward to recompute."""
         for unit in units:
             unit.unshard()
@@ -159,7 +159,7 @@ class Stage3(Stage2):
             for following in self._order.ahead(use, self.options.prefetch):
                 following.launch_unshard()
 
-    def after_forward(self, units: list[ModuleUnit], output: Any, inner: list[nn.Module]) -> None:
+    def after_forward(self, units: list[GatheredUnit], output: Any, inner: list[nn.Module]) -> None:
         """The module has run, with all `inner` to it. Its backward, if any, asks for the parameters again."""
         recomputed = inside_backward()
         if not recomputed and (self.options.reshard_after_forward or not self._recording):
@@ -206,7 +206,7 @@ class Stage3(Stage2):
         if not self._order.uses:
             self._reshard_all()
 
-    def before_backward(self, units: list[ModuleUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
+    def before_backward(self, units: list[GatheredUnit], use: int, forward: int, gradient: torch.Tensor) -> None:
         """Backward has come to this use of these units: it is done with all that it has passed."""
         self._check_age(forward, gradient)
         self._ahead.launch()

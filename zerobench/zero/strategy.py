@@ -7,7 +7,7 @@
     after forward         they are not read for a while                                  (stage 3: reshard)
     before backward       they must be there again                                       (stage 3: unshard)
     gradient arrived      autograd has finished one parameter's gradient: it moves into the unit's bucket
-    gradients ready       the bucket has them all: reduce over the ranks, each keeps its shard (gradients/bucket.py)
+    gradients ready       the bucket has them all: reduce over ranks, each keeps its shard (gradients/bucket_base.py)
     after update          the shards hold new parameters                        (stages 1 and 2: all-gather)
 
 A training step is `loss = engine(*inputs)`, `engine.backward(loss)`, `engine.step()`. Gradients are

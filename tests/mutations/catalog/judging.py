@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "budget-failed-run-is-judged",
         "A run that crashed is held against the budget as if it had been measured.",
-        "zerobench/commands/budget/limits.py",
+        "zerobench/commands/budget/judge.py",
         'if row["status"] != "ok":',
         'if row["status"] == "timeout":',
         (f"{BUDGET}::test_missing_cells_and_metrics_and_failed_runs",),

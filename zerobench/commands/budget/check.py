@@ -11,7 +11,7 @@ from ...results import selection
 from ...results.conditions import add_options
 from ..status_table import code_of
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, read_budget
-from .limits import Finding, judge_cell
+from .judge import Finding, judge_cell
 from .report import print_findings, write_junit, write_markdown
 from .rows import UnjudgedError, environment_of_cell, finished_rows, run_rows
 

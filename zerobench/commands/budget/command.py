@@ -22,7 +22,7 @@ from ...results.summary import LEAST_LAUNCHES
 from ...sizes import printable
 from .check import check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_command, read_budget, write_budget
-from .limits import DEFAULT_TOLERANCE, METRICS, RECORDED, Limit, recorded, show_value
+from .judge import DEFAULT_TOLERANCE, METRICS, RECORDED, Limit, recorded, show_value
 from .rows import UnjudgedError, finished_rows, run_rows
 
 USAGE = """\

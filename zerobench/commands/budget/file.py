@@ -21,7 +21,7 @@ import yaml
 
 from ...config.safe_yaml import read_yaml
 from ...results.provenance import torch_minor
-from .limits import METRICS, Limit, parse_limit, show_limit
+from .judge import METRICS, Limit, parse_limit, show_limit
 
 DEFAULT_FOLDER = Path("results/budgets")
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from rich.console import Console
 
-from .limits import Finding
+from .judge import Finding
 
 STYLES = {"regression": "bold red", "missing": "bold red", "unjudged": "bold yellow", "improvement": "green"}
 JUNIT_TAGS = {"regression": "failure", "missing": "failure", "unjudged": "error"}

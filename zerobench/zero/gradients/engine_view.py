@@ -13,7 +13,7 @@ from ..comm.base import Comm
 from ..layout import Piece, Segment
 from ..protocols import UnitView
 from ..strides import MemoryOrder
-from .bucket import GradientBucket
+from .bucket_base import GradientBucket
 
 
 class BucketUnit(UnitView, Protocol):

@@ -4,7 +4,7 @@
     launch    a full bucket is sent; the next one fills meanwhile
     wait      oldest first, when too many are in flight, at the end of a backward, or before a second gradient
 
-What a bucket does then is said in bucket.py, and when its memory comes and goes in the stages.
+What a bucket does then is said in bucket_base.py, and when its memory comes and goes in the stages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .. import labels
 from ..comm.desync import Stamp
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
-from .bucket import GradientBucket
+from .bucket_base import GradientBucket
 from .engine_view import BucketUnit, ReducingEngine
 from .placeholders import StandIns
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from ..gradients.bucket import GradientBucket
+from ..gradients.bucket_base import GradientBucket
 from ..layout import Segment
 from ..offload.placement import ShardRange
 from ..precision import Share

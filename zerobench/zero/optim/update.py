@@ -31,8 +31,8 @@ from ..strides import MemoryOrder
 from ..units.unit import ALIGN_BYTES, Unit
 from .guards import STEP, guard
 from .loss_scaling import GradientScaling
+from .optimizer_step import update_tiles
 from .segments import OptimizerSegment, swap_parameters
-from .tiled_step import update_tiles
 
 
 class Update:

@@ -10,13 +10,13 @@ from torch import nn
 from .. import labels
 from ..comm.base import Comm
 from ..comm.desync import STAMP_NUMEL, Stamp
-from ..gradients.bucket import GradientBucket
+from ..gradients.bucket_base import GradientBucket
 from ..layout import one_unit
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding
 from ..precision import Dtypes
 from ..strides import MemoryOrder
-from .module_unit import ModuleUnit
+from .gathered_unit import GatheredUnit
 from .unit import ALIGN_BYTES, Unit
 
 
@@ -52,7 +52,7 @@ class AdoptingEngine(Protocol):
 
 def adopt_group(
     engine: AdoptingEngine, name: str, parameters: list[nn.Parameter], stays: bool = False
-) -> list[ModuleUnit]:
+) -> list[GatheredUnit]:
     """The units of the group `name`; `stays`: they are whole for good."""
     kinds: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for p in parameters:
@@ -61,13 +61,13 @@ def adopt_group(
     return [_adopt_unit(engine, *one, stays) for one in zip(names, kinds.values(), strict=False)]
 
 
-def _adopt_unit(engine: AdoptingEngine, name: str, parameters: list[nn.Parameter], stays: bool) -> ModuleUnit:
+def _adopt_unit(engine: AdoptingEngine, name: str, parameters: list[nn.Parameter], stays: bool) -> GatheredUnit:
     index = {p: i for i, p in enumerate(engine.trainable)}
     numels = [(index.get(p, -1), p.numel()) for p in parameters]
     layout = one_unit(numels, engine.comm.size, ALIGN_BYTES // parameters[0].element_size(), STAMP_NUMEL)
     dtypes = engine.options.dtypes_of(parameters[0].dtype, engine.comm.ranks)
     mine = {p: engine.orders[p] for p in parameters}
-    unit = ModuleUnit(
+    unit = GatheredUnit(
         name, layout, engine.comm, dtypes, engine.placement, mine, stays, engine.share, engine.stamp, engine.hiding
     )
     if unit.trainable:

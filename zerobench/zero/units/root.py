@@ -25,7 +25,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from ..modules.wrapping import Hook, inside_backward, tensors_that_require_grad
 from ..parameters.absent import Hiding
-from .module_unit import ModuleUnit
+from .gathered_unit import GatheredUnit
 from .unit import Unit
 
 LISTENED = 2
@@ -50,7 +50,7 @@ def is_read_in_backward(owner: nn.Module) -> bool:
 class Root:
     """The root's units, and what the present forward has found out about them. `goes`: they are given back."""
 
-    def __init__(self, root: nn.Module, units: list[ModuleUnit], has_others: bool, goes: bool) -> None:
+    def __init__(self, root: nn.Module, units: list[GatheredUnit], has_others: bool, goes: bool) -> None:
         self.units = units
         self._parameters = {p for unit in units for p in unit.parameters}
         held = owners(root, self._parameters)

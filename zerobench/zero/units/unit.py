@@ -7,7 +7,7 @@ For a unit of `padded_numel` elements, of which this rank owns `shard_numel` (la
     parameter_shard   (shard_numel,)    this rank's part of them
     masters           (shard_numel,)    what the optimizer updates: the parameter shard itself, or in fp32 beside half;
                                         in ranges, each in its tier, which a placement owns (offload/placement.py)
-    gradients                           from autograd to the optimizer: an object with a life (gradients/bucket.py)
+    gradients                           from autograd to the optimizer: an object with a life (gradients/bucket_base.py)
 
 Which of them is a view of which, and which comes and goes, is what a stage is:
 
@@ -28,7 +28,7 @@ from torch import nn
 
 from ..arena import Heap
 from ..comm.base import Comm
-from ..gradients.bucket import GradientBucket
+from ..gradients.bucket_base import GradientBucket
 from ..layout import Layout
 from ..offload.placement import Placement
 from ..parameters.versions import Versions

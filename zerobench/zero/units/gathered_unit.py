@@ -46,7 +46,7 @@ UNHEARD = (
 )
 
 
-class ModuleUnit(Unit):
+class GatheredUnit(Unit):
     """Whole parameters of one module group, one dtype, trainable or frozen. Starts unsharded."""
 
     gather: Handle | None = None
