@@ -26,6 +26,7 @@ LAYERS = {
         {"worker"},
         {"launch"},
         {"sweep"},
+        {"loops"},
         {"commands"},
         {"cli"},
         {"__init__"},

@@ -7,6 +7,7 @@
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
+    zerobench.watch(model, optimizer)                          a training loop of your own, accounted (zerobench.loops)
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .calibrate.collectives import load_calibration
     from .calibrate.disk import load_disk_calibration
     from .cli import main
+    from .loops import Watch as watch
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy
@@ -37,6 +39,7 @@ __all__ = [
     "register_data",
     "register_model",
     "register_strategy",
+    "watch",
 ]
 
 _HOMES = {
@@ -48,11 +51,15 @@ _HOMES = {
     "register_data": ".registry",
     "register_model": ".registry",
     "register_strategy": ".strategies",
+    "watch": ".loops",
     "main": ".cli",
 }
+
+_NAMES = {"watch": "Watch"}
+"""Names that are another one at home."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'zerobench' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    return getattr(import_module(_HOMES[name], __name__), _NAMES.get(name, name))

@@ -4,9 +4,9 @@ stages know nothing of it. What links carry: test_links.py.
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
 from zerobench.config.schema import Gpt
 from zerobench.config.schema_memory import NvmeOffload
-from zerobench.zero import Offload, initialize
+from zerobench.zero import Offload, initialize, labels
 from zerobench.zero.optim import delayed_update, optimizer_step
 from zerobench.zero.optim.optimizer_step import raw_step
 
@@ -89,7 +89,7 @@ def test_the_stages_know_nothing_of_it(stage: int) -> None:
 
 def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """`zero_grad` between forward and backward, while the update that began with the forward is at its gradients."""
-    monkeypatch.setattr(delayed_update, "threading", SimpleNamespace(Thread=AtOnce))
+    monkeypatch.setattr(labels, "EngineThread", AtOnce)
 
     def step_disturbed(engine: Any, optimizer: torch.optim.Optimizer) -> None:
         if engine:
@@ -110,3 +110,37 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
     plain, disturbed = train(False), train(True)
     assert all(torch.equal(plain[name], disturbed[name]) for name in plain)
     assert not torch.equal(plain["embedding.weight"], zoo.build("tied").state_dict()["embedding.weight"])
+
+
+class NotToBeRead:
+    """A segment whose tensor belongs to another thread."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        raise AssertionError("the update's thread sets and drops gradients here")
+
+
+def test_a_backward_leaves_the_gradients_of_a_late_update_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading `.grad` while another thread assigns it reads freed memory."""
+    blocked, run = threading.Event(), delayed_update.Pending.run
+
+    def run_late(pending: Any, begin: Any) -> None:
+        blocked.wait(60)
+        run(pending, begin)
+
+    monkeypatch.setattr(delayed_update.Pending, "run", run_late)
+    model = zoo.build("tied")
+    engine = initialize(model, torch.optim.AdamW(model.parameters()), "zero2", offload=Offload(delayed_after=0))
+    engine.backward(engine(*zoo.tokens(0, 1, 0)))
+    engine.step()
+    loss = engine(*zoo.tokens(0, 1, 1))
+    assert engine.update.is_running
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.update, "segments", [NotToBeRead()])
+        for touch in (engine.gradients.stand_ins.heed, engine.gradients.stand_ins.take_away):
+            touch()
+    engine.backward(loss)
+    blocked.set()
+    engine.step()
+    engine.settle()
+    assert not engine.update.is_running

@@ -64,7 +64,7 @@ def test_the_largest_tensors_are_those_of_the_peak(ledger: Ledger) -> None:
         del small, last
 
     stretch(ledger, work)
-    assert [size for size, *_ in ledger.extremes["all"].largest] == [4000, 400]
+    assert [size for size, *_ in ledger.extremes["all"].alive] == [4000, 400]
 
 
 def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:

@@ -19,15 +19,15 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..records import ALLOCATOR, CATEGORIES, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
-from .allocator import IN_MEMORY, PhasePeaks
+from .allocator import IN_MEMORY, PhasePeaks, nothing
 from .allocator_total import ProfiledPeak
 from .labeling import label_contributions, label_parts
 from .ledger import Ledger
-from .ledger_maxima import extremes_rows
+from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
 from .outside_dispatch import backends_watched, threads_relayed
 from .probe import EventOrder, PassRecords
@@ -35,13 +35,17 @@ from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
 class AccountedPass:
-    """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one."""
+    """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
 
-    def __init__(self, device: torch.device, node_size: int | None = None) -> None:
+    `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
+    """
+
+    def __init__(self, device: torch.device, node_size: int | None = None, witness: bool = True) -> None:
         self._cuda = device.type == "cuda"
-        self.witness, take = allocator_total.take_allocated(device)
+        source = (allocator_total.NONE, nothing)
+        self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
-        self._profiled = ProfiledPeak() if self.witness == allocator_total.NONE else None
+        self._profiled = ProfiledPeak() if witness and self.witness == allocator_total.NONE else None
         self.ledger = Ledger(device.type)
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
@@ -61,6 +65,8 @@ class AccountedPass:
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
         self._hooked = WeakTensorKeyDictionary()  # weak, as the next: measuring must not keep tensors alive
         self._measured = 0
+        self._before: dict[StorageRecord, int] = {}  # live bytes where the measured steps began
+        self._grown: list[tuple[int, StorageRecord, str]] = []
         self._heap = HeapGrowth()
         self.kept = ""
         """The largest storage that survived a measured step and should not have, in words."""
@@ -117,28 +123,31 @@ class AccountedPass:
         if name == "forward":
             self.arrivals.clear()
             self.modules_run.clear()
-        self._enter_phase(name)
+        self.enter_phase(name)
         yield
         if name == "init":
             self.ledger.end("init")
             self.allocator.end("init")
-        self._enter_phase("data")
+        self.enter_phase("data")
 
     @contextmanager
     def step(self, measured: bool) -> Iterator[None]:
         """Runs one whole step; one that is not measured leaves no records."""
         if measured and not self._measured and self._cuda:
             cuda_memory.reset_peaks()
+        if measured and not self._measured:
+            self._before = self.ledger.live_bytes()
         self.ledger.begin()
         self.allocator.begin()
         self.meter.operations.clear()
-        self._enter_phase("data")
+        self.enter_phase("data")
         with self._profiled.step() if self._profiled is not None and measured else nullcontext():
             yield
         if measured:
             self.ledger.end("step")
             self.allocator.end("step")
             self._take_kept()
+            self._take_growth()
             counts: Counter[Operation] = Counter()
             for operation, times in self.meter.operations:
                 counts[operation] += times * is_of_step(operation)
@@ -193,7 +202,8 @@ class AccountedPass:
         """The rows of the measured steps, and the order of events of the last one."""
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
-            traffic=self.traffic_rows(rank), timeline=self.timeline_rows(rank), kept=self.kept, witness=self.witness,
+            lines=self.line_rows(rank), traffic=self.traffic_rows(rank),
+            timeline=self.timeline_rows(rank), kept=self.kept, witness=self.witness,
             order=EventOrder(tuple(self.arrivals), tuple(self.modules_run)),
         )  # fmt: skip
 
@@ -212,9 +222,14 @@ class AccountedPass:
     def tensor_rows(self, rank: int) -> list[TensorRow]:
         """Returns the largest storages at the peak instant."""
         return [
-            TensorRow(rank, size, category, stored.name, stored.module, stored.phase)
-            for size, stored, category in self.ledger.extremes["step"].largest
+            TensorRow(rank, size, category, stored.name, stored.module, stored.phase, source=stored.source)
+            for size, stored, category in self.ledger.extremes["step"].alive[:LARGEST]
         ]
+
+    def line_rows(self, rank: int) -> list[LineRow]:
+        """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code."""
+        alive = self.ledger.extremes["step"].alive
+        return [*rows_by_line(rank, "peak", alive), *rows_by_line(rank, "growth", self._grown)]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Returns every operation of the measured steps, equal ones of a step combined."""
@@ -254,11 +269,18 @@ class AccountedPass:
             words = largest and (largest.name or largest.module or f"made in {largest.phase}")
             self.kept = f"{words} ({largest.category})" if largest else ""
 
+    def _take_growth(self) -> None:
+        now = self.ledger.live_bytes()
+        grown = {stored: now.get(stored, 0) - self._before.get(stored, 0) for stored in {**self._before, **now}}
+        self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
+        self.memory["growth_bytes"] = sum(grown.values())
+
     def _note_raw(self, operator: str, args: tuple[Any, ...], ranks: int) -> None:
         self.ledger.note_collective(args)
         self.meter.note_raw(operator, args, ranks)
 
-    def _enter_phase(self, name: str) -> None:
+    def enter_phase(self, name: str) -> None:
+        """Assigns what follows to a phase, for a loop that has no context managers."""
         self.ledger.enter_phase(name)
         self.allocator.enter_phase(name)
         self.meter.phase = name

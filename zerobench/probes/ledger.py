@@ -31,6 +31,7 @@ from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
+from .source_lines import SourceLines
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
 """Categories of storages that a step neither begins nor ends with."""
@@ -57,6 +58,7 @@ class Ledger(TorchDispatchMode):
         self._device = device
         self._files: dict[tuple[str, str], StorageRecord] = {}
         self.timeline: list[Instant] = []
+        self.lines = SourceLines()
         self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._events: list[Event] = []
@@ -95,6 +97,7 @@ class Ledger(TorchDispatchMode):
             return NotImplemented  # it is dispatched again on its contents
         if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
             self.note_collective(args)
+        self.lines.see_operator()
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
         if func in COPIES and self.phase != "forward" and not self._in_optimizer:
@@ -133,6 +136,15 @@ class Ledger(TorchDispatchMode):
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Ignores transfers, which the traffic meter records."""
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Returns True where the tensor's storage has been met."""
+        return tensor.untyped_storage()._cdata in self._live
+
+    def meet(self, tensor: torch.Tensor, name: str) -> None:
+        """Counts a tensor that was made before the ledger listened, as temporary."""
+        stored = self._meet(tensor.untyped_storage())
+        stored.name, stored.category, stored.module, stored.source = name, "temporary", "", ""
+
     def tier_of(self, tensor: torch.Tensor) -> str:
         """Returns a tensor's tier, without counting the tensor."""
         storage = tensor.untyped_storage()
@@ -165,13 +177,17 @@ class Ledger(TorchDispatchMode):
         key, size = storage._cdata, self._bytes_of(storage)
         stored = self._live.get(key)
         if stored is None:
-            stored = StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=self._infer_tier(storage))
+            stored = self._born(storage)
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
             self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
             stored.bytes = size
         return stored
+
+    def _born(self, storage: torch.UntypedStorage) -> StorageRecord:
+        tier, source = self._infer_tier(storage), self.lines.here()
+        return StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source)
 
     def _bytes_of(self, storage: torch.UntypedStorage) -> int:
         return 0 if storage.device.type == "meta" else storage.nbytes()
@@ -205,9 +221,14 @@ class Ledger(TorchDispatchMode):
         self.phase = phase
         self._events.append(Event(phase, time.perf_counter()))
 
+    def live_bytes(self) -> dict[StorageRecord, int]:
+        """Returns the storages that live on the device now, with their sizes."""
+        return {stored: stored.bytes for stored in self._live.values() if stored.tier == labels.DEVICE and stored.bytes}
+
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""
         self._events = []
+        self.lines.forget()
         self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
 
@@ -245,7 +266,7 @@ class Ledger(TorchDispatchMode):
             if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
         }
         if best_at >= 0:
-            best.largest = self._alive_at(best_at)
+            best.alive = self._alive_at(best_at)
         self.timeline = thin_out(instants, INSTANTS)
 
     def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:
@@ -289,7 +310,7 @@ class Ledger(TorchDispatchMode):
             self._apply(event, sizes, categories, {tier: Counter() for tier in TIERS})
         here = {stored: size for stored, size in sizes.items() if size and stored.tier == labels.DEVICE}
         alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in here.items()]
-        return sorted(alive, key=lambda one: -one[0])[:20]
+        return sorted(alive, key=lambda one: -one[0])
 
 
 def device_of(storage: torch.UntypedStorage) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..records import CATEGORIES, STATES, MemoryRow
+from ..records import CATEGORIES, STATES, LineRow, MemoryRow
 from ..zero import labels
 
 
 @dataclass(eq=False)
 class StorageRecord:
-    """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred."""
+    """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred. `source`: the
+    line that made it (probes/source_lines.py).
+    """
 
     bytes: int
     category: str
@@ -21,6 +23,7 @@ class StorageRecord:
     phase: str
     labeled: bool = False
     tier: str = labels.DEVICE
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ ASIDE = "aside"
 
 INSTANTS = 400
 """Length to which an interval's timeline is reduced."""
+
+LARGEST = 20
+"""Number of storages at the peak that are listed one by one."""
 
 
 class Births:
@@ -93,7 +99,8 @@ class Extremes:
     highest: Counter[str] = field(default_factory=Counter)
     states: int = -1
     at_states: Counter[str] = field(default_factory=Counter)
-    largest: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
+    alive: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
+    """Of whole intervals: size, storage and category of what lives at the peak, largest first."""
     made: Counter[str] | None = None
     lasting: Counter[str] = field(default_factory=Counter)
 
@@ -142,3 +149,15 @@ def extremes_rows(rank: int, phase: str, extremes: Extremes) -> Iterator[MemoryR
     states = sum(at_peak[category] for category in STATES)
     yield MemoryRow(rank, phase, "states", states, extremes.states, extremes.states)
     yield MemoryRow(rank, phase, "total", extremes.peak, sum(at_states.values()), extremes.peak)
+
+
+def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord, str]]) -> Iterator[LineRow]:
+    """Yields a row per line of code, module and category, the largest first; `storages`: size, storage, category."""
+    groups: dict[tuple[str, str, str], list[tuple[int, StorageRecord]]] = {}
+    for size, stored, category in storages:
+        groups.setdefault((category, stored.module, stored.source), []).append((size, stored))
+    sums = {key: sum(size for size, _ in mine) for key, mine in groups.items()}
+    for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
+        if sums[key]:
+            largest = max(groups[key], key=lambda one: abs(one[0]))[1]
+            yield LineRow(rank, at, *key, sums[key], len(groups[key]), largest.name)

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 import torch
 from torch import nn
 
-from ..records import MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from .nvidia_smi import GpuState
 
 
@@ -31,6 +31,7 @@ class PassRecords:
     process_memory: dict[str, int | None]
     memory: list[MemoryRow] = field(default_factory=list)
     tensors: list[TensorRow] = field(default_factory=list)
+    lines: list[LineRow] = field(default_factory=list)
     traffic: list[TrafficRow] = field(default_factory=list)
     timeline: list[TimelineRow] = field(default_factory=list)
     gpu_states: list[GpuState] = field(default_factory=list)

@@ -72,6 +72,7 @@ class Operation(NamedTuple):
     volume_elements: float
     control: bool
     known: bool
+    group: str = ""
 
 
 def is_of_step(operation: Operation) -> bool:
@@ -156,13 +157,14 @@ class TrafficMeter(TorchDispatchMode):
         if name == "send" and not any(t.numel() for t in tensors_in(args, rule)):
             return  # a barrier of gloo's ranks, which is empty
         for outside, times in self._shares_between(group, args[2] if name == "send" else None).items():
-            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times)
+            self._count(name, rule, tensors_in(args, rule), group.size(), outside, times, group.group_name)
 
     def _count(
-        self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1
-    ) -> None:
+        self, name: str, rule: OperatorRule | None, tensors: list[torch.Tensor], n: int, outside: float, times: int = 1,
+        group: str = "",
+    ) -> None:  # fmt: skip
         """Records operations. `outside`: the fraction of wire bytes that leaves a node. `times`: number of such
-        operations.
+        operations. `group`: the process group's name.
         """
         elements = sum(t.numel() for t in tensors)
         payload = sum(t.numel() * t.element_size() for t in tensors)
@@ -186,6 +188,7 @@ class TrafficMeter(TorchDispatchMode):
             volume_elements=elements * rule.volume(n) if rule and not control and n > 1 else 0.0,
             control=control,
             known=rule is not None,
+            group=group,
         )
         self.operations.append((operation, times))
 

@@ -7,7 +7,7 @@ id. describe.py tells units and meanings.
 
 from __future__ import annotations
 
-from .long_rows import MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
 from .run_row import RunRow, SearchRow
 
@@ -19,6 +19,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "STATES",
     "TIERS",
+    "LineRow",
     "MemoryRow",
     "RunRow",
     "SearchRow",

@@ -1,4 +1,4 @@
-"""Rows of the long tables, many per run: steps, memory, timeline, tensors, traffic. Each carries the run's id."""
+"""Rows of the long tables, many per run: steps, memory, timeline, tensors, lines and traffic. Each has the run's id."""
 
 from __future__ import annotations
 
@@ -135,6 +135,35 @@ class TensorRow:
     """The phase in which it was made."""
     tier: str = "device"
     """device, host or nvme."""
+    source: str = ""
+    """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty where no
+    line of Python did."""
+
+
+@dataclass
+class LineRow:
+    """Storages on the device that one line of code made, in one module and category, on one rank.
+
+    All rows "peak" of a rank add up to its peak, all rows "growth" to its growth_bytes.
+    """
+
+    rank: int
+    """The rank that measured it, from 0."""
+    at: str
+    """peak: what lives at the peak instant of the measured steps; growth: what lives after them and did not before
+    them, less what lived before and does not after."""
+    category: str
+    """Their category in the ledger."""
+    module: str
+    """The module that ran when they were made, or the thread."""
+    source: str
+    """The line that made them, as in the table of tensors."""
+    bytes: int
+    """Sum of their sizes."""
+    storages: int
+    """Number of storages."""
+    name: str = ""
+    """Label of the largest of them."""
 
 
 @dataclass
@@ -178,3 +207,5 @@ class TrafficRow:
     """The part of wire_bytes inside a node of `node_size` ranks."""
     between_bytes: float = 0.0
     """The part of wire_bytes between nodes."""
+    group: str = ""
+    """Name of the process group in torch.distributed; empty for transfers between tiers."""

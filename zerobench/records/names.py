@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 STATES = ("parameters", "gradients", "master", "optimizer", "communication")
 """Categories that make up the model states and what is in flight; the formulas bind their sum."""

@@ -47,6 +47,9 @@ class RunMemory(RunSetting):
     """All else at its own maximum."""
     predicted_activations_bytes: int | None = None
     """Of max_activations_bytes: the part that the model needs without an engine; None where it cannot be predicted."""
+    growth_bytes: int | None = None
+    """Live bytes on the device after the measured steps less those before them, on the rank where it is largest; the
+    table of lines says what has grown. In a loop that leaks nothing it is 0."""
     states_bytes: int | None = None
     """Maximum over time of the sum of parameters, gradients, masters, optimizer states and communication, on the rank
     where it is largest."""

@@ -125,11 +125,16 @@ def _command() -> str:
     return shlex.join([program, *sys.argv[1:]])
 
 
+def commit_of(folder: Path) -> str | None:
+    """Returns the commit of the checkout that contains the folder, or None outside of one."""
+    return _git("rev-parse", "HEAD", where=folder)
+
+
 @cache
-def _git(*arguments: str) -> str | None:
-    """Returns git's output on the checkout that contains this package, or None."""
+def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
+    """Returns git's output on the checkout that contains `where`, by default this package, or None."""
     try:
-        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(where), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

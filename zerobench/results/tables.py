@@ -1,6 +1,6 @@
 """Reads rows from files into pandas (results/folders.py writes them). A run's folder::
 
-    config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, traffic as parquet
+    config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, lines, traffic as parquet
 
 A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
 `load` reads a run, a results folder, a collection, or a folder of collections.
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config.flat import swept
-from ..records import SCHEMA_VERSION, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from ..records import SCHEMA_VERSION, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from . import table_cache
 from .attempts import by_number, in_order
 from .row_checks import (
@@ -38,6 +38,7 @@ TABLES: dict[str, type] = {
     "memory": MemoryRow,
     "timeline": TimelineRow,
     "tensors": TensorRow,
+    "lines": LineRow,
     "traffic": TrafficRow,
 }
 """The long tables, whose rows carry `run_id`."""
@@ -62,6 +63,7 @@ class Results:
     memory: pd.DataFrame
     timeline: pd.DataFrame
     tensors: pd.DataFrame
+    lines: pd.DataFrame
     traffic: pd.DataFrame
     searches: pd.DataFrame
 

@@ -26,7 +26,7 @@ PROCESS_MEMORY = (
 )  # fmt: skip
 """Figures of a process's memory from sources other than the ledger; the maximum over the ranks is kept."""
 
-OF_ACCOUNTED = ("heap_bytes", "kept_bytes")
+OF_ACCOUNTED = ("heap_bytes", "kept_bytes", "growth_bytes")
 """Figures of a process's memory that only the accounted pass measures; the maximum over the ranks is kept."""
 
 
@@ -65,6 +65,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str
         "steps": [step for record in records for step in record.steps],
         "memory": memory,
         "tensors": [t for record in accounted for t in record.tensors],
+        "lines": [t for record in accounted for t in record.lines],
         "traffic": [t for record in accounted for t in record.traffic],
         "timeline": [t for record in accounted for t in record.timeline],
     }

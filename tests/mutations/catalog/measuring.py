@@ -60,8 +60,8 @@ MUTANTS = (
         "ledger-peak-at-the-end",
         "The largest tensors are those at a step's end in place of its peak.",
         "zerobench/probes",
-        "best.largest = self._alive_at(best_at)",
-        "best.largest = self._alive_at(len(self._events) - 1)",
+        "best.alive = self._alive_at(best_at)",
+        "best.alive = self._alive_at(len(self._events) - 1)",
         (f"{LEDGER}::test_the_largest_tensors_are_those_of_the_peak",),
     ),
     Mutant(

@@ -115,6 +115,8 @@ class StandIns:
             for parameter, _ in self._pairs:
                 parameter.grad = None
         self._put, self._pairs = frozenset(), []
+        if self._engine.update.is_running:
+            return  # in a thread, which sets and drops gradients of its own there: not even to be read meanwhile
         for segment in self._engine.update.segments[:1]:
             if segment.tensor.grad is self._of_optimizer:
                 segment.tensor.grad = None

@@ -1,0 +1,18 @@
+"""Watches a training loop of any kind: the same tables as a run's, for code that zerobench does not start.
+
+    with zerobench.watch(model, optimizer, to="watched") as watch:
+        for batch in loader:
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watch.results.runs.peak_bytes
+
+watch.py is the object with a life, phases.py finds the phases of a step, holdings.py names what the loop holds already,
+exchange.py brings the ranks' records together, rows.py makes the tables, and callbacks.py has those of trainers.
+"""
+
+from .callbacks import lightning_callback, trainer_callback
+from .exchange import WatchError
+from .watch import Watch
+
+__all__ = ["Watch", "WatchError", "lightning_callback", "trainer_callback"]

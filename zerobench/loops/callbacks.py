@@ -1,0 +1,69 @@
+"""Callbacks that mark a step where a trainer has the loop: transformers' Trainer and Lightning's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .watch import Watch
+
+
+def trainer_callback(**options: Any) -> Any:
+    """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
+
+    A step lasts from one `on_step_begin` to the next `on_step_end`, with all of its micro-batches. The callback's
+    `results` are there when training has ended. Raises ImportError where transformers is not installed.
+    """
+    from transformers import TrainerCallback
+
+    class WatchCallback(TrainerCallback):
+        watch: Watch | None = None
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **held: Any) -> None:
+            if self.watch is None:
+                self.watch = Watch(held["model"], held.get("optimizer"), ends="step", **options).start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
+            if self.watch is not None:
+                self.watch.step()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
+            if self.watch is not None:
+                self.watch.stop()
+
+        @property
+        def results(self) -> Any:
+            return self.watch.results if self.watch is not None else None
+
+    return WatchCallback()
+
+
+def lightning_callback(**options: Any) -> Any:
+    """Returns a lightning.pytorch.Callback that watches a Trainer's steps; `options` are Watch's.
+
+    A step ends with `on_train_batch_end` of the last micro-batch of an accumulation. Raises ImportError where Lightning
+    is not installed.
+    """
+    from lightning.pytorch import Callback
+
+    class WatchCallback(Callback):
+        watch: Watch | None = None
+        _updates = 0
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is None:
+                self.watch = Watch(trainer.model, trainer.optimizers, ends="step", **options).start()
+
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.watch is not None and trainer.global_step > self._updates:
+                self._updates = trainer.global_step
+                self.watch.step()
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            if self.watch is not None:
+                self.watch.stop()
+
+        @property
+        def results(self) -> Any:
+            return self.watch.results if self.watch is not None else None
+
+    return WatchCallback()

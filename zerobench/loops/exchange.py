@@ -1,0 +1,82 @@
+"""The ranks' records, brought to rank 0 through the job's store: no collective, so a rank that has left blocks none.
+
+A record travels as JSON: nothing of another process is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from datetime import timedelta
+from typing import Any, get_args, get_type_hints
+
+import torch.distributed as dist
+
+from ..probes.probe import EventOrder, PassRecords
+
+_exchanges = 0
+
+
+class WatchError(RuntimeError):
+    """A loop cannot be watched, has shown no step, or a rank's record is missing; the message is a sentence."""
+
+
+def next_place() -> str:
+    """Returns a prefix of keys in the store, the same on every rank that makes as many watches."""
+    global _exchanges
+    _exchanges += 1
+    return f"zerobench/watch/{_exchanges}"
+
+
+def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout_s: float) -> list[dict[str, Any]]:
+    """Returns the records of all ranks on rank 0, and on others only their own.
+
+    Raises WatchError, which names the ranks that posted none within `timeout_s` seconds.
+    """
+    if world_size == 1:
+        return [mine]
+    store = _store()
+    store.set(f"{place}/{rank}", json.dumps(mine))
+    if rank:
+        return [mine]
+    found: list[dict[str, Any]] = [mine]
+    missing: list[int] = []
+    for other in range(1, world_size):
+        try:
+            store.wait([f"{place}/{other}"], timedelta(seconds=timeout_s if not missing else 0.05))
+        except dist.DistError:
+            missing.append(other)
+            continue
+        found.append(json.loads(store.get(f"{place}/{other}")))
+    if missing:
+        ranks = ", ".join(map(str, missing))
+        words = f"watch: no record came from rank {ranks} within {timeout_s:g} s"
+        raise WatchError(f"{words}; every rank must watch its loop to the end")
+    return found
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # torch-private, pinned by a test
+
+
+def to_plain(records: PassRecords) -> dict[str, Any]:
+    """Converts a record to what JSON has."""
+    return asdict(records)
+
+
+def from_plain(plain: dict[str, Any]) -> PassRecords:
+    """Converts what JSON has to a record. Raises TypeError for columns that this version has not."""
+    hints = get_type_hints(PassRecords)
+    rebuilt: dict[str, Any] = {}
+    for one in fields(PassRecords):
+        value = plain[one.name]
+        row: Callable[..., Any] | None = next(iter(get_args(hints[one.name])), None)
+        if isinstance(value, list) and value and isinstance(value[0], dict) and row is not None:
+            value = [row(**row_values) for row_values in value]
+        rebuilt[one.name] = value
+    order = plain["order"]
+    if order is not None:
+        runs = tuple((name, returns) for name, returns in order["modules_run"])
+        rebuilt["order"] = EventOrder(tuple(order["arrivals"]), runs)
+    return PassRecords(**rebuilt)

@@ -1,0 +1,188 @@
+"""The tables of a watched loop: a row and its long tables, in the form of any other run's.
+
+What a loop does not say is read off it: the strategy and the optimizer by their classes, the batch from the first
+tensor that the model is called with. Its config has the form of a cell's, so that every verb reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..config.cell import CellConfig
+from ..host.temporary import temporary_folder
+from ..probes.step_values import StepResult
+from ..rank_record import RankRecord, steps_of
+from ..records import RunRow
+from ..results import provenance
+from ..results.folders import claim_folder, write_run
+from ..results.tables import Results, load
+from ..sweep.aggregate import join
+from ..theory.shapes import ROOT, ParameterShape, Schedule
+from . import holdings
+from .exchange import from_plain
+
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+KIND = "watched"
+"""Kind of the model, and name of the data, of a loop of the user's."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An instant, as the wall clock and as a clock that never jumps show it."""
+
+    started: str
+    seconds: float
+
+
+def now() -> Moment:
+    """Returns this instant."""
+    return Moment(datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic())
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a loop, and when its watch began."""
+
+    rank: int
+    world_size: int
+    node_size: int | None
+    began: Moment
+
+    @classmethod
+    def here(cls, node_size: int | None) -> World:
+        """Reads the default process group; without one, a world of one rank."""
+        joined = dist.is_initialized()
+        return cls(dist.get_rank() if joined else 0, dist.get_world_size() if joined else 1, node_size, now())
+
+
+@dataclass
+class About:
+    """A loop, as far as it can be read off its objects. `batch` and `sequence`: of one rank, of the first call."""
+
+    name: str
+    strategy: str
+    optimizer: str
+    precision: str
+    device: str
+    shapes: list[ParameterShape]
+    buffer_bytes: int
+    warmup: int
+    batch: int = 0
+    sequence: int = 1
+    losses: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, name: str, outer: Any, model: nn.Module, optimizers: list[Any], warmup: int) -> About:
+        """Reads a loop's objects before its first step."""
+        first = next(model.parameters(), torch.zeros(0))
+        inside = holdings.torch_optimizers(optimizers)
+        optimizer = type(inside[-1]).__name__.lower() if inside else "none"
+        sizes = [(getattr(p, "ds_numel", None) or p.numel(), p) for p in model.parameters()]
+        shapes = [ParameterShape(numel, p.element_size(), p.requires_grad, ROOT) for numel, p in sizes]
+        precision = PRECISIONS.get(first.dtype, str(first.dtype).removeprefix("torch."))
+        buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
+        return cls(
+            name or type(model).__name__, holdings.strategy_of(outer, optimizers), optimizer, precision,
+            first.device.type, shapes, buffer_bytes, warmup,
+        )  # fmt: skip
+
+    def see_batch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Takes batch and sequence from the first call: (sequences, tokens) of whole numbers, or (samples, ...)."""
+        if not self.batch and tensors and tensors[0].dim():
+            self.batch = tensors[0].shape[0]
+            self.sequence = tensors[0].shape[1] if tensors[0].dim() == 2 and not tensors[0].is_floating_point() else 1
+
+    def config(self, world: World, measured: int) -> CellConfig:
+        """Returns the loop as a cell."""
+        return CellConfig.from_dict({
+            "strategy": {"name": self.strategy},
+            "model": {"name": self.name, "kind": KIND},
+            "data": {"name": KIND},
+            "optimizer": {"name": self.optimizer},
+            "precision": {"name": self.precision},
+            "measure": {"steps": measured, "warmup": self.warmup, "passes": "accounted"},
+            "world_size": world.world_size,
+            "node_size": world.node_size,
+            "device": self.device,
+            "backend": dist.get_backend() if dist.is_initialized() else "none",
+            "micro_batch": self.batch,
+            "accumulation": 1,
+            "batch": self.batch * world.world_size,
+            "sequence": self.sequence,
+            "seed": 0,
+            "draw_on": "cpu",
+            "threads": torch.get_num_threads(),
+        })  # fmt: skip
+
+
+def write(
+    about: About, world: World, measured: int, plain: list[dict[str, Any]], error: BaseException | None,
+    to: str | Path | None,
+) -> tuple[Results, Path | None]:  # fmt: skip
+    """Makes the run of a watch from its ranks' records, and writes it below `to`. Returns its tables and its folder."""
+    config = about.config(world, measured)
+    row, machine = _blank_row(world, config)
+    row.status, row.reason = status_of(error)
+    row.seconds = round(time.monotonic() - world.began.seconds, 3)
+    records = [_record(about, rank, one, measured) for rank, one in enumerate(plain) if one]
+    tables = join(row, config, records) if records else {}
+    with _folder(to) as folder:
+        prefix = f"{about.name}-{row.cell_id}"
+        path = write_run(claim_folder(folder, prefix), prefix, row, config, machine, tables)
+        return load(path), path if to is not None else None
+
+
+@contextmanager
+def _folder(to: str | Path | None) -> Iterator[Path]:
+    if to is not None:
+        yield Path(to)
+        return
+    with temporary_folder() as folder:
+        yield folder
+
+
+def _record(about: About, rank: int, plain: dict[str, Any], measured: int) -> RankRecord:
+    found = from_plain(plain)
+    losses = (about.losses + [float("nan")] * (about.warmup + measured))[: about.warmup + measured]
+    results = [StepResult(loss, None, 1.0, False, None) for loss in losses]
+    return RankRecord(
+        **vars(found), rank=rank, mode="accounted", steps=steps_of(rank, "accounted", about.warmup, results, []),
+        schedule=Schedule.sequential(about.shapes), buffer_bytes=about.buffer_bytes,
+    )  # fmt: skip
+
+
+def status_of(error: BaseException | None) -> tuple[str, str]:
+    """Returns the run's status and reason for what has ended the loop."""
+    if error is None:
+        return "ok", ""
+    lines = str(error).strip().splitlines()
+    words = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "oom", words
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "crash"), words
+
+
+def _blank_row(world: World, config: CellConfig) -> tuple[RunRow, dict[str, Any]]:
+    machine = provenance.provenance(config) | {"commit": provenance.commit_of(Path.cwd()), "launched_by": "watch"}
+    row = RunRow(
+        run_id="", cell_id=config.cell_id, repeat=0, status="", reason="", strategy=config.strategy.name,
+        model=config.model_name, world_size=config.world_size, device=config.device, backend=config.backend,
+        precision=config.precision.label, optimizer=config.optimizer_label, micro_batch=config.micro_batch,
+        accumulation=1, batch=config.batch, sequence=config.sequence, seed=0, threads=torch.get_num_threads(),
+        data=KIND, text_hash=None, config=json.dumps(config.written()), command=machine["command"],
+        commit=machine["commit"], source_hash=machine["source_hash"], torch_version=machine["versions"]["torch"],
+        device_class=machine["device_class"], processor=machine["processor"], cores=machine["cores"],
+        started=world.began.started, seconds=0.0,
+    )  # fmt: skip
+    return row, machine

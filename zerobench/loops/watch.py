@@ -1,0 +1,234 @@
+"""A watch over a training loop: an object with a life.
+
+    new        it knows the loop's model and optimizers, and observes nothing
+    warming    `warmup` steps are observed and leave no records: optimizer states and buckets come to be
+    measuring  `steps` steps are accounted
+    over       every hook is gone, and the loop runs as if it had never been watched
+    stopped    the ranks' records are one row, with its tables
+
+A step ends where the optimizer's step does, or where the loop calls `watch.step()`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import optim
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from ..probes import AccountedPass
+from ..results.tables import Results
+from . import holdings, rows
+from .exchange import WatchError, gather, next_place, to_plain
+from .phases import Phases, tensors_in
+
+NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
+
+ENDS = ("optimizer", "step")
+"""What ends a step: the optimizer's step, or the loop's call of `watch.step()`."""
+
+
+class Watch:
+    """Accounts memory and traffic of some steps of a loop; a context manager, or `start` and `stop`.
+
+    model       the torch.nn.Module that the loop calls, wrapped or not, or an engine that holds it as `module`
+    optimizer   whatever has the loop's `step`, or several in the order in which they step
+    ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
+    warmup      steps before the measured ones; without any, what the first step leaves is counted as growth
+    steps       measured steps
+    to          a results folder; None: the tables are in `results` alone
+    name        the run's name in tables and budgets; default: the model's class
+    node_size   ranks per node, for traffic between nodes; None: all ranks are one node
+    timeout_s   seconds that rank 0 waits for the other ranks' records
+
+    Raises ValueError for arguments that cannot be watched, and WatchError on leaving a loop without a measured step.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, *, ends: str | None = None, warmup: int = 1, steps: int = 2,
+        to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
+    ) -> None:  # fmt: skip
+        self.model, self._called = holdings.inner_model(model), holdings.called_model(model)
+        self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
+        _check(self._optimizers, ends, warmup, steps)
+        self._ends = ends or ("optimizer" if self._optimizers else "step")
+        self.warmup, self.steps, self.node_size = warmup, steps, node_size
+        self._to, self._timeout_s = to, timeout_s
+        self._about = rows.About.of(name, model, self.model, self._optimizers, warmup)
+        self.state, self.done = NEW, 0
+        self.problem = ""
+        """Why the loop cannot be accounted, a sentence; empty while it can."""
+        self.results: Results | None = None
+        """The tables, on rank 0 once the watch has stopped."""
+        self.folder: Path | None = None
+        """The run's folder, where `to` is given."""
+        self._observing, self._step = ExitStack(), ExitStack()
+        self._seen_forward, self._loss = False, 0.0
+
+    # -- its life -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        self.stop(error)
+
+    def start(self) -> Self:
+        """Begins to observe; the next step is the first."""
+        if self.state != NEW:
+            raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
+        self._world, self._place = rows.World.here(self.node_size), next_place()
+        self._home = threading.get_ident()
+        self._torch = holdings.torch_optimizers(self._optimizers)
+        device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
+        self.probe = self._observing.enter_context(AccountedPass(device, self.node_size, witness=False))
+        lines = self.probe.ledger.lines
+        with self.probe.phase("init"):
+            lines.silent = True
+            holdings.label_held(self.model, self._torch)
+            self.probe.adopt(self.model)
+            holdings.meet_all_others(self.probe.ledger)
+            lines.silent = False
+        self._observing.enter_context(Phases(self._called, self))
+        if self._ends == "optimizer":
+            self._observing.callback(_on_step(self._optimizers[-1], self._end_step))
+        self._begin_step()
+        return self
+
+    def step(self) -> None:
+        """Marks the end of a step, for a loop that says so itself. Raises WatchError where the optimizer does."""
+        if self._ends != "step":
+            raise WatchError('watch.step: the optimizer\'s step ends a step here; give ends="step" to mark it yourself')
+        if self.state == NEW:
+            raise WatchError("watch.step: the watch has not started; use it as a context manager, or call start()")
+        self._end_step()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Ends the watch: removes every hook, brings the ranks' records together and makes the tables.
+
+        `error`: what ended the loop early; it becomes the run's status, and no sentence of this watch hides it.
+        Raises WatchError, a sentence, where there is nothing to tell.
+        """
+        if self.state == STOPPED:
+            return
+        self._leave()
+        self.state = STOPPED
+        measured = self.done - self.warmup
+        if measured < 1 and error is None:
+            raise WatchError(self.problem or self._why_nothing())
+        if self.problem and error is None:
+            raise WatchError(self.problem)
+        world = self._world
+        plain = to_plain(self.probe.found(world.rank, Path())) if measured > 0 else {}
+        if error is None:
+            records = gather(self._place, plain, world.rank, world.world_size, self._timeout_s)
+        else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
+            records = [plain]
+        if world.rank == 0 or error is not None:
+            self.results, self.folder = rows.write(self._about, world, max(measured, 0), records, error, self._to)
+
+    def _why_nothing(self) -> str:
+        if self.done == 0:
+            what = "the optimizer took no step" if self._ends == "optimizer" else "watch.step() was not called"
+            return f"watch: the loop ended without a step: {what}"
+        steps = "1 step" if self.done == 1 else f"{self.done} steps"
+        return f"watch: the loop ended after {steps}, and the first {self.warmup} are not accounted; give it more steps"
+
+    # -- a step ---------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        self.state = WARMING if self.done < self.warmup else MEASURING
+        self._step.enter_context(self.probe.step(measured=self.state == MEASURING))
+
+    def _end_step(self) -> None:
+        if self.state not in (WARMING, MEASURING) or threading.get_ident() != self._home:
+            return
+        holdings.label_updated(self.model, self._torch)
+        self._step.close()
+        self.done += 1
+        self._about.losses.append(self._loss)
+        self._loss = 0.0
+        self._check_step()
+        if self.done < self.warmup + self.steps and not self.problem:
+            self._begin_step()
+        else:
+            self.state = OVER
+            if _get_current_dispatch_mode() is self.probe.ledger:  # else a mode of the loop's lies above it: at the end
+                self._observing.close()
+
+    def _leave(self) -> None:
+        if self.state in (WARMING, MEASURING):
+            self.probe.ledger.begin()
+        self._step = ExitStack()  # a step that has begun and will not end leaves no records
+        self._observing.close()
+
+    def _check_step(self) -> None:
+        if not self._seen_forward:
+            name = type(self.model).__name__
+            self.problem = (
+                f"watch: the watched {name} was not called in step {self.done}; was it replaced? Watch the model that"
+                " the loop calls"
+            )
+        self._seen_forward = False
+
+    # -- what the phases tell -------------------------------------------------------------------------
+
+    def enter_phase(self, phase: str) -> None:
+        """A phase of the loop begins."""
+        self.probe.enter_phase(phase)
+
+    def on_inputs(self, given: Any) -> None:
+        """The model is called."""
+        self._seen_forward = True
+        found = list(tensors_in(given))
+        self._about.see_batch(found)
+        self.probe.inputs(*found)
+
+    def on_loss(self, tensors: Any) -> None:
+        """Backward is called."""
+        if isinstance(tensors, torch.Tensor):
+            self.probe.before_backward(tensors)
+            if type(tensors) is torch.Tensor and tensors.numel() == 1:
+                self._loss += float(tensors.detach())
+
+    def after_backward(self) -> None:
+        """Gradients are there."""
+        self.probe.after_backward(self.model)
+
+
+def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> None:
+    if ends not in (None, *ENDS):
+        raise ValueError(f'watch: ends={ends!r}; it is "optimizer" or "step"')
+    if ends == "optimizer" and not optimizers:
+        raise ValueError('watch: ends="optimizer" needs the optimizer; give it, or mark steps with watch.step()')
+    for one in optimizers:
+        if not callable(getattr(one, "step", None)):
+            raise ValueError(f"watch: optimizer is {type(one).__name__}, which has no step")
+    for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"watch: {name}={value!r}; it is a whole number from {least} on")
+
+
+def _on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
+    """Has `act` called after each step of the optimizer, or of an engine with such a method; returns what undoes it."""
+    if isinstance(optimizer, optim.Optimizer) and hasattr(optimizer, "_optimizer_step_post_hooks"):
+        return optimizer.register_step_post_hook(lambda *_: act()).remove
+    step = optimizer.step
+
+    def step_and_tell(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        act()
+        return result
+
+    optimizer.step = step_and_tell
+
+    def undo() -> None:
+        if vars(optimizer).get("step") is step_and_tell:
+            del optimizer.step
+
+    return undo

@@ -1,0 +1,92 @@
+"""Source lines: which line of whose code made a storage.
+
+A storage is made by the innermost frame outside of torch, the standard library and the instruments. In backward that
+frame is often the call of `backward` alone; then it is the line of the forward whose gradient is computed: autograd
+numbers its nodes in the order in which forward makes them, and backward says which one it runs.
+
+    forward       line of each operator, kept under the number of the node that autograd has just made for it
+    backward      number of the node that runs -> that line, marked BACKWARD_OF
+    hooks         a frame that lies above the call of `backward` is a hook's, and counts as any other
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+BACKWARD_OF = "backward of "
+"""Prefix of a forward's line where its gradient made the storage."""
+
+INSTRUMENTS = tuple(str(Path(__file__).parents[1] / name) for name in ("probes", "loops"))
+TORCH = str(Path(torch.__file__).parent)
+STANDARD = sysconfig.get_path("stdlib")
+PACKAGE = str(Path(__file__).parents[1])
+INSTALLED = "site-packages"
+
+_BACKWARD = (torch.autograd.graph.__file__, "_engine_run_backward")
+
+
+class SourceLines:
+    """Names lines, and keeps those of the forward by the number of autograd's node until `forget`."""
+
+    silent = False
+    """True while storages are met that no line has made just now."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[int, str] = {}
+
+    def see_operator(self) -> None:
+        """Records the line of the operator that is dispatched, if autograd has made a node for it.
+
+        The node is made before its operator is dispatched, so the first operator after it is its own.
+        """
+        if torch.is_grad_enabled() and (number := torch._C._autograd._get_sequence_nr() - 1) not in self._of_node:
+            self._of_node[number] = self.here()
+
+    def here(self) -> str:
+        """Returns the line that runs now, as "train.py:12 in step"; empty where no frame is the user's."""
+        frame: FrameType | None = None if self.silent else sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if (code.co_filename, code.co_name) == _BACKWARD and (line := self._line_of_backward()):
+                return line
+            if (shown := shown_path(code.co_filename)) is not None:
+                return f"{shown}:{frame.f_lineno} in {code.co_qualname}"
+            frame = frame.f_back
+        return (
+            "" if self.silent else self._line_of_backward()
+        )  # on CUDA autograd's threads have no frames of Python's below
+
+    def forget(self) -> None:
+        """Forgets the lines of the nodes, at the end of a step."""
+        self._of_node.clear()
+
+    def _line_of_backward(self) -> str:
+        node = torch._C._current_autograd_node()
+        line = self._of_node.get(node._sequence_nr()) if node is not None else None
+        return f"{BACKWARD_OF}{line}" if line else ""
+
+
+@cache
+def shown_path(filename: str) -> str | None:
+    """Returns a file's path as it is shown, or None for files of torch, the standard library and the instruments.
+
+    Below the working directory it is relative to it, in an installed package to the folder of packages.
+    """
+    if filename.startswith("<") and not filename.startswith(("<ipython", "<stdin")):
+        return None
+    if filename.startswith((TORCH, *INSTRUMENTS)):
+        return None
+    path = Path(filename)
+    if INSTALLED in path.parts:
+        return str(Path(*path.parts[path.parts.index(INSTALLED) + 1 :]))
+    if filename.startswith(STANDARD):
+        return None
+    if filename.startswith(PACKAGE):
+        return str(path.relative_to(Path(PACKAGE).parent))
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
