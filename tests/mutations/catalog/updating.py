@@ -11,6 +11,14 @@ TRAINING_CHECK = "tests/distributed/test_training_check.py"
 
 MUTANTS = (
     Mutant(
+        "delayed-gradients-read",
+        "A backward looks at the optimizer's gradients while the delayed update's thread sets them.",
+        "zerobench/zero/gradients",
+        "        if self._engine.update.is_running:\n            return",
+        "        if False:\n            return",
+        (f"{OFFLOAD}::test_a_backward_leaves_the_gradients_of_a_late_update_alone",),
+    ),
+    Mutant(
         "update-unused-decay",
         "Parameters without a gradient on any rank are updated as if theirs were 0.",
         "zerobench/zero/optim",
