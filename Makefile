@@ -37,8 +37,9 @@ bench: setup
 	exit $$code
 
 # Two tests run at once on two cores, and more ranks than cores help nobody. tests/conftest.py spreads them.
+# A worker that dies ends the tests: after a restart pytest-xdist waits for tests that no worker has.
 WORKERS ?= 2
-PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS)
+PYTEST = $(RUN) -m pytest --numprocesses $(WORKERS) --max-worker-restart=0
 
 check: lint
 	$(PYTEST) -m "not slow" tests/unit tests/test_layers.py
