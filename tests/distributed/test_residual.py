@@ -9,7 +9,7 @@ from tests.distributed import residual
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_every_policy_trains_the_same_to_the_bit(n: int) -> None:
     """Dropout, views that share memory, blocks run twice, outputs in dataclasses; an arena, too."""
     models = ["dropping", "tied", "rich"] if n == 1 else ["dropping", "tied"]

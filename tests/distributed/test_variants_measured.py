@@ -41,7 +41,7 @@ class Measured(NamedTuple):
         return max(m.max_bytes for m in self.memory if (m.phase, m.category) == (phase, category))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def ranks(request) -> int:
     return request.param
 
@@ -73,8 +73,6 @@ def measured(ranks: int, request, tmp_path_factory) -> dict[tuple[str, bool], Me
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: str) -> None:
-    if (name, False) not in measured:
-        pytest.skip("at N = 4 with --thorough")
     one, variant = measured[name, False], VARIANTS[name]
     assert one.most("step", "states") == one.prediction.states_bytes
     for category, size in one.prediction.highest.items():
