@@ -7,6 +7,7 @@ tensor that the model is called with. Its config has the form of a cell's, so th
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from . import holdings
 from .exchange import from_plain
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
+"""A watch may be named as its test is: "tests/test_step.py::test_step"."""
 KIND = "watched"
 """Kind of the model, and name of the data, of a loop of the user's."""
 
@@ -138,7 +141,7 @@ def write(
     records = [_record(about, rank, one, measured) for rank, one in enumerate(plain) if one]
     tables = join(row, config, records) if records else {}
     with _folder(to) as folder:
-        prefix = f"{about.name}-{row.cell_id}"
+        prefix = f"{NOT_IN_A_FOLDER_NAME.sub('-', about.name)[:80]}-{row.cell_id}"
         path = write_run(claim_folder(folder, prefix), prefix, row, config, machine, tables)
         return load(path), path if to is not None else None
 
