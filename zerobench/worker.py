@@ -1,7 +1,8 @@
 """ONE RANK ON ONE PAGE: read this first.
 
-A pass of a cell runs this on every rank, in a fresh process. What is measured, and how, is the probe's business
-(probes/probe.py); what a strategy does is the engine's (strategies/engine.py, zero/); here is only the order.
+A pass of a cell runs this on every rank, in a fresh process (launch/rank_process.py). How anything is measured
+is the probe's business (probes/probe.py); what a strategy does is the engine's (strategies/engine.py, zero/); here is
+only the order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a loop holds before it is watched: model, strategy and optimizer are found, and their tensors named.
+"""Holdings of a loop before it is watched: model, strategy and optimizer are found, and their tensors named.
 
 strategy      class of the model or of the optimizer -> the name in tables; plain where none is known
 masters       tensors that an optimizer updates and that are no parameters of the model

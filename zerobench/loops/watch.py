@@ -30,7 +30,7 @@ from .phases import Phases, tensors_in
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
 ENDS = ("optimizer", "step")
-"""What ends a step: the optimizer's step, or the loop's call of `watch.step()`."""
+"""Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
 
 
 class Watch:

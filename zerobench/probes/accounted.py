@@ -65,7 +65,7 @@ class AccountedPass:
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
         self._hooked = WeakTensorKeyDictionary()  # weak, as the next: measuring must not keep tensors alive
         self._measured = 0
-        self._before: dict[StorageRecord, int] = {}  # live bytes where the measured steps began
+        self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
         self._heap = HeapGrowth()
         self.kept = ""
@@ -135,7 +135,7 @@ class AccountedPass:
         """Runs one whole step; one that is not measured leaves no records."""
         if measured and not self._measured and self._cuda:
             cuda_memory.reset_peaks()
-        if measured and not self._measured:
+        if measured and self._before is None:
             self._before = self.ledger.live_bytes()
         self.ledger.begin()
         self.allocator.begin()
@@ -153,6 +153,8 @@ class AccountedPass:
                 counts[operation] += times * is_of_step(operation)
             self.traffic += [(self._measured, operation, calls) for operation, calls in counts.items() if calls]
             self._measured += 1
+        else:
+            self._before = self.ledger.live_bytes()
         self.meter.operations.clear()
         if measured:
             self.ledger.begin()  # the records are memory too
@@ -270,8 +272,8 @@ class AccountedPass:
             self.kept = f"{words} ({largest.category})" if largest else ""
 
     def _take_growth(self) -> None:
-        now = self.ledger.live_bytes()
-        grown = {stored: now.get(stored, 0) - self._before.get(stored, 0) for stored in {**self._before, **now}}
+        before, now = self._before or {}, self.ledger.live_bytes()
+        grown = {stored: now.get(stored, 0) - before.get(stored, 0) for stored in {**before, **now}}
         self._grown = [(by, stored, stored.category) for stored, by in grown.items() if by]
         self.memory["growth_bytes"] = sum(grown.values())
 

@@ -27,7 +27,7 @@ from .. import labels
 from ..layout import Layout
 from ..protocols import GradientSink, UnitView
 from .cpu import CopyStreams, NoUpload, Upload, wait_for
-from .nvme_tile import FileRange, FileTier, Together
+from .nvme_range import FileRange, FileTier, Together
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
 from .placement import SegmentView, ShardRange
 from .policy import LEAST_BUFFERS, NvmeOffload
