@@ -35,7 +35,7 @@ from .exchange import from_plain
 
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
-"""A watch may be named as its test is: "tests/test_step.py::test_step"."""
+"""A watch may be named as its test is: "test_memory.py::test_step"."""
 KIND = "watched"
 """Kind of the model, and name of the data, of a loop of the user's."""
 
