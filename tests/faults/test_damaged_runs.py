@@ -85,6 +85,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "config with another count": set_config(batch="8"),
     "config with another choice": set_config(offload=3),
     "config without steps": set_config(measure=None),
+    "config of a version to come": set_config(schema_version=10**9),
+    "config of a version in words": set_config(schema_version="x"),
     "row deep": write("run.json", b"[" * 5000),
     "row of another code": write("run.json", b"\xff\xfe{"),
     "row empty": write("run.json", b""),

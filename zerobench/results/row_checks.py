@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
+from ..config.identity import VERSION, VERSION_KEY
 from ..records import SCHEMA_VERSION
 
 IDENTITY = ("run_id", "cell_id", "status", "strategy", "model", "config", "source_hash", "started", "repeat")
@@ -89,6 +90,9 @@ def _problem_of_config(text: str) -> str:
         return f"config is {text!r:.60}, which is no JSON"
     if not isinstance(config, dict):
         return f"config is {text!r:.60}, which is no mapping"
+    version = config.get(VERSION_KEY, 1)
+    if not _is(version, int) or version > VERSION:
+        return f"config has {VERSION_KEY} {version!r:.20}, where {VERSION} is the newest; update zerobench"
     for name in (*SECTIONS, *(choice for choice in CHOICES if choice in config)):
         section = config.get(name)
         if not isinstance(section, dict) or not isinstance(section.get("name"), str):
