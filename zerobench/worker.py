@@ -54,7 +54,7 @@ class RankJob:
 
     @property
     def records_history(self) -> bool:
-        """True where the allocator's history is to be recorded; the timed pass carries nothing."""
+        """True where a snapshot is asked for; the timed pass carries nothing."""
         return self.mode == "accounted" and self.config.measure.snapshot
 
 
@@ -66,8 +66,8 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             job.rank, config.world_size, config.device, config.backend, job.rendezvous,
             known(config.launch.threads), config.launch.timeout_s,
         ) as device,
-        snapshots(Path(job.folder), job.rank, device, job.records_history),
-        make_pass(job.mode, device, config.node_size) as probe,
+        snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
+        make_pass(job.mode, device, config.node_size, history) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         model, shapes, engine, batches = _build(job, probe, device)

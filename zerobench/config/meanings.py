@@ -129,7 +129,10 @@ KEYS: dict[str, tuple[str, str]] = {
         "",
         "losses and gradient norms are held against DDP's: auto (where such a run is at hand), true or false",
     ),
-    "measure.snapshot": ("", "CUDA: the allocator's history, for torch's viewer"),
+    "measure.snapshot": (
+        "",
+        "each allocation with its labels, a file per rank for torch's viewer (pytorch.org/memory_viz)",
+    ),
     "offload.optimizer": ("", "masters and optimizer states leave the device"),
     "offload.gradients": ("", "gradient shards leave the device"),
     "offload.parameters": ("", "parameter shards leave the device; null: under zero3"),

@@ -116,12 +116,11 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
         what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
         problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
     if measure.snapshot and passes == "timed":
-        problems.append("measure.snapshot=true: a history belongs to the accounted pass; measure.passes=timed has none")
+        problems.append(
+            "measure.snapshot=true: a snapshot belongs to the accounted pass; measure.passes=timed has none"
+        )
     if cell.search.memory_limit is not None and passes != "both":
         problems.append(f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both")
-    if measure.snapshot and cell.device != "cuda":
-        words = "it is CUDA's allocator that keeps a history, and there is none on a CPU; leave it out"
-        problems.append(f"measure.snapshot=true on device={cell.device}: {words}")
     return problems
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch.distributed as dist
@@ -54,6 +55,22 @@ def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout
         words = f"watch: no record came from rank {ranks} within {timeout_s:g} s"
         raise WatchError(f"{words}; every rank must watch its loop to the end")
     return found
+
+
+def share_folder(place: str, folder: Path | None, rank: int, world_size: int, timeout_s: float) -> Path | None:
+    """Returns rank 0's `folder` on every rank. Raises WatchError where rank 0 names none within `timeout_s` seconds."""
+    if world_size == 1:
+        return folder
+    store, key = _store(), f"{place}/folder"
+    if rank == 0:
+        store.set(key, str(folder.resolve()) if folder is not None else "")
+        return folder
+    try:
+        store.wait([key], timedelta(seconds=timeout_s))
+    except dist.DistError as error:
+        raise WatchError(f"watch: rank 0 named no folder for snapshots within {timeout_s:g} s") from error
+    named = store.get(key).decode()
+    return Path(named) if named else None
 
 
 def _store() -> Any:

@@ -22,9 +22,12 @@ from torch import optim
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..probes import AccountedPass
+from ..probes.history import History
+from ..probes.snapshot import recorded, take
+from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
 from . import holdings, rows
-from .exchange import WatchError, gather, next_place, to_plain
+from .exchange import WatchError, gather, next_place, share_folder, to_plain
 from .phases import Phases, tensors_in
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
@@ -45,6 +48,7 @@ class Watch:
     name        the run's name in tables and budgets; default: the model's class
     node_size   ranks per node, for traffic between nodes; None: all ranks are one node
     timeout_s   seconds that rank 0 waits for the other ranks' records
+    snapshot    True: each rank writes `snapshots/rankR.pickle` into the run's folder, for pytorch.org/memory_viz
 
     Raises ValueError for arguments that cannot be watched, and WatchError on leaving a loop without a measured step.
     """
@@ -52,10 +56,13 @@ class Watch:
     def __init__(
         self, model: Any, optimizer: Any = None, *, ends: str | None = None, warmup: int = 1, steps: int = 2,
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
+        snapshot: bool = False,
     ) -> None:  # fmt: skip
         self.model, self._called = holdings.inner_model(model), holdings.called_model(model)
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         _check(self._optimizers, ends, warmup, steps)
+        if snapshot and to is None:
+            raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
         self._ends = ends or ("optimizer" if self._optimizers else "step")
         self.warmup, self.steps, self.node_size = warmup, steps, node_size
         self._to, self._timeout_s = to, timeout_s
@@ -69,6 +76,8 @@ class Watch:
         """The run's folder, where `to` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
         self._seen_forward, self._loss = False, 0.0
+        self._history = History() if snapshot else None
+        self._snapshot: dict[str, Any] | None = None  # from the end of the last step on
 
     # -- its life -------------------------------------------------------------------------------------
 
@@ -86,7 +95,10 @@ class Watch:
         self._home = threading.get_ident()
         self._torch = holdings.torch_optimizers(self._optimizers)
         device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
-        self.probe = self._observing.enter_context(AccountedPass(device, self.node_size, witness=False))
+        self._observing.enter_context(recorded(device, self._history))
+        self._observing.callback(self._take_snapshot, device)
+        accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
+        self.probe = self._observing.enter_context(accounted)
         lines = self.probe.ledger.lines
         with self.probe.phase("init"):
             lines.silent = True
@@ -131,6 +143,11 @@ class Watch:
             records = [plain]
         if world.rank == 0 or error is not None:
             self.results, self.folder = rows.write(self._about, world, max(measured, 0), records, error, self._to)
+        if self._snapshot is not None:
+            folder = self.folder
+            if error is None:
+                folder = share_folder(self._place, folder, world.rank, world.world_size, self._timeout_s)
+            write_snapshot(folder, world.rank, self._snapshot)
 
     def _why_nothing(self) -> str:
         if self.done == 0:
@@ -166,6 +183,10 @@ class Watch:
             self.probe.ledger.begin()
         self._step = ExitStack()  # a step that has begun and will not end leaves no records
         self._observing.close()
+
+    def _take_snapshot(self, device: torch.device) -> None:
+        self._snapshot = take(device, self._history) if self._history is not None else None
+        self._history = None
 
     def _check_step(self) -> None:
         if not self._seen_forward:

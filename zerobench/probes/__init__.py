@@ -11,6 +11,7 @@ import torch
 
 from .accounted import AccountedPass
 from .clock import TimedPass
+from .history import History
 from .probe import Probe
 from .traced import TracedPass
 
@@ -21,8 +22,13 @@ PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
 }
 
 
-def make_pass(mode: str, device: torch.device, node_size: int | None) -> Probe:
-    """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one."""
+def make_pass(mode: str, device: torch.device, node_size: int | None, history: History | None = None) -> Probe:
+    """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one.
+
+    `history`: what an accounted pass is to keep for a snapshot; None: nothing.
+    """
+    if history is not None:
+        return AccountedPass(device, node_size, history=history)
     return PASSES[mode](device, node_size)
 
 

@@ -25,6 +25,7 @@ from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks, nothing
 from .allocator_total import ProfiledPeak
+from .history import History
 from .labeling import label_contributions, label_parts
 from .ledger import Ledger
 from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
@@ -38,15 +39,19 @@ class AccountedPass:
     """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
 
     `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
+    `history`: what is to be kept for a snapshot.
     """
 
-    def __init__(self, device: torch.device, node_size: int | None = None, witness: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, node_size: int | None = None, witness: bool = True, history: History | None = None
+    ) -> None:  # fmt: skip
         self._cuda = device.type == "cuda"
         source = (allocator_total.NONE, nothing)
         self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
         self._profiled = ProfiledPeak() if witness and self.witness == allocator_total.NONE else None
         self.ledger = Ledger(device.type)
+        self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
         self.memory: dict[str, int | None] = {}

@@ -30,6 +30,7 @@ from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
+from .history import Birth, History, Interval
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
 from .source_lines import SourceLines
 
@@ -67,6 +68,8 @@ class Ledger(TorchDispatchMode):
         self._home = threading.get_ident()
         self._in_optimizer = False
         self._resize = torch.UntypedStorage.resize_
+        self.history: History | None = None
+        """Filled for a snapshot, where one is asked for."""
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -183,6 +186,8 @@ class Ledger(TorchDispatchMode):
         if size != stored.bytes:
             self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
             stored.bytes = size
+            if self.history is not None and device_of(storage) == "cuda":
+                self.history.births.append(Birth(storage.data_ptr(), time.perf_counter(), stored))
         return stored
 
     def _born(self, storage: torch.UntypedStorage) -> StorageRecord:
@@ -235,6 +240,7 @@ class Ledger(TorchDispatchMode):
     def end(self, whole: str) -> None:
         """Ends the interval: adds it to the extremes of each phase and of `whole`."""
         sizes, categories = dict(self._at_begin), self._first_categories()
+        interval = Interval(self._began, self._at_begin, dict(categories), list(self._events)) if self.history else None
         totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
         for stored, size in sizes.items():
             totals[stored.tier][categories.get(stored, stored.category)] += size
@@ -267,6 +273,8 @@ class Ledger(TorchDispatchMode):
         }
         if best_at >= 0:
             best.alive = self._alive_at(best_at)
+        if self.history is not None and whole == "step" and max(i.totals.total() for i in instants) == best.peak:
+            self.history.step = interval
         self.timeline = thin_out(instants, INSTANTS)
 
     def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:

@@ -1,0 +1,245 @@
+"""Snapshots in torch's format: torch's own functions read them, and their live bytes are the ledger's, to the byte."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import pickletools
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.cuda import _memory_viz as viewer
+
+import zerobench
+from tests.ranks import run_ranks
+from zerobench.probes import ledger as ledgers
+from zerobench.probes.history import Birth, History
+from zerobench.probes.ledger import Ledger
+from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
+from zerobench.probes.memory_viz import snapshot_of
+from zerobench.probes.snapshot import PROTOCOL
+from zerobench.probes.stamped import stamp
+from zerobench.records import CATEGORIES
+from zerobench.zero import labels
+
+PAGE_READS = {
+    "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE",
+    "APPEND", "APPENDS", "SETITEM", "SETITEMS", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BININT", "BININT1", "BININT2",
+    "LONG1", "BINFLOAT", "NEWTRUE", "NEWFALSE", "NONE", "SHORT_BINUNICODE", "BINUNICODE",
+}  # fmt: skip
+"""Opcodes of pickle that the page's reader, which is its own, knows."""
+
+
+def live(trace: list[dict[str, Any]]) -> Iterator[tuple[int, Counter[str]]]:
+    """The page's way of adding up: time and live bytes by category after each entry; it fails on what overlaps."""
+    blocks: dict[int, dict[str, Any]] = {}
+    sums: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
+    for entry in trace:
+        if entry["action"] == "alloc":
+            assert entry["addr"] not in blocks
+            blocks[entry["addr"]] = entry
+            sums[entry["category"]] += entry["size"]
+        elif entry["action"] == "free_completed":
+            begun = blocks.pop(entry["addr"])
+            assert (begun["size"], begun["category"]) == (entry["size"], entry["category"])
+            sums[begun["category"]] -= begun["size"]
+        places = sorted((one["addr"], one["addr"] + one["size"]) for one in blocks.values())
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+        yield entry["time_us"], Counter(sums)
+
+
+def peak_of(trace: list[dict[str, Any]]) -> int:
+    return max(sums.total() for _, sums in live(trace))
+
+
+@pytest.fixture
+def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """A ledger after a step with all that storages do: change size and category, leave the device, be made aside."""
+    monkeypatch.setattr(ledgers, "INSTANTS", 10_000)
+    with Ledger() as ledger:
+        ledger.history = History()
+        weight, gone = torch.ones(100), torch.ones(7)
+        ledger.on_tensor(weight, labels.PARAMETERS, "weight")
+        ledger.on_tensor(torch.ones(3), labels.OPTIMIZER, "dropped")
+        ledger.begin()
+        ledger.enter_phase("forward")
+        state = weight[:50] * 2
+        on_host = torch.ones(40)
+        ledger.on_tensor(on_host, labels.OPTIMIZER, "offloaded", labels.HOST)
+        ledger.on_file("swap", labels.MASTER, 4096)
+        del gone
+        weight.untyped_storage().resize_(0)
+        ledger.enter_phase(ASIDE)
+        left = [torch.ones(9), torch.ones(100_000)][0]
+        ledger.enter_phase("backward")
+        weight.untyped_storage().resize_(800)
+        ledger.on_tensor(state, labels.GRADIENTS, "first")
+        ledger.on_tensor(state, labels.MASTER, "then")
+        ledger.on_file("swap", labels.MASTER, -4096)
+        large = torch.ones(300)
+        del large, left
+        ledger.enter_phase("update")
+        ledger.end("step")
+    return ledger
+
+
+def made_of(ledger: Ledger) -> dict[str, Any]:
+    assert ledger.history is not None
+    assert ledger.history.step is not None
+    return snapshot_of(ledger.history.step)
+
+
+def test_live_bytes_are_the_ledgers_at_every_instant(uneven: Ledger) -> None:
+    traces = made_of(uneven)["device_traces"]
+    shown = dict(live(traces[0]))  # the last of entries with equal times
+    instants = {round(i.seconds * 1e6): i for i in uneven.timeline}
+    assert len(instants) > 10
+    for time_us, instant in instants.items():
+        last = max(before for before in shown if before <= time_us)
+        assert +shown[last] == +instant.totals
+    assert peak_of(traces[0]) == uneven.extremes["step"].peak
+    assert [peak_of(trace) for trace in traces[1:]] == [
+        uneven.elsewhere[tier, "step"].peak for tier in (labels.HOST, labels.NVME)
+    ]
+
+
+def test_torchs_functions_read_it(uneven: Ledger) -> None:
+    made = made_of(uneven)
+    assert [segment["device"] for segment in made["segments"]] == [0, 1, 2]
+    assert "total_allocated: 1.1KiB" in viewer.segsum(made)  # of all tiers; it also adds up each segment
+    assert viewer.calc_active(made["segments"][0]) == 800 + 200
+    assert viewer.trace(made).count("Device ") == 3
+    flames = viewer.memory(made, lambda lines: lines).splitlines()
+    weight = next(line for line in flames if "label:0:weight" in line)
+    assert weight.startswith("stream_0;active_allocated;category:0:parameters;phase:0:init;module:0:none;")
+    assert weight.endswith(f"test_memory_viz.py:{line_of('weight, gone')}:uneven;label:0:weight 800")
+    for plot in (viewer.trace_plot(made), viewer.segment_plot(made)):
+        [embedded] = json.loads(plot.split("const local_files = ")[1].split("\n")[0])
+        assert pickle.loads(base64.b64decode(embedded["base64"])) == made
+    lasting = viewer.filter_alloc_free_pairs(made)["device_traces"][0]
+    assert sum(one["size"] for one in lasting if one["action"] == "alloc") == 800 + 200
+
+
+def test_the_page_can_unpickle_and_color_it(uneven: Ledger) -> None:
+    made = made_of(uneven)
+    assert {code.name for code, _, _ in pickletools.genops(pickle.dumps(made, protocol=PROTOCOL))} <= PAGE_READS
+    first = made["device_traces"][0]
+    colors = list(
+        dict.fromkeys(one["category"] for trace in made["device_traces"] for one in trace if "category" in one)
+    )
+    assert colors == [*CATEGORIES, "unknown"]
+    assert len(colors) <= 10  # the page's colors
+    phases = [one["user_metadata"] for one in first if one["action"] == "snapshot" and "category" not in one]
+    assert phases == ["phase: forward", "phase: backward", "phase: update"]
+    assert [(one["name"], one["stage"]) for one in made["external_annotations"]] == [
+        (phase, stage) for phase in ("forward", "backward", "update") for stage in ("START", "END")
+    ]
+    moved = [one["user_metadata"] for one in first if one["action"] == "alloc" and one["size"] == 200]
+    assert moved == [f"{category} | no module | forward | then" for category in ("gradients", "master")]
+
+
+def line_of(words: str) -> int:
+    return next(
+        n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip().startswith(words)
+    )
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def trained(folder: Path, model: nn.Module, batches: tuple[int, ...]) -> zerobench.Results:
+    optimizer = torch.optim.Adam(model.parameters())
+    with zerobench.watch(model, optimizer, to=folder, steps=len(batches) - 1, snapshot=True) as watch:
+        for batch in batches:
+            model(torch.randn(batch, 32)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return watch.results
+
+
+def loaded(run: Path) -> list[dict[str, Any]]:
+    return [pickle.loads(path.read_bytes()) for path in sorted((run / "snapshots").iterdir())]
+
+
+def test_a_watch_writes_the_step_of_its_peak(tmp_path: Path) -> None:
+    results = trained(tmp_path, Net(), (16, 16, 256, 16))
+    [run] = tmp_path.iterdir()
+    [made] = loaded(run)
+    [trace] = made["device_traces"]
+    assert peak_of(trace) == results.runs.peak_bytes.item()
+    assert max(one["size"] for one in trace) == 4 * 256 * 64
+    by_category = max((sums for _, sums in live(trace)), key=Counter.total)
+    assert {name: by_category[name] for name in CATEGORIES} == {
+        name: results.runs[f"peak_{name}_bytes"].item() for name in CATEGORIES
+    }
+    assert any(one.get("user_metadata") == "gradients | no module | backward | second.bias" for one in trace)
+
+
+def test_a_watch_needs_a_folder_for_it() -> None:
+    with pytest.raises(ValueError, match=r"^watch: snapshot=True writes a file into the run's folder; give to="):
+        zerobench.watch(Net(), None, snapshot=True)
+
+
+def test_every_rank_writes_its_own(tmp_path: Path) -> None:
+    run_ranks(2, _watched_rank, tmp_path)
+    [run] = tmp_path.iterdir()
+    memory = zerobench.load(run).memory.query("category == 'total' and phase == 'step' and tier == 'device'")
+    assert [peak_of(made["device_traces"][0]) for made in loaded(run)] == list(memory.sort_values("rank").max_bytes)
+
+
+def _watched_rank(rank: int, _world_size: int, folder: Path) -> None:
+    trained(folder, Net(), (16 + rank, 16 + rank))
+
+
+def test_labels_are_stamped_into_torchs_own_snapshot() -> None:
+    frame = [{"filename": "train.py", "line": 3, "name": "step"}]
+
+    def entry(action: str, addr: int, time_us: int, **more: Any) -> dict[str, Any]:
+        return {"action": action, "addr": addr, "size": 512, "stream": 0, "time_us": time_us, "frames": frame, **more}
+
+    def born(address: int, seconds: float, category: str) -> Birth:
+        return Birth(address, seconds, StorageRecord(400, category, f"{category} here", "blocks.3", "backward"))
+
+    def freed(addr: int, time_us: int) -> list[dict[str, Any]]:
+        return [entry("free_requested", addr, time_us), entry("free_completed", addr, time_us)]
+
+    trace = [
+        entry("segment_alloc", 1024, 1000), *freed(5120, 1500),
+        entry("alloc", 1024, 2000, user_metadata="theirs"), entry("alloc", 2048, 2100), *freed(1024, 3000),
+        entry("alloc", 1024, 4000),
+    ]  # fmt: skip
+    blocks = [
+        {"address": 1024, "size": 512, "requested_size": 400, "state": "active_allocated", "frames": frame},
+        {"address": 1536, "size": 512, "requested_size": 0, "state": "inactive", "frames": []},
+    ]
+    taken = {"device_traces": [[], trace], "segments": [{"device": 1, "address": 1024, "total_size": 1024, "stream": 0,
+             "blocks": blocks, "allocated_size": 512}]}  # fmt: skip
+    births = [born(5120, 0.0001, "inputs"), born(5120, 0.0011, "activations"), born(1024, 0.0023, "gradients"),
+              born(1024, 0.0044, "optimizer"), born(1024, 0.0045, "master")]  # fmt: skip
+    assert stamp(taken, births, clock_us=-200.0) == 2
+    shown = [one["category"] for one in trace if one["action"] == "alloc" or one["action"] == "free_completed"]
+    assert shown == ["activations", "gradients", "unknown", "gradients", "optimizer"]
+    assert [one.get("category") for one in trace[:9]] == [*CATEGORIES, "unknown"]
+    first = next(one for one in trace if one["action"] == "alloc")
+    assert first["user_metadata"] == "theirs | gradients | blocks.3 | backward | gradients here"
+    assert [f"{one['filename']}:{one['name']}" for one in first["frames"]] == [
+        "train.py:step", "module:blocks.3", "phase:backward", "category:gradients",
+    ]  # fmt: skip
+    assert len(frame) == 1
+    assert viewer.memory(taken, lambda lines: lines).startswith(
+        "stream_0;active_allocated;category:0:master;phase:0:backward;module:0:blocks.3;train.py:3:step 400"
+    )
+    assert stamp({"device_traces": [[]], "segments": []}, births, 0.0) == 0

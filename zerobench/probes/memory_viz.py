@@ -1,0 +1,213 @@
+"""A step of the ledger as a snapshot in torch's format, which https://pytorch.org/memory_viz and torch.cuda._memory_viz
+show: plain dicts, lists, strings and whole numbers.
+
+device      a tier of ours (device, host, nvme), by number; each has one segment
+block       a storage from one change of its size or category to the next; a change is a free and an allocation
+address     made up: no two blocks that live overlap; blocks of equal size take turns
+category    colors a block in the page's timeline
+frames      label, source line, module, phase, category: in torch's flame graphs the category is outermost
+mark        an entry "snapshot", which moves no byte: one of each category at first, so that a color means the same in
+            all files, and one where a phase begins
+
+The trace begins with an allocation of everything that lived at the step's beginning: its category is known only there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from ..records import CATEGORIES, TIERS
+from .history import Interval
+from .ledger_maxima import ASIDE, Event, StorageRecord
+
+Entry = dict[str, Any]
+
+UNKNOWN = "unknown"
+"""The page's category for blocks that have none; it fails where categories are there and this one is not."""
+
+SPACE = 1 << 44
+"""Distance of the tiers' address spaces, in bytes; all addresses are exact in a float, as JavaScript's numbers are."""
+
+_SOURCE = re.compile(r"(backward of )?(.*):(\d+) in (.*)")
+
+
+def snapshot_of(interval: Interval) -> dict[str, Any]:
+    """Returns the step as a snapshot; its live bytes are the ledger's after each event, and no instant has more.
+
+    Raises nothing for an interval without events: then the snapshot shows what lived at its beginning.
+    """
+    return _Writer(interval).snapshot()
+
+
+def words_of(stored: StorageRecord, category: str) -> str:
+    """Returns a storage's labels in one line."""
+    return " | ".join([category, stored.module or "no module", stored.phase, stored.name or "no label"])
+
+
+def group_frames(stored: StorageRecord, category: str) -> list[Entry]:
+    """Returns the outer frames of a storage: its module, its phase, and outermost its category."""
+    return [_frame("module", stored.module or "none"), _frame("phase", stored.phase), _frame("category", category)]
+
+
+def frames_of(stored: StorageRecord, category: str) -> list[Entry]:
+    """Returns a storage's frames, innermost first: its label and the line that made it, then those of its group."""
+    label = [_frame("label", stored.name)] if stored.name else []
+    line = _SOURCE.fullmatch(stored.source)
+    made = [{"filename": line[2], "line": int(line[3]), "name": f"{line[1] or ''}{line[4]}"}] if line else []
+    return [*label, *made, *group_frames(stored, category)]
+
+
+def legend() -> list[Entry]:
+    """Returns a mark per category, in the order of the page's colors."""
+    return [_mark(0, "category", category) | {"category": category} for category in (*CATEGORIES, UNKNOWN)]
+
+
+def _frame(what: str, name: str) -> Entry:
+    return {"filename": what, "line": 0, "name": name}
+
+
+def _mark(time_us: int, what: str, name: str) -> Entry:
+    entry = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us}
+    return entry | {"frames": [_frame(what, name)], "user_metadata": f"{what}: {name}"}
+
+
+class _Device:
+    """One tier: its trace, and the blocks that live, by storage, with their addresses."""
+
+    def __init__(self, number: int) -> None:
+        self.trace: list[Entry] = []
+        self.number, self._base = number, (number + 1) * SPACE
+        self._end = self._base
+        self._live: dict[StorageRecord, Entry] = {}
+        self._free: dict[int, list[int]] = defaultdict(list)
+
+    def shows(self, stored: StorageRecord, size: int, category: str) -> bool:
+        """Returns True where the storage's block is written with this size and category; without bytes it has none."""
+        block = self._live.get(stored)
+        return not size if block is None else (block["size"], block["category"]) == (size, category)
+
+    def alloc(self, stored: StorageRecord, size: int, category: str, time_us: int) -> None:
+        """Writes a storage's block."""
+        block = {
+            "addr": self._address(size), "size": size, "stream": 0, "category": category,
+            "frames": frames_of(stored, category), "user_metadata": words_of(stored, category),
+        }  # fmt: skip
+        self._live[stored] = block
+        self.trace.append({"action": "alloc", "time_us": time_us, **block})
+
+    def free(self, stored: StorageRecord, time_us: int) -> None:
+        """Writes the end of a storage's block, if it has one."""
+        block = self._live.pop(stored, None)
+        if block is not None:
+            self._free[block["size"]].append(block["addr"])
+            self.trace += [
+                {"action": f"free_{what}", "time_us": time_us, **block} for what in ("requested", "completed")
+            ]
+
+    def segments(self) -> list[Entry]:
+        """Returns the one segment, with the blocks that live and what is free between them; none if it has no byte."""
+        blocks: list[Entry] = []
+        place = self._base
+        for block in sorted(self._live.values(), key=lambda one: int(one["addr"])):
+            blocks += [_gap(place, block["addr"] - place)] if block["addr"] > place else []
+            blocks.append(_block(block))
+            place = block["addr"] + block["size"]
+        blocks += [_gap(place, self._end - place)] if self._end > place else []
+        live = sum(block["size"] for block in self._live.values())
+        segment = {
+            "device": self.number, "address": self._base, "total_size": self._end - self._base, "stream": 0,
+            "allocated_size": live, "active_size": live, "requested_size": live, "segment_type": "large",
+            "segment_pool_id": [0, 0], "is_expandable": False, "frames": [], "blocks": blocks,
+        }  # fmt: skip
+        return [segment] if blocks else []
+
+    def _address(self, size: int) -> int:
+        if self._free[size]:
+            return self._free[size].pop()
+        self._end += size
+        return self._end - size
+
+
+def _block(block: Entry) -> Entry:
+    shown = {name: block[name] for name in ("size", "frames", "user_metadata", "category")}
+    return {"address": block["addr"], "requested_size": block["size"], "state": "active_allocated", **shown}
+
+
+def _gap(address: int, size: int) -> Entry:
+    return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
+
+
+class _Writer:
+    """Replays an interval. `_true`: size and category of each storage after the last event."""
+
+    def __init__(self, interval: Interval) -> None:
+        self._interval = interval
+        self._devices = {tier: _Device(number) for number, tier in enumerate(TIERS)}
+        self._true: dict[StorageRecord, tuple[int, str]] = {}
+        self._phase = ""
+        self._annotations: list[Entry] = []
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the snapshot; to be called once."""
+        first = self._devices[TIERS[0]].trace
+        first += legend()
+        begin = {stored: (size, self._first(stored)) for stored, size in self._interval.sizes.items()}
+        order = sorted(begin, key=lambda stored: (CATEGORIES.index(begin[stored][1]), -begin[stored][0]))
+        self._true = dict(begin)
+        self._settle(order, 0)
+        aside: dict[StorageRecord, None] = {}
+        for event in self._interval.events:
+            self._take(event)
+            if event.stored is not None:
+                aside[event.stored] = None
+            if event.phase != ASIDE:  # what the harness does aside is in no figure, but what it leaves is
+                self._settle(aside, self._time(event))
+                aside.clear()
+                self._enter(event, first)
+        self._end_phase(self._time(self._interval.events[-1]) if self._interval.events else 0)
+        devices = [one for one in self._devices.values() if one.trace]
+        return {
+            "segments": [segment for one in devices for segment in one.segments()],
+            "device_traces": [one.trace for one in self._devices.values()][: devices[-1].number + 1],
+            "allocator_settings": {f"device {one.number}": f"tier {TIERS[one.number]}" for one in devices},
+            "external_annotations": self._annotations,
+        }
+
+    def _first(self, stored: StorageRecord) -> str:
+        return self._interval.categories.get(stored, stored.category)
+
+    def _time(self, event: Event) -> int:
+        return round((event.at - self._interval.began) * 1e6)
+
+    def _take(self, event: Event) -> None:
+        if event.stored is not None:
+            size, category = self._true.get(event.stored, (0, self._first(event.stored)))
+            category = event.moved[1] if event.moved is not None else category
+            self._true[event.stored] = size + event.grown, category
+
+    def _settle(self, storages: Iterable[StorageRecord], time_us: int) -> None:
+        """Writes what has changed; frees first, so that no instant has more than was there."""
+        changed = [one for one in storages if not self._devices[one.tier].shows(one, *self._true[one])]
+        for stored in changed:
+            self._devices[stored.tier].free(stored, time_us)
+        for stored in changed:
+            size, category = self._true[stored]
+            if size:
+                self._devices[stored.tier].alloc(stored, size, category, time_us)
+
+    def _enter(self, event: Event, trace: list[Entry]) -> None:
+        if event.stored is None and event.phase != self._phase:
+            self._end_phase(self._time(event))
+            self._phase = event.phase
+            trace.append(_mark(self._time(event), "phase", event.phase))
+            self._annotate("START", self._time(event))
+
+    def _end_phase(self, time_us: int) -> None:
+        if self._phase:
+            self._annotate("END", time_us)
+
+    def _annotate(self, stage: str, time_us: int) -> None:
+        self._annotations.append({"device": 0, "name": self._phase, "stage": stage, "time_us": time_us})
