@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def problem_of(line: str) -> str:
         return ""
     if words[0] in ("python", "python3") and (ROOT / words[1]).is_file():
         return problem_of_script(words[1], words[2:])
+    if words[:2] == ["python", "-m"]:  # torch's own
+        return "" if importlib.util.find_spec(words[2]) is not None else f"{words[2]}: no such module"
     return f"{words[0]}: no such command"
 
 
