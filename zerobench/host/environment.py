@@ -79,7 +79,8 @@ def rank_environment(
             device_id=here if backend == "nccl" else None,
         )
     yield here
-    dist.destroy_process_group()  # not after an error: NCCL would wait there for ranks that no longer answer
+    if dist.is_initialized():  # not after an error: NCCL would wait there for ranks that no longer answer
+        dist.destroy_process_group()
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:

@@ -139,7 +139,7 @@ def write(
     row.status, row.reason = status_of(error)
     row.seconds = round(time.monotonic() - world.began.seconds, 3)
     records = [_record(about, rank, one, measured) for rank, one in enumerate(plain) if one]
-    tables = join(row, config, records) if records else {}
+    tables = join(row, config, records, theory=False) if records else {}
     with _folder(to) as folder:
         prefix = f"{NOT_IN_A_FOLDER_NAME.sub('-', about.name)[:80]}-{row.cell_id}"
         path = write_run(claim_folder(folder, prefix), prefix, row, config, machine, tables)

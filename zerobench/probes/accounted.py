@@ -64,7 +64,7 @@ class AccountedPass:
         returns to them.
         """
         self._names: dict[nn.Module, str] = {}
-        self._running: list[tuple[str, int]] = []  # and its index in `modules_run`
+        self._running: list[tuple[str, int | None]] = []  # and its index in `modules_run`, where it is there
         self._tied = WeakTensorKeyDictionary()
         self._tied_names: set[str] = set()
         self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
@@ -294,9 +294,10 @@ class AccountedPass:
 
     def _enter_module(self, module: nn.Module, _inputs: object) -> None:
         name = self._names.get(module, type(module).__name__)
-        self._running.append((name, len(self.modules_run)))
+        place = len(self.modules_run) if self.ledger.phase == "forward" else None
+        self._running.append((name, place))
         self.ledger.module = name
-        if self.ledger.phase == "forward":
+        if place is not None:
             self.modules_run.append((name, False))
 
     def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
@@ -319,6 +320,6 @@ class AccountedPass:
         name, place = self._running.pop()
         self.ledger.module = self._running[-1][0] if self._running else ""
         # Reentrant recomputation runs it without gradients, and backward returns to it too.
-        if self.ledger.phase == "forward":
+        if place is not None and self.ledger.phase == "forward":
             returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
             self.modules_run[place] = (name, returns)

@@ -30,8 +30,11 @@ OF_ACCOUNTED = ("heap_bytes", "kept_bytes", "growth_bytes")
 """Figures of a process's memory that only the accounted pass measures; the maximum over the ranks is kept."""
 
 
-def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str, list[Any]]:
-    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables."""
+def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: bool = True) -> dict[str, list[Any]]:
+    """Fills `row` from the records, of two passes or one, and returns the rows of the other tables.
+
+    `theory`: False for a loop whose config does not say all that a prediction needs.
+    """
     timed = [record for record in records if record.mode == "timed"]
     accounted = [record for record in records if record.mode == "accounted"]
     traced = [record for record in records if record.mode == "traced"]
@@ -57,9 +60,9 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord]) -> dict[str
         _join_gpu(row, timed)
         _join_trace(row, traced)
 
-    if predicts(config.strategy.values()):
+    if theory and predicts(config.strategy.values()):
         join_theory(row, config, schedule, memory, (accounted or timed)[0])
-    if accounted:
+    if theory and accounted:
         join_unexplained(row, config, schedule, accounted)
     return {
         "steps": [step for record in records for step in record.steps],
