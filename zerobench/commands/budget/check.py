@@ -90,7 +90,7 @@ def _check_file(
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, mine)
             matched += [id(row)]
-            findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "")
+            findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "", budgeted.lines)
             judged += [(name, metric) for metric in budgeted.limits]
         other = [row for row in mine if id(row) not in matched]
         findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])

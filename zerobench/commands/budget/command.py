@@ -140,7 +140,7 @@ def record_cell(file: BudgetFile, row: dict[str, Any], metrics: list[str], taken
     ordered = {metric: limits[metric] for metric in METRICS if metric in limits}
     if not ordered:
         raise UnjudgedError(f"{row['name']}: it measured none of {', '.join(metrics)}; nothing was recorded")
-    environment.cells[row["name"]] = CellBudget(row["work"], ordered)
+    environment.cells[row["name"]] = CellBudget(row["work"], ordered, row.get("lines") or {})
 
 
 def _guard_time(row: dict[str, Any], tolerance: float) -> None:

@@ -7,6 +7,10 @@ environments:
       zero2 gpt_tiny N=2 b=8:
         work: 0123456789ab                                # optional; without it the name is what counts
         limits: {peak_bytes: 12345678, states_bytes: <= 24 GiB, step_s: 0.2 ± 25 %}
+        lines:                                            # optional; what lives at the peak, and what grows, by line
+          peak:
+          - [6553600, 10, activations, blocks.0–4, model.py:40 in Block.forward, '']
+          growth: []
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import yaml
 from ...config.safe_yaml import read_yaml
 from ...results.provenance import torch_minor
 from .judge import METRICS, Limit, parse_limit, show_limit
+from .line_table import Lines, parse_lines, plain
 
 DEFAULT_FOLDER = Path("results/budgets")
 
@@ -32,11 +37,12 @@ ANY = "any"
 @dataclass
 class CellBudget:
     """A cell's budget. `work`: identity of the measured work (resolve.work_id), or None where only the name was
-    written.
+    written. `lines`: the recorded lines of code; empty in files written by hand, or before they were kept.
     """
 
     work: str | None
     limits: dict[str, Limit]
+    lines: Lines = field(default_factory=dict)
 
 
 @dataclass
@@ -99,13 +105,14 @@ def _environment(path: Path, name: str, content: Any) -> Environment:
 
 
 def _cell(path: Path, name: str, content: Any) -> CellBudget:
-    _check_keys(path, name, content, ("work", "limits"))
+    _check_keys(path, name, content, ("work", "limits", "lines"))
     limits = content.get("limits") or {}
     _check_keys(path, f"{name}: limits", limits, METRICS)
     if not limits:
         raise ValueError(f"{path}: {name} has no limits; give it one, as peak_bytes: <= 24 GiB, or remove it")
     try:
-        return CellBudget(content.get("work"), {metric: parse_limit(metric, text) for metric, text in limits.items()})
+        held = {metric: parse_limit(metric, text) for metric, text in limits.items()}
+        return CellBudget(content.get("work"), held, parse_lines(content.get("lines") or {}))
     except ValueError as error:
         raise ValueError(f"{path}: {name}: {error}") from error
 
@@ -146,10 +153,24 @@ def write_budget(budget: BudgetFile) -> None:
     head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it anew.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
     aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
-    aside.write_text(head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))
+    aside.write_text(head + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000))
     aside.replace(budget.path)
 
 
+class _Row(list[Any]):
+    """A list that stands in one line of the file, so that a changed one is one line of a diff."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+_Dumper.add_representer(_Row, lambda dumper, row: dumper.represent_sequence("tag:yaml.org,2002:seq", row, True))
+
+
 def _plain(cell: CellBudget) -> dict[str, Any]:
-    limits = {metric: show_limit(metric, limit) for metric, limit in cell.limits.items()}
-    return {**({"work": cell.work} if cell.work else {}), "limits": limits}
+    shown: dict[str, Any] = {"work": cell.work} if cell.work else {}
+    shown["limits"] = {metric: show_limit(metric, limit) for metric, limit in cell.limits.items()}
+    if cell.lines:
+        shown["lines"] = {at: [_Row(row) for row in rows] for at, rows in plain(cell.lines).items()}
+    return shown

@@ -23,6 +23,8 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...records import CATEGORIES, COLLECTIVES
 from ...sizes import parse_bytes, show_bytes
+from .line_table import Lines
+from .lines import Place, categories_of, largest_lines, lines_behind
 
 MAXIMA = tuple(f"max_{category}_bytes" for category in CATEGORIES)
 PARTS = tuple(f"volume_{collective}_psi" for collective in COLLECTIVES)
@@ -31,7 +33,7 @@ FILES = ("read_bytes", "write_bytes")
 BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
 SHARES = ("quantized_gather_share", "quantized_reduction_share")
 RECORDED = (
-    "peak_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
+    "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
     *ELSEWHERE, *FILES,
     "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
 )  # fmt: skip
@@ -109,12 +111,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence` is complete."""
+    """One finding. `kind`: regression, improvement, missing or unjudged. `sentence` is complete. `places`: the lines of
+    code that moved the metric, the largest first.
+    """
 
     kind: str
     cell: str
     metric: str
     sentence: str
+    places: tuple[Place, ...] = ()
 
 
 def recorded(config: CellConfig) -> list[str]:
@@ -155,9 +160,11 @@ def show_value(metric: str, value: float) -> str:
     return f"{value * 1000:.4g} ms" if metric == "step_s" else f"{value:.6g}"
 
 
-def judge_cell(cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "") -> list[Finding]:
-    """Returns findings of one cell. `row`: its summarized row, None where there is none; `largest`: see
-    `what_moved`.
+def judge_cell(
+    cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, largest: str = "", lines: Lines | None = None
+) -> list[Finding]:
+    """Returns findings of one cell. `row`: its summarized row, with its `lines` where they are known, None where there
+    is none; `largest`: see `what_moved`; `lines`: those that were recorded with the limits.
     """
     if row is None:
         return [Finding("missing", cell, "", f"{cell}: the budget has it and the runs have not")]
@@ -174,9 +181,28 @@ def judge_cell(cell: str, limits: dict[str, Limit], row: dict[str, Any] | None, 
             continue
         verdict = limit.judge(metric, float(value))
         if verdict != "ok":
-            sentence = _explain(cell, metric, limit, float(value), what_moved(metric, limits, row, largest))
-            findings.append(Finding(verdict, cell, metric, sentence))
+            moved, places = _by_line(metric, limit, float(value), lines or {}, row.get("lines") or {})
+            moved = what_moved(metric, limits, row, largest) + moved
+            sentence = _explain(cell, metric, limit, float(value), moved)
+            findings.append(Finding(verdict, cell, metric, sentence, places))
     return findings
+
+
+def _by_line(metric: str, limit: Limit, value: float, before: Lines, now: Lines) -> tuple[str, tuple[Place, ...]]:
+    """Returns the end of a sentence on the lines that moved a metric, and their places; for a limit by hand that they
+    do not explain, those that hold most.
+    """
+    by = value - limit.value
+    where = categories_of(metric)
+    if limit.bound and where and where[0] in before and where[0] in now:
+        by = max(now[where[0]].bytes - before[where[0]].bytes, 0) if by > 0 else 0
+    moved = lines_behind(metric, by, before, now)
+    places = [one.place for one in moved]
+    if places or not limit.bound:
+        category = f"; {moved[0].category} moved most" if moved and metric == "growth_bytes" else ""
+        return category + "".join(f"; {place.sentence}" for place in places), tuple(places)
+    places = largest_lines(metric, now)
+    return (f"; most is of {'; '.join(place.sentence for place in places)}" if places else ""), tuple(places)
 
 
 def _explain(cell: str, metric: str, limit: Limit, value: float, moved: str) -> str:

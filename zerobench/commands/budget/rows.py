@@ -16,9 +16,11 @@ from ...records import RunRow
 from ...results import selection, tables
 from ...results.provenance import device_class
 from ...results.summary import summarize
+from ...results.tables import Results
 from ...sizes import show_count
 from ...sweep.command import run_cells
 from .file import environment_of
+from .line_table import lines_of
 
 
 class UnjudgedError(Exception):
@@ -37,8 +39,8 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
         raise KeyboardInterrupt
     ids = {row["run_id"] for row in rows}
     folders = dict.fromkeys(cell.config.results_dir for cell in cells)
-    tensors = pd.concat([tables.load(folder).of(ids).tensors for folder in folders])
-    return _summaries(tables.frame_of(rows, RunRow), tensors)
+    found = tables.merge([tables.load(folder).of(ids) for folder in folders])
+    return summaries(tables.frame_of(rows, RunRow), found)
 
 
 def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:
@@ -53,11 +55,14 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
     if len(kept) < len(runs):
         number = show_count(len(runs) - len(kept), "failed or superseded run")
         print(f"{chosen.runs}: {number} left out; --all takes them")
-    return _summaries(kept, results.tensors)
+    return summaries(kept, results)
 
 
-def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns a row per cell, with its name, work and environment, and the largest tensor at its peak in words."""
+def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
+    """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
+    lines of code. `results`: the tables of these runs.
+    """
+    tensors, launches = results.tensors, tables.latest(runs)
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
@@ -67,4 +72,6 @@ def _summaries(runs: pd.DataFrame, tensors: pd.DataFrame) -> list[dict[str, Any]
         top = next(mine.itertuples(), None)
         name = (top.name or top.module or f"made in {top.phase}") if top else ""
         row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
+        ids = launches[launches["cell_id"] == row["cell_id"]]["run_id"]
+        row["lines"] = lines_of(results.lines[results.lines["run_id"].isin(ids)])
     return rows

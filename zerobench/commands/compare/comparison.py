@@ -44,8 +44,8 @@ ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor",
 """Columns of a run, besides its config, with the origin of its figures."""
 
 EXACT = (
-    "psi", "peak_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES), "host_peak_bytes", "nvme_bytes",
-    *(f"{link}_bytes" for link in LINKS),
+    "psi", "peak_bytes", "growth_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES),
+    "host_peak_bytes", "nvme_bytes", *(f"{link}_bytes" for link in LINKS),
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "within_nodes_bytes",
     "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
 )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Lines of code in budgets: kept short without a loss, matched between two measurements, named in sentences."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from zerobench.commands.budget.file import BudgetFile, CellBudget, Environment, read_budget, write_budget
+from zerobench.commands.budget.judge import Limit, judge_cell
+from zerobench.commands.budget.line_table import (
+    REST,
+    Line,
+    LineTable,
+    _ordered,
+    fold,
+    lines_of,
+    parse_lines,
+    plain,
+    shortened,
+    unfold,
+)
+from zerobench.commands.budget.lines import MovedLine, moved_lines
+
+MIB = 2**20
+
+
+def line(number: int, size: int, module: str = "blocks.3", **more: Any) -> Line:
+    values: dict[str, Any] = {"category": "activations", "file": "model.py", "function": "Block.forward", "name": ""}
+    values |= more
+    source = f"{values['file']}:{number} in {values['function']}"
+    return Line(values["category"], module, source, size, 1, values["name"])
+
+
+def table(*lines: Line, rest: int = 0, rest_most: int = 0) -> LineTable:
+    return LineTable(_ordered(lines), rest, rest_most)
+
+
+def shown(moved: list[MovedLine]) -> list[tuple[str, int, int]]:
+    return [(one.source, one.before, one.after) for one in moved]
+
+
+def random_table(seed: int, number: int = 60) -> LineTable:
+    draw = random.Random(seed)
+    rows = {}
+    for _ in range(number):
+        module = draw.choice(["", "head", "blocks.{}", "blocks.{}.mlp", "layers.{}.experts.{}.w1"])
+        module = module.format(draw.randrange(4), draw.randrange(3))
+        name = draw.choice(["", "weight", f"{module}.weight"])
+        one = line(draw.randrange(20), draw.choice([4, 512, MIB]), module, function=draw.choice("fg"), name=name)
+        rows[one.category, one.module, one.source] = one
+    return table(*rows.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_modules_fold_to_one_row_and_come_back(seed: int) -> None:
+    lines = random_table(seed)
+    assert unfold(fold(lines.lines)) == lines.lines
+    assert sum(one.bytes for one in fold(lines.lines)) == lines.bytes
+    assert parse_lines(plain({"peak": lines}))["peak"] == shortened(lines)
+    assert shortened(lines).bytes == lines.bytes, "the sum stays exact"
+
+
+def test_a_deep_model_is_a_row_for_each_line() -> None:
+    each = [line(31, MIB, f"blocks.{n}.mlp", name=f"blocks.{n}.mlp.out") for n in range(48) if n != 40]
+    folded = fold([*each, line(31, 2 * MIB, "blocks.40.mlp")])
+    assert [(one.module, one.bytes, one.name) for one in folded] == [
+        ("blocks.0–39.mlp", 40 * MIB, "blocks.0–39.mlp.out"),
+        ("blocks.41–47.mlp", 7 * MIB, "blocks.41–47.mlp.out"),
+        ("blocks.40.mlp", 2 * MIB, ""),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_differences_add_up_whatever_has_moved(seed: int) -> None:
+    draw = random.Random(1000 + seed)
+    before = random_table(seed)
+    kept = [one for one in before.lines if draw.random() < 0.8]
+    changed = [replace(one, bytes=one.bytes * draw.choice([1, 1, 1, 2])) for one in kept]
+    after = table(*changed, *random_table(seed + 500, 5).lines)
+    most = draw.choice([3, 10, 40])
+    for one, other in ((before, after), (shortened(before, most), after), (before, shortened(after, most))):
+        assert sum(moved.difference for moved in moved_lines(one, other)) == other.bytes - one.bytes
+        assert moved_lines(one, one) == []
+    assert moved_lines(shortened(before, most), before) == [], "what the rest may hold has not moved"
+
+
+def test_an_edit_above_moves_no_line() -> None:
+    before = table(line(30, MIB), line(31, MIB), line(40, 512, name="mask"))
+    after = table(line(37, MIB), line(38, MIB), line(47, 512, name="mask"))
+    assert moved_lines(before, after) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "moved"),
+    [
+        ([line(30, 2 * MIB)], [("model.py:30 in Block.forward", MIB, 2 * MIB)]),
+        ([line(33, MIB), line(34, 12 * MIB, name="logits")], [("model.py:34 in Block.forward", 0, 12 * MIB)]),
+        ([line(29, 12 * MIB), line(31, MIB)], [("model.py:29 in Block.forward", 0, 12 * MIB)]),
+        ([], [("model.py:30 in Block.forward", MIB, 0)]),
+        ([line(5, MIB, file="layers/block.py")], []),
+        ([line(5, 3 * MIB, file="layers/block.py")], [("layers/block.py:5 in Block.forward", MIB, 3 * MIB)]),
+        ([line(30, MIB, name="renamed")], []),
+        (
+            [line(30, MIB, category="communication")],
+            [("model.py:30 in Block.forward", MIB, 0), ("model.py:30 in Block.forward", 0, MIB)],
+        ),
+    ],
+)
+def test_the_line_that_moved_is_found(after: list[Line], moved: list[tuple[str, int, int]]) -> None:
+    assert sorted(shown(moved_lines(table(line(30, MIB)), table(*after))), key=lambda one: -one[1]) == moved
+
+
+def test_a_function_of_two_files_is_not_guessed() -> None:
+    before = table(line(1, MIB, file="a.py"))
+    after = table(line(1, MIB, file="b.py"), line(1, MIB, file="c.py"))
+    assert len(moved_lines(before, after)) == 3
+
+
+def test_modules_that_moved_alike_are_one_line() -> None:
+    before = table(*(line(31, MIB, f"blocks.{n}") for n in range(6)))
+    after = table(*(line(32, MIB * (3 if n < 4 else 1), f"blocks.{n}") for n in range(6)))
+    (moved,) = moved_lines(before, after)
+    assert moved.words == "model.py:32 in Block.forward: +8.0 MiB (blocks.0–3)"
+    assert (moved.before, moved.after, moved.place.file, moved.place.line) == (4 * MIB, 12 * MIB, "model.py", 32)
+
+
+def test_a_line_outside_of_a_short_table_is_named_as_its_rest() -> None:
+    before = table(line(1, 9 * MIB, "a"), rest=5 * MIB, rest_most=3 * MIB)
+    after = table(line(1, 9 * MIB, "a"), line(2, 2 * MIB, "b", function="f"), line(3, MIB * 4, "c", function="g"))
+    new, rest = moved_lines(before, after)
+    assert new.words == "model.py:3 in g: +4.0 MiB (c)"
+    assert rest.words == f"{REST}: −3.0 MiB (the largest: model.py:2 in f)"
+
+
+def test_the_fullest_rank_and_launch_count() -> None:
+    rows = [
+        {"run_id": run, "rank": rank, "at": at, "category": "gradients", "module": None, "source": source,
+         "bytes": size, "storages": 1, "name": ""}
+        for run, rank, at, source, size in (
+            ("a", 0, "peak", "x.py:1 in f", 5), ("a", 0, "peak", "x.py:2 in f", 5), ("a", 1, "peak", "x.py:1 in f", 9),
+            ("b", 0, "growth", "x.py:3 in f", -4), ("b", 1, "growth", "x.py:3 in f", 0),
+        )
+    ]  # fmt: skip
+    found = lines_of(pd.DataFrame(rows))
+    assert [(one.source, one.bytes) for one in found["peak"].lines] == [("x.py:1 in f", 5), ("x.py:2 in f", 5)]
+    assert found["growth"].bytes == 0
+    assert lines_of(pd.DataFrame(rows).iloc[:0]) == {}
+
+
+def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:
+    """As `record` writes the lines and `check` reads them; a file without them is judged without."""
+    limits = {"peak_bytes": Limit(12.0 * MIB), "max_activations_bytes": Limit(12.0 * MIB), "growth_bytes": Limit(0.0)}
+    before = {"peak": table(line(30, 12 * MIB)), "growth": table()}
+    path = tmp_path / "b.yaml"
+    cells = {"c": CellBudget("0", limits, before), "old": CellBudget("0", limits)}
+    write_budget(BudgetFile(path, [], {"cpu": Environment({}, cells)}))
+    assert "- [12582912, 1, activations, blocks.3, 'model.py:30 in Block.forward', '']\n" in path.read_text()
+    read = read_budget(path).environments["cpu"].cells
+    assert read == cells
+    after = {
+        "peak": table(line(30, 12 * MIB), line(31, 12 * MIB, name="logits")),
+        "growth": table(line(40, 64, category="inputs")),
+    }
+    row = {"status": "ok", "peak_bytes": 24 * MIB, "max_activations_bytes": 24 * MIB, "growth_bytes": 64}
+    found = {f.metric: f for f in judge_cell("c", limits, {**row, "lines": after}, "", read["c"].lines)}
+    assert found["peak_bytes"].sentence.endswith(
+        "; activations moved most: 12,582,912 B (12.0 MiB) before, 25,165,824 B (24.0 MiB) now"
+        "; model.py:31 in Block.forward: +12.0 MiB (blocks.3, logits)"
+    )
+    assert [(place.file, place.line) for place in found["peak_bytes"].places] == [("model.py", 31)]
+    assert found["growth_bytes"].sentence.endswith(
+        "; inputs moved most; model.py:40 in Block.forward: +64 B (blocks.3)"
+    )
+    assert len(found) == 3
+    for one in judge_cell("old", limits, {**row, "lines": after}, "", read["old"].lines):
+        assert one.places == ()
+        assert "model.py" not in one.sentence
+
+
+def test_a_ceiling_names_what_grew_since_or_what_is_largest() -> None:
+    limits = {"peak_bytes": Limit(20.0 * MIB, "<=")}
+    after = {"peak": table(line(30, 20 * MIB), line(31, 4 * MIB))}
+    row = {"status": "ok", "peak_bytes": 24 * MIB, "lines": after}
+    (found,) = judge_cell("c", limits, row)
+    assert "most is of model.py:30 in Block.forward: 20.0 MiB (blocks.3); model.py:31" in found.sentence
+    (found,) = judge_cell("c", limits, row, "", {"peak": table(line(30, 20 * MIB))})
+    assert [(place.line, place.sentence[-22:]) for place in found.places] == [(31, "ward: +4.0 MiB (blocks.3)"[-22:])]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([1], "it is a mapping with peak and growth"),
+        ({"top": []}, "it is a mapping with peak and growth"),
+        ({"peak": 3}, "lines: peak is 3; it is a list"),
+        ({"peak": [[1, 2]]}, "a row is bytes, storages, category, module, line and label"),
+        ({"peak": [["1", 1, "a", "b", "c", ""]]}, "a row is bytes"),
+        ({"peak": [[7, 2, "a", "b.0–1", "c", ""]]}, "do not divide 7 bytes equally"),
+        ({"peak": [[0, 0, "a", "b.0–999999.0–999999", "c", ""]]}, "is no range of modules"),
+        ({"peak": [[0, 0, "a", "b.0–9999.0–9999", "c", ""]]}, "more than 100,000"),
+        ({"peak": [[0, 0, "a", "b.9–3", "c", ""]]}, "is no range of modules"),
+    ],
+)
+def test_wrong_lines_of_a_file_get_a_sentence(content: Any, words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        parse_lines(content)
+    assert words in str(error.value)
