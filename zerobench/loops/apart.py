@@ -46,7 +46,10 @@ def living_tensors() -> Iterator[torch.Tensor]:
     """Yields every tensor that the garbage collector knows."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects warn when their class is asked for
+        kinds: dict[type, bool] = {}
         for one in gc.get_objects():
             kind = type(one)
-            if issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake"):
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake")
+            if kinds[kind]:
                 yield one

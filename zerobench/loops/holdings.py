@@ -1,6 +1,7 @@
-"""Holdings of a loop before it is watched: model, strategy and optimizer are found, and their tensors named.
+"""Holdings: what a loop has before it is watched. Model, strategy and optimizer are found, and their tensors named.
 
 strategy      class of the model or of the optimizer -> the name in tables; plain where none is known
+engine        an object that labels by itself what it holds (`label_held`), as ours do
 masters       tensors that an optimizer updates and that are no parameters of the model
 states        an optimizer's tensors, by parameter
 the rest      every other tensor that lives already: "made before the watch", so that no byte is missed
@@ -9,7 +10,6 @@ the rest      every other tensor that lives already: "made before the watch", so
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..probes.dtensor import parts_of
 from ..probes.labeling import label_parts
 from ..probes.ledger import Ledger
 from ..zero import labels
-from .apart import is_apart
+from .apart import is_apart, living_tensors
 
 WRAPPERS = {
     "DistributedDataParallel": "ddp",
@@ -79,52 +79,54 @@ def torch_optimizers(optimizers: list[Any]) -> list[torch.optim.Optimizer]:
     return found
 
 
-def label_held(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Labels parameters, gradients, masters and states as they are now."""
-    for name, parameter in model.named_parameters():
-        label_parts(parameter.data, labels.PARAMETERS, name)
-        if parameter.grad is not None:
-            label_parts(parameter.grad, labels.GRADIENTS, name)
-    for name, buffer in model.named_buffers():
-        label_parts(buffer, labels.INPUTS, name)
-    label_updated(model, optimizers)
+class Holdings:
+    """Labels what the objects of a loop hold. `engines`: those of them that label it themselves."""
 
+    def __init__(self, ledger: Ledger, outer: Any, model: nn.Module, optimizers: list[Any]) -> None:
+        self._ledger, self._model = ledger, model
+        self._engines = [one for one in dict.fromkeys((outer, *optimizers)) if hasattr(one, "label_held")]
+        self._optimizers = torch_optimizers(optimizers)
 
-def label_updated(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Labels what optimizers update and keep: masters, which are no parameters, their gradients, and states."""
-    names = set(model.parameters())
-    of_model = {_storage(part) for p in names for part in parts_of(p.data)}
-    for optimizer in optimizers:
-        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            if parameter in names:
-                continue
-            if any(_storage(part) not in of_model for part in parts_of(parameter.data)):
-                label_parts(parameter.data, labels.MASTER, f"master {number}")
-            if parameter.grad is not None:
-                label_parts(parameter.grad, labels.GRADIENTS, f"gradient {number}")
-        for state in optimizer.state.values():
-            for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, torch.Tensor):
-                    label_parts(value, labels.OPTIMIZER, str(name))
+    def label_all(self) -> None:
+        """Labels parameters, buffers, gradients, masters and states as they are now, then all that lives beside."""
+        gc.collect()  # what is garbage already is not to go in the midst of a step
+        self._ledger.lines.silent = True
+        if not self._engines:
+            for name, parameter in self._model.named_parameters():
+                label_parts(parameter.data, labels.PARAMETERS, name)
+                if parameter.grad is not None:
+                    label_parts(parameter.grad, labels.GRADIENTS, name)
+        for name, buffer in self._model.named_buffers():
+            label_parts(buffer, labels.INPUTS, name)
+        for engine in self._engines:
+            engine.label_held()
+        self.label_updated()
+        self._meet_all_others()
+        self._ledger.lines.silent = False
 
+    def label_updated(self) -> None:
+        """Labels what optimizers update and keep: masters, which are no parameters, their gradients, and states."""
+        of_model = set(self._model.parameters())
+        for optimizer in self._optimizers:
+            for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                if parameter in of_model:
+                    continue
+                if not all(self._ledger.is_labeled(part) for part in parts_of(parameter.data)):
+                    label_parts(parameter.data, labels.MASTER, f"master {number}")
+                if not self._engines and parameter.grad is not None:
+                    label_parts(parameter.grad, labels.GRADIENTS, f"gradient {number}")
+            for state in optimizer.state.values():
+                for name, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        label_parts(value, labels.OPTIMIZER, str(name))
 
-def meet_all_others(ledger: Ledger) -> None:
-    """Shows the ledger every other tensor that lives, found by the garbage collector."""
-    gc.collect()  # what only circles hold would die in some step, or in none
-    for one in _living_tensors():
-        for part in parts_of(one):
-            if part.layout == torch.strided and not is_apart(part) and not ledger.knows(part):
-                ledger.meet(part, BEFORE)
-
-
-def _living_tensors() -> Iterator[torch.Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some objects warn when their class is asked for
-        for one in gc.get_objects():
-            kind = type(one)
-            if issubclass(kind, torch.Tensor) and not kind.__name__.startswith("Fake"):
-                yield one
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    def _meet_all_others(self) -> None:
+        """Shows the ledger every other tensor that lives, found by the garbage collector; not a dataset mapped from a
+        file or lent by NumPy, which torch has no memory for (its storage cannot be resized).
+        """
+        for one in living_tensors():
+            for part in parts_of(one):
+                if part.layout != torch.strided or is_apart(part) or self._ledger.knows(part):
+                    continue
+                if part.untyped_storage().resizable():
+                    self._ledger.meet(part, BEFORE)

@@ -1,20 +1,24 @@
 """Phases of a step of a loop that names none.
 
 forward     from the model's call until backward is called: the loss is part of it
-backward    torch.autograd.backward, which Tensor.backward and every library calls
-update      an optimizer's step, whichever it is, with those that it calls itself
+backward    an engine's `backward`, or torch.autograd.backward, which Tensor.backward and every library calls
+update      an engine's `step`, or an optimizer's, whichever it is, with those that it calls itself
 data        all else: drawing a batch, zero_grad, logging
+
+An update whose closure computes the loss again has a forward and a backward within, and goes on after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..zero import labels
 
 
 class Listener(Protocol):
@@ -34,59 +38,100 @@ class Listener(Protocol):
 
 
 class Phases(AbstractContextManager["Phases"]):
-    """Hooks of a model, of backward and of all optimizers, from enter to exit."""
+    """Hooks of a model, of backward, of all optimizers and of `engines`, from enter to exit."""
 
-    def __init__(self, model: nn.Module, listener: Listener) -> None:
-        self._model, self._listener = model, listener
-        self._updates = 0  # an optimizer may call another one's step
+    def __init__(self, model: nn.Module, engines: Sequence[Any], listener: Listener) -> None:
+        self._model, self._engines, self._listener = model, engines, listener
+        self._open: list[str] = []  # phases that have not ended, the innermost last
         self._stack = ExitStack()
 
     def __enter__(self) -> Phases:
         for hook in (
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+            register_optimizer_step_pre_hook(lambda *_: self._begin("update")),
+            register_optimizer_step_post_hook(lambda *_: self._end()),
         ):
             self._stack.callback(hook.remove)
-        self._stack.enter_context(_backward_heard(self._listener))
+        self._stack.callback(replaced(torch.autograd, "backward", self._backward_heard))
+        for engine in self._engines:
+            for method, phase in (("backward", "backward"), ("step", "update")):
+                if callable(getattr(engine, method, None)):
+                    self._stack.callback(replaced(engine, method, self._within(phase)))
+        if callable(getattr(self._model, "_sync_buffers", None)):  # DDP's, torch-private, pinned by a test
+            self._stack.callback(replaced(self._model, "_sync_buffers", _as_control))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def begin_step(self) -> None:
+        """A step begins: nothing of the one before goes on, also where its update has ended with an error."""
+        self._open.clear()
+
+    def _begin(self, phase: str) -> None:
+        self._open.append(phase)
+        self._listener.enter_phase(phase)
+
+    def _end(self) -> None:
+        if self._open:  # else the step's end came first
+            self._open.pop()
+        self._listener.enter_phase(self._open[-1] if self._open else "data")
+
     def _before_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._updates = 0  # also where an update has ended with an error
         self._listener.on_inputs((args, kwargs))
         self._listener.enter_phase("forward")
 
-    def _before_update(self, *_: Any) -> None:
-        self._updates += 1
-        self._listener.enter_phase("update")
+    def _within(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+            def heard(*args: Any, **kwargs: Any) -> Any:
+                self._begin(phase)
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    self._end()
 
-    def _after_update(self, *_: Any) -> None:
-        self._updates -= 1
-        if self._updates <= 0:
-            self._listener.enter_phase("data")
+            return heard
+
+        return wrap
+
+    def _backward_heard(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._listener.on_loss(tensors)
+            self._begin("backward")
+            try:
+                backward(tensors, *args, **kwargs)
+                self._listener.after_backward()
+            finally:
+                self._end()
+
+        return heard
 
 
-@contextmanager
-def _backward_heard(listener: Listener) -> Iterator[None]:
-    backward = torch.autograd.backward
+def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Puts `wrap` of an attribute in its place; returns what undoes it, as long as nothing else was put there since."""
+    own = vars(owner).get(name)
+    put = wrap(getattr(owner, name))
+    setattr(owner, name, put)
 
-    def heard(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        listener.on_loss(tensors)
-        listener.enter_phase("backward")
-        try:
-            backward(tensors, *args, **kwargs)
-            listener.after_backward()
-        finally:
-            listener.enter_phase("data")
+    def undo() -> None:
+        if vars(owner).get(name) is not put:
+            return
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
-    torch.autograd.backward = heard
-    try:
-        yield
-    finally:
-        torch.autograd.backward = backward
+    return undo
+
+
+def _as_control(send: Callable[..., Any]) -> Callable[..., Any]:
+    """A broadcast of buffers, which is no part of the volume."""
+
+    def labeled(*arguments: Any) -> Any:
+        with labels.collective("control", labels.BUFFERS):
+            return send(*arguments)
+
+    return labeled
 
 
 def tensors_in(given: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -12,13 +12,12 @@ A step ends where the optimizer's step does, or where the loop calls `watch.step
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import optim
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..probes import AccountedPass
@@ -28,7 +27,9 @@ from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
 from . import holdings, rows
 from .exchange import WatchError, gather, next_place, share_folder, to_plain
+from .holdings import Holdings
 from .phases import Phases, tensors_in
+from .step_end import is_engine, on_step
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
 
@@ -58,6 +59,7 @@ class Watch:
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
         snapshot: bool = False,
     ) -> None:  # fmt: skip
+        self._outer = model
         self.model, self._called = holdings.inner_model(model), holdings.called_model(model)
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         _check(self._optimizers, ends, warmup, steps)
@@ -93,22 +95,19 @@ class Watch:
             raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
         self._world, self._place = rows.World.here(self.node_size), next_place()
         self._home = threading.get_ident()
-        self._torch = holdings.torch_optimizers(self._optimizers)
         device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
         self._observing.enter_context(recorded(device, self._history))
         self._observing.callback(self._take_snapshot, device)
         accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
         self.probe = self._observing.enter_context(accounted)
-        lines = self.probe.ledger.lines
+        self._holdings = Holdings(self.probe.ledger, self._outer, self.model, self._optimizers)
         with self.probe.phase("init"):
-            lines.silent = True
-            holdings.label_held(self.model, self._torch)
-            self.probe.adopt(self.model)
-            holdings.meet_all_others(self.probe.ledger)
-            lines.silent = False
-        self._observing.enter_context(Phases(self._called, self))
+            self._holdings.label_all()
+            self.probe.hear(self.model)
+        engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
+        self._phases = self._observing.enter_context(Phases(self._called, engines, self))
         if self._ends == "optimizer":
-            self._observing.callback(_on_step(self._optimizers[-1], self._end_step))
+            self._observing.callback(on_step(self._optimizers[-1], self._end_step))
         self._begin_step()
         return self
 
@@ -160,12 +159,13 @@ class Watch:
 
     def _begin_step(self) -> None:
         self.state = WARMING if self.done < self.warmup else MEASURING
+        self._phases.begin_step()
         self._step.enter_context(self.probe.step(measured=self.state == MEASURING))
 
     def _end_step(self) -> None:
         if self.state not in (WARMING, MEASURING) or threading.get_ident() != self._home:
             return
-        holdings.label_updated(self.model, self._torch)
+        self._holdings.label_updated()
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
@@ -233,23 +233,3 @@ def _check(optimizers: list[Any], ends: str | None, warmup: int, steps: int) -> 
     for name, value, least in (("warmup", warmup, 0), ("steps", steps, 1)):
         if not isinstance(value, int) or value < least:
             raise ValueError(f"watch: {name}={value!r}; it is a whole number from {least} on")
-
-
-def _on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:
-    """Has `act` called after each step of the optimizer, or of an engine with such a method; returns what undoes it."""
-    if isinstance(optimizer, optim.Optimizer) and hasattr(optimizer, "_optimizer_step_post_hooks"):
-        return optimizer.register_step_post_hook(lambda *_: act()).remove
-    step = optimizer.step
-
-    def step_and_tell(*args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        act()
-        return result
-
-    optimizer.step = step_and_tell
-
-    def undo() -> None:
-        if vars(optimizer).get("step") is step_and_tell:
-            del optimizer.step
-
-    return undo

@@ -99,6 +99,8 @@ class AccountedPass:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+        for registry in (self._names, self._places, self._tied, self._hooked):
+            registry.clear()  # a model lives no longer for having been looked at
         if self._profiled is not None:
             self._profiled.finish(self.allocator)
         if self._cuda and error[0] is None and "step" in self.allocator.of:
@@ -106,15 +108,19 @@ class AccountedPass:
 
     def adopt(self, model: nn.Module) -> None:
         """Labels parameters, buffers and gradients after the model is built, before a strategy wraps it."""
-        self._names = {module: name for name, module in model.named_modules()}
         for name, parameter in model.named_parameters():
             labels.label(parameter, labels.PARAMETERS, name)
+        for name, buffer in model.named_buffers():
+            labels.label(buffer, labels.INPUTS, name)
+        self.hear(model)
+
+    def hear(self, model: nn.Module) -> None:
+        """Listens to a model's modules and gradients, until the pass is left."""
+        self._names = {module: name for name, module in model.named_modules()}
         numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
         for module, path in self._names.items():
             for own, parameter in module.named_parameters(recurse=False):
                 self._places[module, own] = numbers[parameter], f"{path}.{own}".removeprefix(".")
-        for name, buffer in model.named_buffers():
-            labels.label(buffer, labels.INPUTS, name)
         places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
         self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
@@ -305,7 +311,7 @@ class AccountedPass:
             self._hooked[parameter] = name
             if name in self._tied_names:
                 self._tied[parameter] = name
-            parameter.register_hook(partial(self._gradient_arrived, number, name))
+            self._stack.callback(parameter.register_hook(partial(self._gradient_arrived, number, name)).remove)
 
     def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
         """Labels the full parameters of a module that runs, including those that a strategy has put

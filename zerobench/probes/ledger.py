@@ -143,6 +143,11 @@ class Ledger(TorchDispatchMode):
         """Returns True where the tensor's storage has been met."""
         return tensor.untyped_storage()._cdata in self._live
 
+    def is_labeled(self, tensor: torch.Tensor) -> bool:
+        """Returns True where a label has said what the tensor's storage is."""
+        stored = self._live.get(tensor.untyped_storage()._cdata)
+        return stored is not None and stored.labeled
+
     def meet(self, tensor: torch.Tensor, name: str) -> None:
         """Counts a tensor that was made before the ledger listened, as temporary."""
         stored = self._meet(tensor.untyped_storage())

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from . import labels
 from .arena import Arena, Heap
 from .attributes import ModuleFace
 from .checkpoint.state_dict import StateFace
@@ -239,6 +240,19 @@ class Strategy(GradientFace, StateFace, ModuleFace):
             yield
         finally:
             self.gradients.synchronizing = before
+
+    def label_held(self) -> None:
+        """Labels all that the engine holds anew, for an observer that has come since `initialize`.
+
+        A master in a file is not among it: its bytes are known from the time when they are written.
+        """
+        apart = [] if self.holders() else self.frozen  # frozen parameters that no unit holds
+        for parameter in apart:
+            labels.label(parameter.data, labels.PARAMETERS, "frozen")
+        for unit in self.holders() or self.units:
+            unit.label_held()
+        for shard_range in self.placement.all_ranges():
+            shard_range.label_held()
 
     # -- as its parts see it --------------------------------------------------------------------------
 

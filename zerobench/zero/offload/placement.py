@@ -75,6 +75,11 @@ class ShardRange:
             labels.label(self.master, labels.MASTER, self.unit.name)
             self._placement.read(self.unit, self.start, self.master)
 
+    def label_held(self) -> None:
+        """Labels the master anew, for observers that have come since it was made."""
+        if not self.is_parameters and isinstance(getattr(self, "master", None), torch.Tensor):
+            labels.label(self.master, labels.MASTER, self.unit.name, tier=self.tier)
+
     @property
     def is_parameters(self) -> bool:
         """True where master and parameters are one tensor."""

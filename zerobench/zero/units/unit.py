@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import nn
 
+from .. import labels
 from ..arena import Heap
 from ..comm.base import Comm
 from ..gradients.bucket_base import GradientBucket
@@ -65,6 +66,16 @@ class Unit:
     def device(self) -> torch.device:
         """The device, wherever shards are."""
         return self.full_parameters.device
+
+    def label_held(self) -> None:
+        """Labels its tensors anew, for observers that have come since they were made."""
+        labels.label(self.full_parameters, labels.PARAMETERS, self.name)
+        if isinstance(self.parameter_shard, torch.Tensor):
+            tier = labels.DEVICE if self.placement.keeps_parameters else labels.HOST
+            labels.label(self.parameter_shard, labels.PARAMETERS, self.name, tier=tier)
+        gradients = getattr(self, "gradients", None)  # a frozen unit has none
+        if gradients is not None:
+            labels.label(gradients.shard, labels.GRADIENTS, self.name)
 
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's (shard_numel,) view of a (padded_numel,) tensor."""

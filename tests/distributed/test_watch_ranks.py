@@ -1,0 +1,156 @@
+"""Watching loops of two ranks: what is written by hand has the figures that the harness has for its own strategies."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import zerobench
+from tests.cells import cell
+from tests.ranks import run_ranks
+from zerobench import worker
+from zerobench.config.cell import CellConfig
+from zerobench.loops.holdings import BEFORE
+from zerobench.predict.build import build_model
+from zerobench.sweep.aggregate import join
+from zerobench.sweep.cell import _blank_row
+from zerobench.zero.modules.wrapping import default_units
+
+WARMUP, STEPS = 2, 2
+STRATEGIES = ("ddp", "zero_redundancy", "zero1", "zero2", "zero3", "fsdp2")
+EXACT = ("parameters", "gradients", "master", "optimizer", "communication", "activations", "states")
+MOVED = ("rank", "phase", "operator", "collective", "kind", "unit", "group_size", "control")
+OWN = {"zero1": [160], "zero2": [160], "zero3": [4, 160], "fsdp2": [4, 8]}
+"""Bytes that an engine keeps beside the model's states, counted as temporary by the harness, too: flags of the ranks'
+agreement, and the NaN in place of an absent parameter, which outlives its engine; FSDP2's mesh.
+"""
+
+
+def batch_of(config: CellConfig, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    tokens = torch.randint(256, (config.micro_batch, config.sequence + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def built(name: str, config: CellConfig, n: int) -> tuple[Any, Any]:
+    """The two objects that a user's loop has: what is called, and what has the step."""
+    options = config.strategy.values()
+    bucket = options.get("bucket_bytes", 0)
+    model = build_model(config)
+    adam: dict[str, Any] = {"lr": 1e-3, "fused": True}
+    if name == "fsdp2":
+        mesh = init_device_mesh("cpu", (n,))
+        for _, unit in default_units(model):
+            fully_shard(unit, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters(), **adam)
+    if name.startswith("zero") and name != "zero_redundancy":
+        sizes = {"bucket_bytes": bucket} if bucket else {}
+        return (zerobench.initialize(model, torch.optim.AdamW(model.parameters(), **adam), strategy=name, **sizes),) * 2
+    optimizer: Any = torch.optim.AdamW(model.parameters(), **adam)
+    if name == "zero_redundancy":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **adam)
+    views = options["gradient_as_bucket_view"]
+    return DistributedDataParallel(model, bucket_cap_mb=bucket / 2**20, gradient_as_bucket_view=views), optimizer
+
+
+def train(rank: int, name: str, config: CellConfig, called: Any, optimizer: Any) -> list[float]:
+    losses = []
+    for step in range(WARMUP + STEPS + 1):
+        tokens, targets = batch_of(config, rank, step)
+        loss = called(tokens, targets)
+        if optimizer is called:
+            called.backward(loss)
+            called.step()
+        else:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+        del loss, tokens, targets
+    return losses
+
+
+def watched(rank: int, n: int, name: str) -> dict[str, Any] | None:
+    """What is found of a loop by a watch over its steps alone."""
+    config = cell(name, n).config
+    called, optimizer = built(name, config, n)
+    with zerobench.watch(called, optimizer, warmup=WARMUP, steps=STEPS) as watch:
+        ledger = watch.probe.ledger
+        before = sorted(one.bytes for one in ledger._live.values() if one.name == BEFORE and one.bytes)
+        losses = train(rank, name, config, called, optimizer)
+    if watch.results is None:
+        return None
+    run, results = watch.results.runs.iloc[0].to_dict(), watch.results
+    peaks = results.lines[results.lines["at"] == "peak"].groupby("rank").bytes.sum()
+    totals = results.memory.query("phase == 'step' and category == 'total'").set_index("rank").max_bytes
+    made = results.tensors[results.tensors.category.isin(("activations", "temporary"))]
+    assert (made.source != "").all()
+    assert made.module.str.startswith("blocks.").any()  # "" is the root
+    return {
+        "run": run, "before": before, "losses": losses, "traffic": moved(results.traffic.to_dict("records")),
+        "lines": dict(peaks) == dict(totals), "watched": results.steps.query("rank == 0").loss.tolist(),
+    }  # fmt: skip
+
+
+def measured(rank: int, n: int, name: str) -> Any:
+    """The accounted pass of an ordinary run, on a rank of the same strategy."""
+    job = worker.RankJob(cell(name, n).config, "accounted", rank, None, "")
+    with mock.patch.object(worker, "rank_environment", return_value=nullcontext(torch.device("cpu"))):
+        return worker.run_rank(job, lambda _: None)
+
+
+def moved(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        key = tuple(row[column] for column in MOVED)
+        found[*key, "calls"] += row["calls"]
+        found[*key, "payload"] += row["payload_bytes"]
+        found[*key, "volume"] += round(row["volume_elements"])
+    return found
+
+
+def all_of(rank: int, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    loops = {name: watched(rank, n, name) for name in STRATEGIES}
+    gc.collect()
+    return loops, {name: measured(rank, n, name) for name in STRATEGIES}
+
+
+@pytest.fixture(scope="module")
+def both() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return run_ranks(2, all_of, timeout_s=300)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_loop_written_by_hand_costs_what_the_harness_says(name: str, both: list[Any]) -> None:
+    loop, records = both[0][0][name], [mine[1][name] for mine in both]
+    row = _blank_row(cell(name, 2))
+    tables = join(row, cell(name, 2).config, records)
+    run = loop["run"]
+    assert run["strategy"] == name
+    assert loop["lines"]
+    # the harness holds nothing that it did not make: what the watch met has nothing of the model's
+    assert loop["before"] == OWN.get(name, [])
+    others = 4 if name == "fsdp2" else 0
+    assert run["kept_bytes"] == row.kept_bytes + others == sum(loop["before"])
+    assert run["peak_bytes"] == row.peak_bytes + others
+    for category in EXACT:
+        key = f"max_{category}_bytes" if category != "states" else "states_bytes"
+        assert run[key] == getattr(row, key), category
+        if category != "states":
+            assert run[f"peak_{category}_bytes"] == getattr(row, f"peak_{category}_bytes"), category
+    assert loop["watched"] == loop["losses"][:-1]
+    assert run["growth_bytes"] == row.growth_bytes == 0
+    assert (run["psi"], run["volume_psi"]) == (row.psi, row.volume_psi)
+    assert loop["traffic"] == moved([asdict(one) for one in tables["traffic"]])
