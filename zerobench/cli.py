@@ -53,6 +53,7 @@ Verbs:
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
+  zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
@@ -80,6 +81,7 @@ VERBS = {
     "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",
+    "bisect": "bisect.command",
     "budget": "budget.command",
     "prune": "prune",
     "calibrate": "calibrate.command",

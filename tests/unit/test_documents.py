@@ -23,7 +23,15 @@ PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-MADE = ("results/runs", "results/mlp", "results/calibration", "build/docs", "results/budgets/")
+MADE = (
+    "results/runs",
+    "results/mlp",
+    "results/calibration",
+    "build/docs",
+    "results/budgets/",
+    "results/bisect",
+    "results/history",
+)
 """Paths that a reader's own commands make."""
 
 

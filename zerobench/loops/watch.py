@@ -11,6 +11,7 @@ A step ends where the optimizer's step does, or where the loop calls `watch.step
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -36,6 +37,9 @@ NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", 
 ENDS = ("optimizer", "step")
 """Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
 
+WATCH_TO = "ZEROBENCH_WATCH_TO"
+"""The environment variable that names the results folder of watches without one of their own."""
+
 
 class Watch:
     """Accounts memory and traffic of some steps of a loop; a context manager, or `start` and `stop`.
@@ -45,7 +49,8 @@ class Watch:
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
     warmup      steps before the measured ones; without any, what the first step leaves is counted as growth
     steps       measured steps
-    to          a results folder; None: the tables are in `results` alone
+    to          a results folder; None: that of the variable ZEROBENCH_WATCH_TO; without it the tables are in
+                `results` alone
     name        the run's name in tables and budgets; default: the model's class
     node_size   ranks per node, for traffic between nodes; None: all ranks are one node
     timeout_s   seconds that rank 0 waits for the other ranks' records
@@ -67,7 +72,7 @@ class Watch:
             raise ValueError("watch: snapshot=True writes a file into the run's folder; give to=, a results folder")
         self._ends = ends or ("optimizer" if self._optimizers else "step")
         self.warmup, self.steps, self.node_size = warmup, steps, node_size
-        self._to, self._timeout_s = to, timeout_s
+        self._to, self._timeout_s = to or os.environ.get(WATCH_TO) or None, timeout_s
         self._about = rows.About.of(name, model, self.model, self._optimizers, warmup)
         self.state, self.done = NEW, 0
         self.problem = ""

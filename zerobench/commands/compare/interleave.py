@@ -13,7 +13,6 @@ import glob
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ import pandas as pd
 from ...results import tables
 from ...results.attempts import in_order
 from ...results.provenance import PACKAGE
+from ..revisions import GitError, full_hash, worktree
 
 RUNS = "results/runs/interleaved"
 
@@ -135,27 +135,13 @@ def _numbered(folder: Path, number: int) -> pd.DataFrame:
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`."""
+    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`. Raises ValueError."""
     if revision == ".":
         yield PACKAGE.parent
         return
-    commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", refused=f"{revision}: ")
-    with tempfile.TemporaryDirectory(prefix="zerobench-") as aside:
-        place = Path(aside) / "tree"
-        _git("worktree", "add", "--detach", str(place), commit)
-        try:
-            yield place
-        finally:
-            _git("worktree", "remove", "--force", str(place))
-
-
-def _git(*arguments: str, refused: str = "") -> str:
-    """Returns git's output in the checkout that contains this package. Raises ValueError."""
     try:
-        done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True)
-    except OSError as error:
-        raise ValueError(f"--interleave: git cannot be run: {error}") from error
-    if done.returncode:
-        why = next(iter(done.stderr.strip().splitlines()), "it failed").removeprefix("fatal: ")
-        raise ValueError(f"--interleave: {refused}git says: {why}")
-    return done.stdout.strip()
+        found = full_hash(PACKAGE, revision)
+    except GitError as error:
+        raise ValueError(f"--interleave: {error}") from error
+    with worktree(PACKAGE, found) as place:
+        yield place
