@@ -11,7 +11,6 @@ import yaml
 
 from tests.cells import cell
 from zerobench.commands.budget.check import exit_code
-from zerobench.commands.budget.command import record_cell
 from zerobench.commands.budget.file import (
     BudgetFile,
     CellBudget,
@@ -21,6 +20,7 @@ from zerobench.commands.budget.file import (
     write_budget,
 )
 from zerobench.commands.budget.judge import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.commands.budget.record import Wanted, record_cell
 from zerobench.commands.budget.report import write_junit, write_markdown
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.sizes import parse_bytes, show_bytes
@@ -92,7 +92,7 @@ def test_what_is_recorded_of_a_cell_is_held_and_a_change_of_it_caught(tmp_path: 
     measured = row(**{metric: 0.5 if metric.endswith(("psi", "share")) else 2**22}, **about)
     measured |= {"name": "c", "work": "0", "environment": "cpu, torch 2.13"}
     file = BudgetFile(tmp_path / "b.yaml")
-    record_cell(file, measured, recorded(config), {"c"})
+    record_cell(file, measured, Wanted(tuple(recorded(config))), {"c"})
     write_budget(file)
     ((_, held),) = read_budget(file.path).of("cpu, torch 2.13")
     assert judge_cell("c", held.limits, measured) == []

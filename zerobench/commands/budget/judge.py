@@ -221,19 +221,31 @@ def what_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any], large
 
     `largest` names the largest tensor at the peak, for metrics in bytes.
     """
-    if metric in ("peak_bytes", "states_bytes"):
-        parts: tuple[str, ...] = MAXIMA
-    elif metric in ("volume_psi", "wire_bytes", "payload_bytes"):
-        parts = PARTS
-    else:
-        return ""
+    part = most_moved(metric, limits, row)
+    if part is None:
+        return f"; the largest tensor at the peak is {largest}" if largest and _parts(metric) is MAXIMA else ""
+    was, now = show_value(part, limits[part].value), show_value(part, row[part])
+    return f"; {part_name(part)} moved most: {was} before, {now} now"
+
+
+def most_moved(metric: str, limits: dict[str, Limit], row: dict[str, Any]) -> str | None:
+    """Returns the part of a metric, a metric itself, that deviates most from the budget in the metric's direction."""
+    parts = _parts(metric)
     exact = {p: row[p] - limits[p].value for p in parts if p in limits and not limits[p].bound and pd.notna(row[p])}
     grown = float(row[metric]) > limits[metric].value
     # A deviation in the other direction explains nothing.
     alike = {p: by for p, by in exact.items() if by and (by > 0) == grown}
-    part = max(alike, key=lambda p: abs(alike[p]), default=None)
-    if part is None:
-        return f"; the largest tensor at the peak is {largest}" if largest and parts is MAXIMA else ""
-    name = part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")
-    was, now = show_value(part, limits[part].value), show_value(part, row[part])
-    return f"; {name} moved most: {was} before, {now} now"
+    return max(alike, key=lambda p: abs(alike[p]), default=None)
+
+
+def _parts(metric: str) -> tuple[str, ...]:
+    if metric in ("peak_bytes", "states_bytes"):
+        return MAXIMA
+    return PARTS if metric in ("volume_psi", "wire_bytes", "payload_bytes") else ()
+
+
+def part_name(part: str) -> str:
+    """Returns the category, or the collective, of one of `MAXIMA` and `PARTS`; nothing for other metrics."""
+    if part not in (*MAXIMA, *PARTS):
+        return ""
+    return part.removeprefix("max_").removeprefix("volume_").removesuffix("_bytes").removesuffix("_psi")

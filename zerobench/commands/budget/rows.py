@@ -20,6 +20,7 @@ from ...results.tables import Results
 from ...sizes import show_count
 from ...sweep.command import run_cells
 from .file import environment_of
+from .judge import METRICS
 from .line_table import lines_of
 
 
@@ -55,7 +56,7 @@ def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.
     if len(kept) < len(runs):
         number = show_count(len(runs) - len(kept), "failed or superseded run")
         print(f"{chosen.runs}: {number} left out; --all takes them")
-    return summaries(kept, results)
+    return summaries(kept, results.of(runs["run_id"]))
 
 
 def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
@@ -72,6 +73,15 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
         top = next(mine.itertuples(), None)
         name = (top.name or top.module or f"made in {top.phase}") if top else ""
         row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
+        row["launched"] = _launched(row, results.runs)
         ids = launches[launches["cell_id"] == row["cell_id"]]["run_id"]
         row["lines"] = lines_of(results.lines[results.lines["run_id"].isin(ids)])
     return rows
+
+
+def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
+    """Returns metric -> its values in all launches of a cell by the same code, of one commit of the user's."""
+    mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
+    for column in (*tables.CODE, "commit"):
+        mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
+    return {metric: [float(v) for v in mine[metric].dropna()] for metric in METRICS if metric in mine}

@@ -1,0 +1,146 @@
+"""Budgets of a watched loop: recorded, explained where they change, refused where they are noisy, checked by line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import zerobench
+from zerobench import cli
+from zerobench.commands.budget.comment import MARKER
+from zerobench.commands.budget.file import BudgetFile, read_budget
+from zerobench.commands.budget.judge import Limit
+
+HERE = Path(__file__)
+KEPT = next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.strip().startswith("self.kept"))
+"""The line that holds a copy of the logits in a loop that keeps them."""
+
+
+class Net(nn.Module):
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.keeps = keeps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        if self.keeps:
+            self.kept = x.detach().double()
+        return x.square().mean()
+
+
+def train(to: Path, keeps: bool) -> None:
+    torch.manual_seed(0)
+    net = Net(keeps)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with zerobench.watch(net, optimizer, to=to):
+        for _ in range(3):
+            net(torch.randn(64, 16)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the loop: `before`, `after` with a line more, and `noisy`, which has both."""
+    where = tmp_path_factory.mktemp("loops")
+    train(where / "before", False)
+    train(where / "after", True)
+    shutil.copytree(where / "before", where / "noisy")
+    train(where / "noisy", True)
+    return where
+
+
+def budget(*words: str | Path) -> int:
+    return cli.run(["budget", *map(str, words)])
+
+
+def _limits(file: BudgetFile) -> dict[str, Limit]:
+    (environment,) = file.environments.values()
+    (cell,) = environment.cells.values()
+    return cell.limits
+
+
+@pytest.fixture
+def recorded(loops: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "b.yaml"
+    assert budget("record", "--runs", loops / "before", "--file", file) == 0
+    return file
+
+
+def test_a_check_names_the_line_of_a_loop(loops: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert budget("check", recorded, "--runs", loops / "before") == 0
+    assert budget("check", recorded, "--runs", loops / "after") == 1
+    (words,) = [line for line in capsys.readouterr().out.splitlines() if ": peak_bytes is" in line]
+    assert f"{HERE.name}:{KEPT} in Net.forward: +8.0 KiB" in words
+
+
+def test_a_recording_explains_what_it_changes(
+    loops: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    was, text = read_budget(recorded), recorded.read_text()
+    capsys.readouterr()
+    comment = tmp_path / "out/c.md"
+    words = ["record", "--runs", loops / "after", "--file", recorded, "--comment", comment]
+    assert budget(*words, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert recorded.read_text() == text, "a dry run writes nothing"
+    assert "nothing was written" in shown
+    assert budget(*words) == 0
+    assert shown.replace("; --dry-run: nothing was written", "") == capsys.readouterr().out
+    now, before = (_limits(one) for one in (read_budget(recorded), was))
+    changed = {metric for metric in now if now[metric] != before[metric]}
+    assert {"peak_bytes", "max_activations_bytes"} <= changed
+    body = comment.read_text()
+    assert body.startswith(MARKER)
+    rows = [line.split(" | ") for line in body.splitlines() if line.startswith("| plain")]
+    assert {row[1] for row in rows} == changed
+    for metric in changed:
+        assert f"  {metric} " in shown
+    (peak,) = [row for row in rows if row[1] == "peak_bytes"]
+    assert peak[2] == f"{before['peak_bytes'].value:,.0f} B ({before['peak_bytes'].value / 1024:.1f} KiB)"
+    assert peak[4:6] == ["+8,192 B (8.0 KiB)", "activations"]
+    assert f"{HERE.name}:{KEPT} in Net.forward: +8.0 KiB" in peak[6]
+    assert budget("check", recorded, "--runs", loops / "after", "--strict") == 0
+
+
+def test_a_noisy_baseline_is_refused(loops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "n.yaml"
+    words = ["record", "--runs", loops / "noisy", "--file", file, "--metrics", "peak_bytes,states_bytes"]
+    assert budget(*words) == 2
+    assert not file.exists()
+    (said,) = capsys.readouterr().err.splitlines()
+    values = sorted(zerobench.load(loops / "noisy").runs["peak_bytes"])
+    for part in ("plain Net N=1 b=64: peak_bytes differs between 2 launches", *(f"{value:,} B" for value in values)):
+        assert part in said
+    tolerance = said.rpartition("--tolerance ")[2]
+    assert budget(*words, "--tolerance", tolerance) == 0
+    capsys.readouterr()
+    assert budget(*words) == 0, "the tolerance is in the file now"
+    for run_id in zerobench.load(loops / "noisy").runs["run_id"]:
+        own = tmp_path / f"{run_id}.yaml"
+        assert budget("record", "--runs", loops / "noisy", "--file", own, "--where", f"run_id={run_id}") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tolerance", "peak=2"], "--tolerance peak=2: peak is none of"),
+        (["--tolerance", "peak_bytes=much"], "'much' is no percentage from 0 to 100"),
+        (["--tolerance", "peak_bytes=-2"], "is no percentage"),
+        (["--tolerance", "peak_bytes=nan"], "is no percentage"),
+    ],
+)
+def test_a_wrong_tolerance_is_a_sentence(
+    loops: Path, tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.yaml"
+    assert budget("record", "--runs", loops / "before", "--file", file, *words) == 2
+    assert said in capsys.readouterr().err
+    assert not file.exists()
