@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -21,6 +22,7 @@ from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import worker
 from zerobench.config.cell import CellConfig
+from zerobench.loops import WatchError
 from zerobench.loops.holdings import BEFORE
 from zerobench.predict.build import build_model
 from zerobench.sweep.aggregate import join
@@ -121,14 +123,37 @@ def moved(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def all_of(rank: int, n: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def sentence(rank: int, leaves: str) -> str:
+    """The sentence that this rank gets where rank 1 does as `leaves` says: it has no step, an error, or no end."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    watch = zerobench.watch(model, optimizer, timeout_s=0.3 if leaves == "no end" else 60)
+    try:
+        with nullcontext(watch.start()) if leaves == "no end" and rank else watch:
+            for _ in range(3 if rank == 0 or leaves == "no end" else 0):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if rank and leaves == "an error":
+                raise ValueError("here")
+    except (WatchError, ValueError) as error:
+        return str(error)
+    finally:
+        dist.barrier()  # no end before rank 0 has waited
+        if watch.state != "stopped":
+            watch.stop()
+    return ""
+
+
+def all_of(rank: int, n: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    sentences = {leaves: sentence(rank, leaves) for leaves in ("no step", "an error", "no end")}
     loops = {name: watched(rank, n, name) for name in STRATEGIES}
     gc.collect()
-    return loops, {name: measured(rank, n, name) for name in STRATEGIES}
+    return loops, {name: measured(rank, n, name) for name in STRATEGIES}, sentences
 
 
 @pytest.fixture(scope="module")
-def both() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def both() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, str]]]:
     return run_ranks(2, all_of, timeout_s=300)
 
 
@@ -154,3 +179,12 @@ def test_a_loop_written_by_hand_costs_what_the_harness_says(name: str, both: lis
     assert run["growth_bytes"] == row.growth_bytes == 0
     assert (run["psi"], run["volume_psi"]) == (row.psi, row.volume_psi)
     assert loop["traffic"] == moved([asdict(one) for one in tables["traffic"]])
+
+
+def test_a_rank_that_leaves_early_is_named(both: list[Any]) -> None:
+    (*_, zero), (*_, one) = both
+    without = "the loop ended without a step: the optimizer took no step"
+    assert (zero["no step"], one["no step"]) == (f"watch: rank 1: {without}", f"watch: {without}")
+    assert (zero["an error"], one["an error"]) == ("watch: rank 1: it left the loop with ValueError", "here")
+    words = "watch: no record came from rank 1 within 0.3 s; every rank must watch its loop to the end"
+    assert (zero["no end"], one["no end"]) == (words, "")

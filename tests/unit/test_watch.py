@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import zerobench
+from zerobench.loops import WatchError
 from zerobench.loops.holdings import BEFORE
 from zerobench.probes import AccountedPass
 from zerobench.zero import labels
@@ -137,7 +144,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start(name: str) -> None:
-    oracle, results = seen_by_the_oracle(**CASES[name]), watched(Loop(**CASES[name]))
+    oracle, seen = seen_by_the_oracle(**CASES[name]), Loop(**CASES[name])
+    results = watched(seen)
     expected = {row.category: row for row in oracle.memory_rows(0) if row.phase == "step"}
     rows = results.memory.query("phase == 'step'").set_index("category")
     for category in EXACT:
@@ -149,3 +157,201 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
     assert run.psi == sum(p.numel() for p in Net().parameters())
     assert run.growth_bytes == oracle.memory["growth_bytes"] == 0
     assert not (results.tensors.name == BEFORE).any()
+    # and it changes nothing, to the bit
+    alone = Loop(**CASES[name])
+    for number in range(WARMUP + STEPS + 1):
+        alone.step(number, nothing)
+    assert alone.losses == seen.losses
+    for mine, other in zip(alone.model.parameters(), seen.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_marked_steps_are_those_that_the_optimizer_ends() -> None:
+    by_optimizer, marked = watched(Loop()), watched(Loop(), ends="step")
+    rows = [
+        results.memory.query("phase == 'step'").set_index("category").max_bytes for results in (by_optimizer, marked)
+    ]
+    assert rows[0].to_dict() == rows[1].to_dict()
+    assert marked.runs.peak_bytes.item() == by_optimizer.runs.peak_bytes.item()
+
+
+def test_without_warmup_what_the_first_step_leaves_is_growth() -> None:
+    run = watched(Loop(), warmup=0, steps=2).runs.iloc[0]
+    states = sum(2 * p.nbytes + 4 for p in Net().parameters())
+    gradients = sum(p.nbytes for p in Net().parameters())  # they live as the optimizer's step ends
+    assert run.max_optimizer_bytes == states
+    assert run.growth_bytes == states + gradients + 4 * BATCH * HIDDEN + 4  # and so do batch and loss
+
+
+def test_an_update_that_a_scaler_skips_ends_a_step() -> None:
+    results = watched(Loop(scaled=True, skips=(1, 2)), steps=3)
+    losses = results.steps.loss.tolist()
+    assert [loss == float("inf") for loss in losses] == [False, True, True]
+
+
+def patched() -> dict[str, Any]:
+    """All that a watch puts elsewhere while it observes."""
+    return {
+        "backward": torch.autograd.backward,
+        "resize": torch.UntypedStorage.resize_,
+        "thread": threading.Thread.start,
+        "scaler": torch.amp.GradScaler.step,
+        "before forwards": dict(module_hooks._global_forward_pre_hooks),
+        "after forwards": dict(module_hooks._global_forward_hooks),
+        "before updates": dict(optimizer_hooks._global_optimizer_pre_hooks),
+        "after updates": dict(optimizer_hooks._global_optimizer_post_hooks),
+        "modes": _get_current_dispatch_mode(),
+        "labels": list(labels._observers),
+        "backend": {name: vars(torch._C._distributed_c10d.Backend).get(name) for name in ("allreduce", "broadcast")},
+    }
+
+
+def hooks_of(loop: Loop) -> list[Any]:
+    model, optimizers = loop.model, loop.optimizers
+    found: list[Any] = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    found += [hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()]
+    for one in optimizers:
+        found += [*one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
+        found += ["step"] * ("step" in vars(one))
+    return found
+
+
+class Stop(Exception):
+    """Of a loop that fails."""
+
+
+@pytest.mark.parametrize("ends", ["over", "error", "early"])
+def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
+    before, loop = patched(), Loop(halves=True)
+    watch = zerobench.watch(loop.model, loop.optimizers)
+    assert patched() == before  # a watch that has not started is none
+    with pytest.raises(Stop) if ends == "error" else nullcontext(), watch:
+        assert all(patched()[name] != before[name] for name in before if name != "backend")
+        assert hooks_of(loop)
+        for number in range(2 if ends == "early" else WARMUP + STEPS):
+            loop.step(number, nothing)
+            if number == 1 and ends == "error":
+                raise Stop("here")
+        if ends == "over":  # the last measured step is over, the loop is not
+            assert (patched(), hooks_of(loop)) == (before, [])
+            loop.step(9, nothing)
+    assert (patched(), hooks_of(loop)) == (before, [])
+    assert watch.results is not None
+    assert watch.results.runs.status.item() == ("crash" if ends == "error" else "ok")
+    model = [weakref.ref(one) for one in (loop.model, *loop.optimizers, loop.model.first.weight)]
+    del loop
+    assert [one() for one in model] == [None] * 4  # by reference counts alone
+
+
+class Engine:
+    """An optimizer in an object that is none, and that has had its own `step` replaced."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.steps = optimizer, 0
+        self.step = self.counted
+
+    def counted(self) -> None:
+        self.optimizer.step()
+        self.steps += 1
+
+
+def test_an_engine_in_an_optimizers_place_gets_its_own_step_back() -> None:
+    loop = Loop()
+    engine = Engine(loop.optimizers[0])
+    own = vars(engine)["step"]
+    with zerobench.watch(loop.model, engine) as watch:
+        for number in range(4):
+            loop.model(torch.randn(BATCH, HIDDEN)).sum().backward()
+            engine.step()
+            assert (vars(engine)["step"] is own) == (number >= 2)
+    assert engine.steps == 4
+    assert watch.results is not None
+    phases = watch.results.memory.query("category == 'optimizer' and phase == 'update'")
+    assert phases.max_bytes.item() > 0
+
+
+def sentence(act: Callable[[], Any], error: type[Exception] = WatchError) -> str:
+    with pytest.raises(error) as caught:
+        act()
+    assert patched() == sentence.clean  # type: ignore[attr-defined]
+    return str(caught.value)
+
+
+sentence.clean = patched()  # type: ignore[attr-defined]
+
+
+def run(loop: Loop, steps: int, **how: Any) -> None:
+    with zerobench.watch(loop.model, loop.optimizers[0], **how):
+        for number in range(steps):
+            loop.step(number, nothing)
+
+
+def test_a_loop_that_shows_too_little_gets_a_sentence() -> None:
+    assert sentence(lambda: run(Loop(), 0)) == "watch: the loop ended without a step: the optimizer took no step"
+    assert sentence(lambda: run(Loop(), 3, ends="step")) == (
+        "watch: the loop ended without a step: watch.step() was not called"
+    )
+    assert sentence(lambda: run(Loop(), 1)) == (
+        "watch: the loop ended after 1 step, and the first 1 are not accounted; give it more steps"
+    )
+    assert sentence(lambda: run(Loop(), 2, warmup=3)) == (
+        "watch: the loop ended after 2 steps, and the first 3 are not accounted; give it more steps"
+    )
+
+
+def test_what_is_replaced_midway_is_named() -> None:
+    def replace_model() -> None:
+        loop = Loop()
+        with zerobench.watch(loop.model, loop.optimizers[0]):
+            for number in range(3):
+                loop.step(number, nothing)
+                loop.model = Net() if number == 0 else loop.model
+
+    def replace_both() -> None:
+        loop = Loop()
+        with zerobench.watch(loop.model, loop.optimizers[0]):
+            for number in range(3):
+                loop.step(number, nothing)
+                if number == 0:
+                    loop.model = Net()
+                    loop.optimizers = [torch.optim.SGD(loop.model.parameters())]
+
+    assert sentence(replace_model) == (
+        "watch: the watched Net was not called in step 2; was it replaced? Watch the model that the loop calls"
+    )
+    assert sentence(replace_both) == (
+        "watch: the loop ended after 1 step of the watched AdamW, while another SGD stepped; were model and optimizer"
+        " replaced? Watch those that the loop uses"
+    )
+
+
+def test_a_watch_is_used_once_and_alone() -> None:
+    loop = Loop()
+    watch = zerobench.watch(loop.model, loop.optimizers[0])
+    assert sentence(watch.stop).startswith("watch.stop: the watch has not started")
+    assert sentence(watch.step).startswith("watch.step: the optimizer's step ends a step here")
+    assert sentence(zerobench.watch(loop.model).step).startswith("watch.step: the watch has not started")
+    with watch:
+        with pytest.raises(WatchError, match="another one observes this process; leave it before the next begins"):
+            zerobench.watch(loop.model, loop.optimizers[0]).start()
+        for number in range(3):
+            loop.step(number, nothing)
+        assert watch.state == "over"
+        run(loop, 3)  # it observes no more
+    assert sentence(watch.start) == "watch: it is stopped; make a new one for another loop"
+    watch.stop()  # again: nothing happens
+
+
+def test_objects_that_cannot_be_watched_are_refused(tmp_path: Path) -> None:
+    model, optimizer = Net(), torch.optim.SGD(Net().parameters())
+
+    def refused(*objects: Any, **how: Any) -> str:
+        return sentence(lambda: zerobench.watch(*objects, to=tmp_path, **how), ValueError)
+
+    assert refused(lambda x: x, optimizer).startswith("watch: model is function; give the torch.nn.Module")
+    assert refused(model, object()) == "watch: optimizer is object, which has no step"
+    assert refused(model, ends="optimizer").startswith('watch: ends="optimizer" needs the optimizer')
+    assert refused(model, optimizer, ends="epoch") == 'watch: ends=\'epoch\'; it is "optimizer" or "step"'
+    assert refused(model, optimizer, steps=0) == "watch: steps=0; it is a whole number from 1 on"
+    assert refused(model, optimizer, warmup=-1) == "watch: warmup=-1; it is a whole number from 0 on"
+    assert not list(tmp_path.iterdir())

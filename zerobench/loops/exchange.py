@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any, get_args, get_type_hints
 import torch.distributed as dist
 
 from ..probes.probe import EventOrder, PassRecords
+
+PROBLEM = "problem"
+"""Key of the sentence that a rank posts in place of its record."""
 
 _exchanges = 0
 
@@ -33,28 +37,50 @@ def next_place() -> str:
 def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout_s: float) -> list[dict[str, Any]]:
     """Returns the records of all ranks on rank 0, and on others only their own.
 
-    Raises WatchError, which names the ranks that posted none within `timeout_s` seconds.
+    Raises WatchError, which names the ranks that posted none within `timeout_s` seconds, or a rank with its problem.
     """
     if world_size == 1:
         return [mine]
-    store = _store()
-    store.set(f"{place}/{rank}", json.dumps(mine))
     if rank:
+        _post(place, rank, mine)
         return [mine]
-    found: list[dict[str, Any]] = [mine]
+    store, found = _store(), [mine]
     missing: list[int] = []
     for other in range(1, world_size):
+        key = f"{place}/{other}"
         try:
-            store.wait([f"{place}/{other}"], timedelta(seconds=timeout_s if not missing else 0.05))
-        except dist.DistError:
+            store.wait([key], timedelta(seconds=timeout_s if not missing else 0.05))
+        except RuntimeError:  # a file store raises no DistError
             missing.append(other)
             continue
-        found.append(json.loads(store.get(f"{place}/{other}")))
+        found.append(json.loads(store.get(key)))
+        store.delete_key(key)
+    for other, record in enumerate(found):
+        if PROBLEM in record:  # of ranks that are not there it says why, maybe
+            raise WatchError(f"watch: rank {other}: {record[PROBLEM].removeprefix('watch: ')}")
     if missing:
         ranks = ", ".join(map(str, missing))
         words = f"watch: no record came from rank {ranks} within {timeout_s:g} s"
         raise WatchError(f"{words}; every rank must watch its loop to the end")
     return found
+
+
+def post_problem(place: str, problem: str, rank: int, world_size: int) -> None:
+    """Tells rank 0 in a sentence why no record comes from this rank; the others, that there will be no folder."""
+    if world_size == 1:
+        return
+    with suppress(WatchError):  # the sentence is raised here as well
+        if rank:
+            _post(place, rank, {PROBLEM: problem})
+        else:
+            _store().set(f"{place}/folder", "")
+
+
+def _post(place: str, rank: int, record: dict[str, Any]) -> None:
+    try:
+        _store().set(f"{place}/{rank}", json.dumps(record))
+    except RuntimeError as error:  # a file store raises no DistError
+        raise WatchError("watch: rank 0, which brings the records together, is gone") from error
 
 
 def share_folder(place: str, folder: Path | None, rank: int, world_size: int, timeout_s: float) -> Path | None:
@@ -67,7 +93,7 @@ def share_folder(place: str, folder: Path | None, rank: int, world_size: int, ti
         return folder
     try:
         store.wait([key], timedelta(seconds=timeout_s))
-    except dist.DistError as error:
+    except RuntimeError as error:  # a file store raises no DistError
         raise WatchError(f"watch: rank 0 named no folder for snapshots within {timeout_s:g} s") from error
     named = store.get(key).decode()
     return Path(named) if named else None

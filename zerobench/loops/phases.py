@@ -30,6 +30,9 @@ class Listener(Protocol):
     def on_inputs(self, given: Any) -> None:
         """The model is called with these arguments; its forward is next."""
 
+    def on_update(self, optimizer: Any) -> None:
+        """This optimizer's step begins."""
+
     def on_loss(self, tensors: Any) -> None:
         """Backward is called on these tensors."""
 
@@ -48,7 +51,7 @@ class Phases(AbstractContextManager["Phases"]):
     def __enter__(self) -> Phases:
         for hook in (
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True),
-            register_optimizer_step_pre_hook(lambda *_: self._begin("update")),
+            register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(lambda *_: self._end()),
         ):
             self._stack.callback(hook.remove)
@@ -80,6 +83,10 @@ class Phases(AbstractContextManager["Phases"]):
     def _before_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._listener.on_inputs((args, kwargs))
         self._listener.enter_phase("forward")
+
+    def _before_update(self, optimizer: Any, _args: object, _kwargs: object) -> None:
+        self._listener.on_update(optimizer)
+        self._begin("update")
 
     def _within(self, phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,7 +138,8 @@ def write(
     row, machine = _blank_row(world, config)
     row.status, row.reason = status_of(error)
     row.seconds = round(time.monotonic() - world.began.seconds, 3)
-    records = [_record(about, rank, one, measured) for rank, one in enumerate(plain) if one]
+    first = 0 if error is None else world.rank
+    records = [_record(about, rank, one, measured) for rank, one in enumerate(plain, first) if one]
     tables = join(row, config, records, theory=False) if records else {}
     with _folder(to) as folder:
         prefix = f"{NOT_IN_A_FOLDER_NAME.sub('-', about.name)[:80]}-{row.cell_id}"

@@ -27,12 +27,18 @@ from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
 from . import holdings, rows
-from .exchange import WatchError, gather, next_place, share_folder, to_plain
+from .exchange import WatchError, gather, next_place, post_problem, share_folder, to_plain
 from .holdings import Holdings
 from .phases import Phases, tensors_in
 from .step_end import is_engine, on_step
 
 NEW, WARMING, MEASURING, OVER, STOPPED = "new", "warming", "measuring", "over", "stopped"
+
+OF_LOOP = ("model", "_outer", "_called", "_optimizers", "_known", "_holdings", "_phases")
+"""Attributes that hold objects of the loop; a watch that has stopped has them no more."""
+
+_watching: list[Watch] = []
+"""The watch that observes this process."""
 
 ENDS = ("optimizer", "step")
 """Ends of a step: the optimizer's step, or the loop's call of `watch.step()`."""
@@ -83,6 +89,7 @@ class Watch:
         """The run's folder, where `to` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
         self._seen_forward, self._loss = False, 0.0
+        self._others = ""  # the class of an optimizer that steps and is not watched
         self._history = History() if snapshot else None
         self._snapshot: dict[str, Any] | None = None  # from the end of the last step on
 
@@ -98,13 +105,27 @@ class Watch:
         """Begins to observe; the next step is the first."""
         if self.state != NEW:
             raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
+        if _watching:
+            raise WatchError("watch: another one observes this process; leave it before the next begins")
         self._world, self._place = rows.World.here(self.node_size), next_place()
         self._home = threading.get_ident()
+        try:
+            self._observe()
+        except BaseException:
+            self._observing.close()
+            raise
+        self._begin_step()
+        return self
+
+    def _observe(self) -> None:
+        _watching.append(self)
+        self._observing.callback(_watching.remove, self)
         device = next((p.device for p in self._called.parameters()), torch.device("cpu"))
         self._observing.enter_context(recorded(device, self._history))
         self._observing.callback(self._take_snapshot, device)
         accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
         self.probe = self._observing.enter_context(accounted)
+        self._known = [*self._optimizers, *holdings.torch_optimizers(self._optimizers)]
         self._holdings = Holdings(self.probe.ledger, self._outer, self.model, self._optimizers)
         with self.probe.phase("init"):
             self._holdings.label_all()
@@ -113,8 +134,6 @@ class Watch:
         self._phases = self._observing.enter_context(Phases(self._called, engines, self))
         if self._ends == "optimizer":
             self._observing.callback(on_step(self._optimizers[-1], self._end_step))
-        self._begin_step()
-        return self
 
     def step(self) -> None:
         """Marks the end of a step, for a loop that says so itself. Raises WatchError where the optimizer does."""
@@ -130,23 +149,34 @@ class Watch:
         `error`: what ended the loop early; it becomes the run's status, and no sentence of this watch hides it.
         Raises WatchError, a sentence, where there is nothing to tell.
         """
+        if self.state == NEW:
+            raise WatchError("watch.stop: the watch has not started; use it as a context manager, or call start()")
         if self.state == STOPPED:
             return
         self._leave()
         self.state = STOPPED
-        measured = self.done - self.warmup
-        if measured < 1 and error is None:
-            raise WatchError(self.problem or self._why_nothing())
-        if self.problem and error is None:
-            raise WatchError(self.problem)
-        world = self._world
-        plain = to_plain(self.probe.found(world.rank, Path())) if measured > 0 else {}
+        try:
+            self._tell(error)
+        finally:
+            for name in OF_LOOP:  # a watch that is kept for its results keeps no model alive
+                vars(self).pop(name, None)
+
+    def _tell(self, error: BaseException | None) -> None:
+        measured, world = max(0, self.done - self.warmup), self._world
+        why = self.problem or ("" if measured else self._why_nothing())
+        if error is not None:
+            why = f"it left the loop with {type(error).__name__}"
+        if why:
+            post_problem(self._place, why, world.rank, world.world_size)
+        if why and error is None:
+            raise WatchError(why)
+        plain = to_plain(self.probe.found(world.rank, Path())) if measured else {}
         if error is None:
             records = gather(self._place, plain, world.rank, world.world_size, self._timeout_s)
         else:  # other ranks may wait for this one in a collective; there is nothing to wait for here
             records = [plain]
         if world.rank == 0 or error is not None:
-            self.results, self.folder = rows.write(self._about, world, max(measured, 0), records, error, self._to)
+            self.results, self.folder = rows.write(self._about, world, measured, records, error, self._to)
         if self._snapshot is not None:
             folder = self.folder
             if error is None:
@@ -154,11 +184,15 @@ class Watch:
             write_snapshot(folder, world.rank, self._snapshot)
 
     def _why_nothing(self) -> str:
+        steps = {0: "without a step", 1: "after 1 step"}.get(self.done, f"after {self.done} steps")
+        if self._others:
+            name = type(self._optimizers[-1]).__name__
+            words = f"watch: the loop ended {steps} of the watched {name}, while another {self._others} stepped"
+            return f"{words}; were model and optimizer replaced? Watch those that the loop uses"
         if self.done == 0:
             what = "the optimizer took no step" if self._ends == "optimizer" else "watch.step() was not called"
             return f"watch: the loop ended without a step: {what}"
-        steps = "1 step" if self.done == 1 else f"{self.done} steps"
-        return f"watch: the loop ended after {steps}, and the first {self.warmup} are not accounted; give it more steps"
+        return f"watch: the loop ended {steps}, and the first {self.warmup} are not accounted; give it more steps"
 
     # -- a step ---------------------------------------------------------------------------------------
 
@@ -214,6 +248,11 @@ class Watch:
         found = list(tensors_in(given))
         self._about.see_batch(found)
         self.probe.inputs(*found)
+
+    def on_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer's step begins."""
+        if optimizer not in self._known:
+            self._others = type(optimizer).__name__
 
     def on_loss(self, tensors: Any) -> None:
         """Backward is called."""
