@@ -11,7 +11,7 @@ from torch import nn
 
 import zerobench
 from zerobench import cli
-from zerobench.commands.budget.comment import MARKER
+from zerobench.commands.budget.comment import MARKER_OF_CHANGES
 from zerobench.commands.budget.file import BudgetFile, read_budget
 from zerobench.commands.budget.judge import Limit
 
@@ -98,7 +98,7 @@ def test_a_recording_explains_what_it_changes(
     changed = {metric for metric in now if now[metric] != before[metric]}
     assert {"peak_bytes", "max_activations_bytes"} <= changed
     body = comment.read_text()
-    assert body.startswith(MARKER)
+    assert body.startswith(MARKER_OF_CHANGES)
     rows = [line.split(" | ") for line in body.splitlines() if line.startswith("| plain")]
     assert {row[1] for row in rows} == changed
     for metric in changed:

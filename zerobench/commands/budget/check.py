@@ -6,13 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from ...config.compose import RefusedError, compose_cells
 from ...results import selection
 from ...results.conditions import add_options
+from ...sizes import printable
 from ..status_table import code_of
+from .comment import write_check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, read_budget
-from .judge import Finding, judge_cell
-from .report import print_findings, write_junit, write_markdown
+from .github import is_github, tell_github
+from .judge import Finding, Limit, judge_cell
+from .report import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
 from .rows import UnjudgedError, environment_of_cell, finished_rows, run_rows
 
 
@@ -30,6 +35,16 @@ def check(arguments: list[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="an improvement fails too: record it")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="a JUnit XML report")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="a Markdown summary")
+    parser.add_argument("--comment", type=Path, metavar="FILE", help="Markdown for a comment that a bot updates")
+    parser.add_argument(
+        "--benchmark-json", type=Path, metavar="FILE", help="for github-action-benchmark, customSmallerIsBetter"
+    )
+    parser.add_argument(
+        "--github",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true",
+    )
     chosen = parser.parse_intermixed_args(arguments)
     more = [one for one in chosen.files if "=" in one]
     paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
@@ -39,21 +54,29 @@ def check(arguments: list[str]) -> int:
     if not paths:
         raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
     finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
-    findings: list[Finding] = []
-    judged: list[tuple[str, str]] = []
+    verdicts = Verdicts()
     for path in paths:
         try:
-            mine, held = _check_file(read_budget(path), finished, more, chosen.all)
+            verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
         except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
-            mine, held = [Finding("unjudged", str(path), "", str(error))], []
-        findings += mine
-        judged += held
-    print_findings(findings, judged)
+            verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
+    print_findings(verdicts.findings, verdicts.judged)
+    _write(verdicts, chosen)
+    return exit_code(verdicts.findings, chosen.strict)
+
+
+def _write(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
+    """Writes the reports that were asked for."""
     if chosen.junit:
-        write_junit(chosen.junit, findings, judged)
+        write_junit(chosen.junit, verdicts.findings, verdicts.judged)
     if chosen.markdown:
-        write_markdown(chosen.markdown, findings, judged)
-    return exit_code(findings, chosen.strict)
+        write_markdown(chosen.markdown, verdicts.findings, verdicts.judged)
+    if chosen.comment:
+        write_check(chosen.comment, verdicts)
+    if chosen.benchmark_json:
+        write_benchmark(chosen.benchmark_json, verdicts)
+    if is_github() if chosen.github is None else chosen.github:
+        tell_github(verdicts)
 
 
 def exit_code(findings: list[Finding], strict: bool) -> int:
@@ -64,10 +87,8 @@ def exit_code(findings: list[Finding], strict: bool) -> int:
     return 2 if "unjudged" in kinds else 0
 
 
-def _check_file(
-    file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool
-) -> tuple[list[Finding], list[tuple[str, str]]]:
-    """Returns findings, and the (cell, metric) pairs that were checked. Failed attempts among `finished` runs at cells
+def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool) -> Verdicts:
+    """Returns the verdicts on the cells of a file. Failed attempts among `finished` runs at cells
     without a budget count with `everything` only.
     """
     if finished is None:
@@ -81,8 +102,7 @@ def _check_file(
     else:
         rows = finished
         _tell_of_older_code(rows)
-    findings: list[Finding] = []
-    judged: list[tuple[str, str]] = []
+    found = Verdicts()
     for environment in dict.fromkeys(row["environment"] for row in rows):
         _require(file, environment)
         mine = [row for row in rows if row["environment"] == environment]
@@ -90,24 +110,35 @@ def _check_file(
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, mine)
             matched += [id(row)]
-            findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "", budgeted.lines)
-            judged += [(name, metric) for metric in budgeted.limits]
+            found.findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "", budgeted.lines)
+            found.judged += [(name, metric) for metric in budgeted.limits]
+            found.measured |= _measured(name, budgeted, row)
         other = [row for row in mine if id(row) not in matched]
-        findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])
-    return findings, judged
+        found.findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])
+    return found
+
+
+def _measured(
+    name: str, budgeted: CellBudget, row: dict[str, Any] | None
+) -> dict[tuple[str, str], tuple[Limit, float]]:
+    if row is None or row["status"] != "ok":
+        return {}
+    values = {metric: row.get(metric) for metric in budgeted.limits}
+    known = {metric: value for metric, value in values.items() if value is not None and not pd.isna(value)}
+    return {(name, metric): (budgeted.limits[metric], float(value)) for metric, value in known.items()}
 
 
 def _unbudgeted(rows: list[dict[str, Any]]) -> list[Finding]:
     """Returns findings for failed cells without a budget; other such cells get a note."""
     if rows:
-        print(f"without a budget: {', '.join(row['name'] for row in rows)}")
+        print(printable(f"without a budget: {', '.join(row['name'] for row in rows)}"))
     return [finding for row in rows if row["status"] != "ok" for finding in judge_cell(row["name"], {}, row)]
 
 
 def _tell_of_older_code(rows: list[dict[str, Any]]) -> None:
     older = [row["name"] for row in rows if code_of(row) == "older"]
     if older:
-        print(f"by older code than this: {', '.join(older)}; without --runs they are measured anew")
+        print(printable(f"by older code than this: {', '.join(older)}; without --runs they are measured anew"))
 
 
 def _require(file: BudgetFile, environment: str) -> None:

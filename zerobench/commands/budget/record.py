@@ -32,7 +32,9 @@ from .rows import UnjudgedError, finished_rows, run_rows
 
 @dataclass(frozen=True)
 class Wanted:
-    """The choice of what is recorded of a cell: `metrics`, or those of use, with `step_s` if `time`; `tolerances`, by metric."""
+    """The choice of what is recorded of a cell: `metrics`, or those of use, with `step_s` if `time`. `tolerances`: of
+    metrics, as fractions.
+    """
 
     metrics: tuple[str, ...] = ()
     time: bool = False

@@ -1,0 +1,202 @@
+"""A check's reports for GitHub, for a comment and for charts; texts of strangers stay texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_budget_of_a_loop import HERE, KEPT, budget, loops, recorded
+from zerobench.commands.budget.changes import Change
+from zerobench.commands.budget.comment import (
+    CUT,
+    MARKER,
+    MOST_OF_COMMENT,
+    changes_body,
+    check_body,
+    escaped,
+    fitted,
+    verdict,
+    write_check,
+)
+from zerobench.commands.budget.github import MOST, commands_of, is_github, repository_root
+from zerobench.commands.budget.judge import Finding, Limit
+from zerobench.commands.budget.lines import Place
+from zerobench.commands.budget.report import Verdicts, print_findings, write_benchmark, write_markdown
+
+ROOT = HERE.parents[2]
+EVIL = "zero2\r\n::error file=a.py::x\n| a | ``` `b` <img src=x> @team [l](http://e.org) #1 <!-- --> __c__ 100% a,b:c"
+"""A cell's name that would be a command, a table's row, code, HTML, a mention, a link and a reference."""
+
+fixtures = loops, recorded
+
+
+def finding(
+    kind: str = "regression", cell: str = "c", metric: str = "peak_bytes", file: str = "", line: int = 0
+) -> Finding:
+    places = (Place(file, line, f"{file}:{line} in f: +1 B"),) if file else ()
+    return Finding(kind, cell, metric, f"{cell}: {metric} moved", places)
+
+
+def parse(command: str) -> tuple[str, dict[str, str], str]:
+    """Level, properties and message of a command, as the runner of a workflow reads them."""
+    found = re.fullmatch(r"::(\w+) ([^:\r\n]*)::([^\r\n]*)", command)
+    assert found is not None, command
+    pairs = dict(part.split("=", 1) for part in found[2].split(","))
+    for code, char in (("%3A", ":"), ("%2C", ","), ("%0D", "\r"), ("%0A", "\n"), ("%25", "%")):
+        pairs = {key: value.replace(code, char) for key, value in pairs.items()}
+    return found[1], pairs, found[3].replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
+
+
+def test_each_kind_has_its_level_and_lines_inside_the_repository_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "repo/src").mkdir(parents=True)
+    for name in ("repo/src/a,b.py", "outside.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "repo/link.py").symlink_to(tmp_path / "outside.py")
+    monkeypatch.chdir(tmp_path / "repo/src")
+    findings = [
+        finding(file="a,b.py", line=3),
+        finding("missing", metric="", file=str(tmp_path / "outside.py"), line=3),
+        finding("improvement", file="gone.py", line=3),
+        finding("unjudged", file="../link.py", line=1),
+        finding(metric="states_bytes", file="a\0b.py", line=1),
+        finding(metric="heap_bytes", file=".", line=1),
+    ]
+    parsed = [parse(one) for one in commands_of(findings, tmp_path / "repo")]
+    assert [(level, pairs.get("file"), pairs.get("line")) for level, pairs, _ in parsed] == [
+        ("error", "src/a,b.py", "3"), ("error", None, None), ("warning", None, None), ("notice", None, None),
+    ]  # fmt: skip
+    assert parsed[1][2].count("moved") == 3, "what has no line is one annotation of its cell"
+    assert parsed[0][1]["title"] == "peak_bytes of c"
+    assert all("file" not in parse(one)[1] for one in commands_of(findings, None))
+
+
+def test_a_hostile_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = commands_of([finding(cell=EVIL)], None)
+    level, pairs, message = parse(command)
+    assert (level, pairs) == ("error", {"title": f"peak_bytes of {EVIL}"})
+    assert message == f"{EVIL}: peak_bytes moved"
+    print_findings([finding(cell=EVIL)], [(EVIL, "peak_bytes")])
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("::")]
+
+
+def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
+    verdicts = Verdicts([finding(cell=EVIL, file=EVIL, line=1)], [(EVIL, "peak_bytes")])
+    verdicts.measured[EVIL, "peak_bytes"] = Limit(1.0), 2.0
+    plain = "\n".join(check_body(verdicts)[1:])
+    changed = "\n".join(changes_body(EVIL, [Change(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
+    write_markdown(tmp_path / "m.md", verdicts.findings, verdicts.judged)
+    for text in (plain, changed, (tmp_path / "m.md").read_text()):
+        assert "<img" not in text
+        assert "<!--" not in text
+        assert not re.search(r"^::", text, re.MULTILINE)
+        tables = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1, "no cell more than the header has"
+    for text in (plain, changed):
+        for part in ("@", "`b`", "[l]", "://", " #1", "__c__"):
+            assert not re.search(r"(?<!\\)" + re.escape(part), text.replace("\\`b\\`", "").replace("\\[l\\]", ""))
+    assert escaped("Block.__init__ of peak_bytes") == "Block.\\_\\_init\\_\\_ of peak_bytes"
+
+
+def test_findings_of_a_line_are_one_annotation_and_a_level_has_ten(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    same = [finding(metric=metric, file="pyproject.toml", line=2) for metric in ("peak_bytes", "states_bytes")]
+    ((_, pairs, message),) = [parse(one) for one in commands_of(same, ROOT)]
+    assert pairs["title"] == "peak_bytes of c and 1 more"
+    assert message == "c: peak_bytes moved\nc: states_bytes moved"
+    many = [finding(cell=f"c{n}") for n in range(30)] + [finding(cell="last", file="pyproject.toml", line=1)]
+    parsed = [parse(one) for one in commands_of(many, ROOT)]
+    assert len(parsed) == MOST
+    assert parsed[0][1]["file"] == "pyproject.toml", "those with a line are shown first"
+    assert parsed[-1][1]["title"] == "22 more findings"
+    assert all(any(f"{one.cell}: " in message for _, _, message in parsed) for one in many)
+
+
+def test_the_checkout_is_the_workflows_or_the_nearest(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert repository_root({}) is None
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert repository_root({}) == tmp_path
+    assert repository_root({"GITHUB_WORKSPACE": str(tmp_path / "a")}) == tmp_path / "a"
+    assert [is_github(one) for one in ({}, {"GITHUB_ACTIONS": "false"}, {"GITHUB_ACTIONS": "true"})] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_in_a_workflow_a_check_annotates_and_sums_up(
+    loops: Path, recorded: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, comment, chart = tmp_path / "summary.md", tmp_path / "out/comment.md", tmp_path / "out/chart.json"
+    summary.write_text("# before\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(ROOT))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    words = ["check", recorded, "--runs", loops / "after", "--comment", comment, "--benchmark-json", chart]
+    capsys.readouterr()
+    assert budget(*words) == 1
+    commands = [parse(line) for line in capsys.readouterr().out.splitlines() if line.startswith("::")]
+    where = {"file": str(HERE.relative_to(ROOT)), "line": str(KEPT)}
+    (kept,) = [pairs for level, pairs, _ in commands if pairs.items() >= where.items()]
+    assert "peak_bytes of plain Net N=1 b=64" in kept["title"]
+    body = comment.read_text()
+    assert body.startswith(f"{MARKER}\n### Memory and traffic: ")
+    assert summary.read_text() == "# before\n" + body.removeprefix(f"{MARKER}\n")
+    assert f"{HERE.name}:{KEPT} in Net.forward: +8.0 KiB" in body
+    rows = {row["name"]: row for row in json.loads(chart.read_text())}
+    peak = rows["plain Net N=1 b=64: peak_bytes"]
+    assert set(peak) <= {"name", "unit", "value", "range", "extra"}
+    assert (peak["unit"], peak["value"] in (p := _peaks(loops / "after"))) == ("B", True), p
+    assert f":{KEPT} in Net.forward" in peak["extra"]
+    assert budget(*words, "--no-github") == 1
+    assert "::error" not in capsys.readouterr().out
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    assert budget(*words) == 1
+    assert "::error" not in capsys.readouterr().out
+    assert budget("check", recorded, "--runs", loops / "before", "--github", "--comment", comment) == 0
+    assert "::" not in capsys.readouterr().out
+    assert "### Memory and traffic: every limit holds" in comment.read_text()
+
+
+def _peaks(folder: Path) -> list[int]:
+    from zerobench import load
+
+    return list(load(folder).runs["peak_bytes"])
+
+
+def test_a_comment_fits_and_closes_its_folds(tmp_path: Path) -> None:
+    places = tuple(Place("a.py", n, "x" * 90) for n in range(20))
+    verdicts = Verdicts([Finding("regression", f"c{n}", "peak_bytes", "s" * 500, places) for n in range(100)])
+    write_check(tmp_path / "c.md", verdicts)
+    text = (tmp_path / "c.md").read_text()
+    assert len(text) <= MOST_OF_COMMENT
+    assert text.endswith(CUT)
+    assert text.count("<details>") == text.count("</details>")
+    assert fitted(["a", "b"], 100) == "a\nb\n"
+
+
+def test_the_verdict_is_in_words() -> None:
+    kinds = ["improvement", "regression", "unjudged", "missing", "regression"]
+    assert verdict(Verdicts([finding(kind) for kind in kinds])) == "2 worse, 1 missing, 1 not measured, 1 better"
+    assert verdict(Verdicts()) == "nothing was judged"
+
+
+def test_charts_have_what_smaller_is_better_for(tmp_path: Path) -> None:
+    limits = {
+        "peak_bytes": Limit(4.0, "", 0.005),
+        "volume_psi": Limit(2.5),
+        "tokens_per_s": Limit(9.0),
+        "nvme_bytes": Limit(0.0),
+    }
+    verdicts = Verdicts(measured={("c", metric): (limit, limit.value) for metric, limit in limits.items()})
+    write_benchmark(tmp_path / "b.json", verdicts)
+    assert json.loads((tmp_path / "b.json").read_text()) == [
+        {"name": "c: peak_bytes", "unit": "B", "value": 4, "range": "± 0.5 %", "extra": "limit: 4 ± 0.5 %"},
+        {"name": "c: volume_psi", "unit": "ψ", "value": 2.5, "extra": "limit: 2.5"},
+    ]
