@@ -28,7 +28,7 @@ LAYERS = {
         {"sweep"},
         {"loops"},
         {"commands"},
-        {"cli"},
+        {"cli", "gate"},
         {"__init__"},
         {"__main__"},
     ],

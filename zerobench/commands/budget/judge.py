@@ -99,7 +99,8 @@ class Limit:
 
     def judge(self, metric: str, value: float) -> str:
         """Returns ok, regression or improvement."""
-        slack = max(max(self.tolerance, ROUNDING) * abs(self.value), SLACK.get(metric, 0))
+        relative = self.tolerance if metric.endswith("_bytes") else max(self.tolerance, ROUNDING)
+        slack = max(relative * abs(self.value), SLACK.get(metric, 0))
         if self.bound:
             crossed = value > self.value + slack if self.bound == "<=" else value < self.value - slack
             return "regression" if crossed else "ok"

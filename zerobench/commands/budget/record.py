@@ -155,7 +155,8 @@ def record_cell(
         "processor": row["processor"],
         "cores": int(row["cores"]),
     }
-    same_work = [name for name, cell in environment.cells.items() if cell.work == row["work"] and name != row["name"]]
+    cells = environment.cells.items() if row["work"] else ()
+    same_work = [name for name, cell in cells if cell.work == row["work"] and name != row["name"]]
     twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     before = environment.cells.get(row["name"], twins[0] if twins else CellBudget(None, {}))
     limits = _limits(before.limits, row, wanted)

@@ -1,0 +1,122 @@
+"""Limits by hand, of a marker's arguments.
+
+limit    [<= | >= | ==] size [± 2 %]     without an operator exact, as in budget files; `leaks` is a ceiling
+size     term + term ...                 "24 GiB", "16 psi + 2 unit", "12/4 psi"
+term     a number, or a fraction, and a unit; a number alone is bytes, of a volume it is ψ
+
+B, KiB, MiB, GiB, TiB, KB, MB, GB, TB
+psi    the parameters of the whole model, on whichever rank they are: of bytes 1 B per parameter ("16 psi" is 16 B per
+       parameter), of a volume 1 element per parameter
+unit   the bytes of the largest unit: of the parameters that FSDP2 gathers at once, or else of the largest block
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from ..commands.budget.judge import Limit
+from ..records import CATEGORIES, COLLECTIVES
+from ..sizes import SIZES
+
+METRICS = {
+    "peak": "peak_bytes",
+    "states": "states_bytes",
+    "leaks": "growth_bytes",
+    **{category: f"max_{category}_bytes" for category in CATEGORIES},
+    "volume": "volume_psi",
+    **{collective: f"volume_{collective}_psi" for collective in COLLECTIVES},
+    "wire": "wire_bytes",
+    "control": "control_bytes",
+}
+"""A marker's argument -> the column of runs that it limits; the column's own name does as well."""
+
+COLUMNS = tuple(METRICS.values())
+
+_LIMIT = re.compile(r"(<=|>=|==)?\s*([^±<>=]+?)\s*(?:±\s*([0-9]*\.?[0-9]+)\s*%)?")
+_TERM = re.compile(r"([0-9]*\.?[0-9]+)\s*(?:/\s*([0-9]*\.?[0-9]+))?\s*([a-zψ]*)", re.IGNORECASE)
+_PSI, _UNIT = ("psi", "ψ"), ("unit", "units")
+_FORMS = '"<= 24 GiB", "<= 16 psi + 2 unit", "30 MiB ± 2 %"'
+_BYTES = "B, KiB, MiB, GiB, KB, MB, GB, psi or unit"
+
+
+class GateError(ValueError):
+    """A test asks for what the gate cannot give; the message is a sentence."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model's sizes: `psi` parameters, and `unit` bytes of its largest unit."""
+
+    psi: int
+    unit: int
+
+
+@dataclass(frozen=True)
+class HandLimit:
+    """A limit as it is written. `terms`: factors of units; `exact`: more and less than the value are both wrong."""
+
+    metric: str
+    written: str
+    bound: str
+    terms: tuple[tuple[float, str], ...]
+    tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """True where the limit is no ceiling and no floor."""
+        return not self.bound
+
+    def of(self, sizes: Sizes) -> Limit:
+        """Returns the limit of a model of these sizes."""
+        of_unit = {"psi": sizes.psi if self.metric.endswith("_bytes") else 1, "unit": sizes.unit}
+        value = sum(factor * (of_unit.get(unit) or SIZES.get(unit, 0)) for factor, unit in self.terms)
+        return Limit(float(round(value)) if self.metric.endswith("_bytes") else value, self.bound, self.tolerance)
+
+
+def metric_of(argument: str) -> str:
+    """Returns the column that a marker's argument limits. Raises GateError, which names the nearest."""
+    metric = METRICS.get(argument, argument)
+    if metric not in COLUMNS:
+        near = get_close_matches(argument, [*METRICS, "ranks", "timeout_s", "recorded"], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        options = f"limits are {', '.join(METRICS)}; options are ranks, timeout_s, recorded"
+        raise GateError(f"zerobench: {argument} is no limit and no option; {hint}{options}")
+    return metric
+
+
+def parse_hand(argument: str, value: Any) -> HandLimit:
+    """Parses a limit of a marker. Raises GateError, a sentence."""
+    metric = metric_of(argument)
+    written = f'{argument}="{value}"' if isinstance(value, str) else f"{argument}={value!r:.60}"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise GateError(f"zerobench: {written} is no limit; write a number or words, as {_FORMS}")
+    found = _LIMIT.fullmatch(str(value).strip())
+    if found is None:
+        raise GateError(f"zerobench: {written} is no limit; write <=, >= or nothing and a size, as {_FORMS}")
+    terms = tuple(_term(written, metric, part) for part in found[2].split("+"))
+    bound = found[1] or ("<=" if metric == "growth_bytes" else "")
+    return HandLimit(metric, written, bound.replace("==", ""), terms, float(found[3] or 0) / 100)
+
+
+def _term(written: str, metric: str, text: str) -> tuple[float, str]:
+    found = _TERM.fullmatch(text.strip())
+    factor = float(found[1]) / float(found[2] or 1) if found and float(found[2] or 1) else math.nan
+    if found is None or not math.isfinite(factor):
+        raise GateError(
+            f"zerobench: {written}: {text.strip()!r:.40} is no size; write a number and a unit, as {_FORMS}"
+        )
+    unit = found[3].lower()
+    unit = "psi" if unit in _PSI else "unit" if unit in _UNIT else unit
+    if metric.endswith("_psi"):
+        if unit not in ("", "psi"):
+            raise GateError(
+                f"zerobench: {written}: a volume is counted in psi, elements per parameter; wire= is in bytes"
+            )
+        return factor, "psi"
+    if unit not in ("", "psi", "unit") and unit not in SIZES:
+        raise GateError(f"zerobench: {written}: {found[3]} is no unit; it is {_BYTES}")
+    return factor, unit or "b"

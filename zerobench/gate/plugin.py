@@ -1,0 +1,207 @@
+"""pytest's hooks: the marker `zerobench`, the fixture `zerobench_watch`, and the options of the command line.
+
+Everything else is imported by tests that use them: a session without such a test loads neither torch nor pandas.
+
+    setup      the marker is read and held against the fixture; a test in ranks needs no fixtures in this process
+    call       the test's body, here or in ranks; then its watches are judged, or recorded
+    report     what was recorded travels with the report, also from a worker of pytest-xdist
+    end        records are written, in one process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .keys import FIXTURE, IN_RANK, MARKER
+
+if TYPE_CHECKING:
+    from .request import Request
+    from .watches import Watches
+
+HELP = (
+    "zerobench(LIMITS..., ranks=None, timeout_s=300, recorded=None): hold the memory and traffic of the loops that the"
+    ' test watches with zerobench_watch: peak="<= 24 GiB", states="<= 16 psi + 2 unit", volume_psi=2, leaks=0; without'
+    " a limit, what pytest --zerobench-record has recorded; ranks=N runs the test in N fresh processes of a gloo group."
+)
+
+REQUEST: pytest.StashKey[Request] = pytest.StashKey()
+WATCHES: pytest.StashKey[Watches] = pytest.StashKey()
+TOLD: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+"""Of a test: what it has recorded and noted, as plain values."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("zerobench", "a memory gate")
+    group.addoption(
+        "--zerobench-record", action="store_true", help="measure the limits of tests marked zerobench and write them"
+    )
+    group.addoption(
+        "--zerobench-to", metavar="DIR", help="keep the tables of all watches there, a results folder of zerobench"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marker, and the hooks of the session."""
+    config.addinivalue_line("markers", HELP)
+    config.pluginmanager.register(Session(config), "zerobench-session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Reads the marker, and tells a test that has only half of what it needs."""
+    marked, used = item.get_closest_marker(MARKER), FIXTURE in getattr(item, "fixturenames", ())
+    if not marked and not used:
+        return
+    problem = _problem(item, bool(marked), used)
+    if problem:
+        pytest.fail(problem, pytrace=False)
+    from . import request
+
+    try:
+        item.stash[REQUEST] = request.read(item.iter_markers(MARKER))
+    except ValueError as error:
+        pytest.fail(str(error), pytrace=False)
+    if _runs_elsewhere(item):
+        item.fixturenames = []  # type: ignore[attr-defined]  # its ranks set them up
+
+
+def _problem(item: pytest.Item, marked: bool, used: bool) -> str:
+    """Returns what a test lacks, a sentence."""
+    if not used and _is_unittest(item):
+        words = "a method of unittest.TestCase takes no fixtures; write it as a function, or in a class without a base"
+        return f"zerobench: {item.name}: {words}"
+    if not used:
+        return (
+            f"zerobench: {item.name} is marked and takes no {FIXTURE}, so nothing would be measured; add the argument"
+        )
+    if not marked:
+        return (
+            f"zerobench: {item.name} takes {FIXTURE} and has no limits; add @pytest.mark.{MARKER}(leaks=0), or others"
+        )
+    return ""
+
+
+def _is_unittest(item: pytest.Item) -> bool:
+    kind = getattr(item, "cls", None)
+    return kind is not None and any(base.__module__ == "unittest.case" for base in kind.__mro__)
+
+
+def _runs_elsewhere(item: pytest.Item) -> bool:
+    return item.stash[REQUEST].ranks is not None and IN_RANK not in item.config.stash
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Leaves what lives before the test out of its watches, so that no test's figures depend on those before it."""
+    marker = item.get_closest_marker(MARKER)
+    elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
+    if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:
+        return (yield)
+    from ..loops.apart import leave_out
+
+    with leave_out():
+        return (yield)
+
+
+@pytest.fixture(name=FIXTURE)
+def zerobench_watch(request: pytest.FixtureRequest) -> Iterator[Watches]:
+    """Watches training loops as `zerobench.watch` does; the limits are held when the test's body has passed."""
+    from .watches import Watches
+
+    item = request.node
+    if REQUEST not in item.stash:
+        pytest.fail(
+            f"zerobench: {item.name} asks for {FIXTURE} by getfixturevalue; take it as an argument", pytrace=False
+        )
+    to = request.config.getoption("--zerobench-to")
+    file, _, name = item.nodeid.partition("::")
+    item.stash[WATCHES] = watches = Watches(name, f"{file}::", Path(to) if to else None)
+    yield watches
+    watches.end()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Judges, or records, what a test has watched whose body has passed."""
+    if REQUEST not in pyfuncitem.stash or _runs_elsewhere(pyfuncitem):
+        return (yield)
+    from ..loops import WatchError
+    from . import verdict
+    from .limits import GateError
+    from .records import Home
+
+    problem = ""
+    try:
+        result = yield
+        watches, record = pyfuncitem.stash[WATCHES], bool(pyfuncitem.config.getoption("--zerobench-record"))
+        home = Home.of(pyfuncitem.path, pyfuncitem.nodeid)
+        found = verdict.judge(list(watches.made.values()), pyfuncitem.stash[REQUEST], home, record)
+    except (GateError, WatchError) as error:
+        problem = str(error)
+    if problem:  # outside of the block, so that the report has the sentence alone
+        pytest.fail(problem, pytrace=False)
+    recorded = [] if found.failures else [(str(home.path), row) for row in found.recorded]
+    pyfuncitem.stash[TOLD] = {"recorded": recorded, "notes": found.notes}
+    if found.failures:
+        pytest.fail("\n".join(found.failures), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Gives what a test has recorded and noted to its report."""
+    report = yield
+    if call.when == "call" and TOLD in item.stash:
+        report.zerobench = item.stash[TOLD]
+    return report
+
+
+class Session:
+    """Hooks of a session: tests in ranks, and what reports bring."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._recorded: list[tuple[str, dict[str, Any]]] = []
+        self._notes: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Runs a test of `ranks=N` in its ranks."""
+        if REQUEST not in pyfuncitem.stash or not _runs_elsewhere(pyfuncitem):
+            return None
+        from .ranks import run
+
+        asked = pyfuncitem.stash[REQUEST]
+        pyfuncitem.stash[TOLD] = run(pyfuncitem, asked.ranks or 1, asked.timeout_s)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Takes what a test has recorded, in this process or in a worker."""
+        told = getattr(report, "zerobench", None)
+        if told:
+            self._recorded += [(path, row) for path, row in told["recorded"]]
+            self._notes += told["notes"]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Writes records, in the process that has all reports."""
+        if not self._recorded or hasattr(self._config, "workerinput"):
+            return
+        from .records import write
+
+        try:
+            self._notes += write(self._recorded)
+        except (OSError, ValueError) as error:
+            self._notes.append(f"nothing was recorded: {error}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Prints what was recorded, and limits that a test is better than."""
+        if self._notes:
+            terminalreporter.section(MARKER)
+            for note in self._notes:
+                terminalreporter.write_line(note)

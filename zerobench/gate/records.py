@@ -1,0 +1,106 @@
+"""Recorded limits: a budget file beside the test's file, "test_step.zerobench.yaml" for test_step.py.
+
+It is written by `pytest --zerobench-record`, has a cell per watch of a test, named as the test is within its file, and
+is kept per environment as any budget file. What was measured travels as plain values: from a rank to the test's
+process, from a worker of pytest-xdist to its controller, where all is written at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..commands.budget import line_table
+from ..commands.budget.changes import Change
+from ..commands.budget.file import BudgetFile, CellBudget, environment_of, read_budget, write_budget
+from ..commands.budget.judge import MAXIMA, PARTS
+from ..commands.budget.record import Wanted, record_cell
+from ..results.tables import Results
+from ..sizes import show_count
+from .limits import GateError
+
+SUFFIX = ".zerobench.yaml"
+
+MEMORY = ("peak_bytes", "growth_bytes", "states_bytes", *MAXIMA)
+TRAFFIC = ("volume_psi", *PARTS, "wire_bytes", "control_bytes")
+"""Metrics that are recorded: they repeat to the byte; traffic where there are several ranks."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where the record of a test is. `name`: the test within its file; `nodeid`: as pytest takes it."""
+
+    path: Path
+    name: str
+    nodeid: str
+
+    @classmethod
+    def of(cls, test_file: Path, nodeid: str) -> Home:
+        """Returns the home of a test."""
+        return cls(test_file.with_name(f"{test_file.stem}{SUFFIX}"), nodeid.partition("::")[2], nodeid)
+
+    @property
+    def how(self) -> str:
+        """Says how to record the test."""
+        return f"record it with: pytest '{self.nodeid}' --zerobench-record, and commit {self.path.name}"
+
+
+def measured(results: Results, name: str) -> dict[str, Any]:
+    """Returns the row of a watch as plain values, under the name of its cell."""
+    row = results.runs.iloc[0]
+    metrics = (*MEMORY, *(TRAFFIC if row["world_size"] > 1 else ()))
+    about = ("status", "reason", "commit", "torch_version", "processor", "cores")
+    plain = {key: _plain(row[key]) for key in (*metrics, *about)}
+    environment = environment_of(row["device_class"], row["torch_version"])
+    lines = line_table.plain(line_table.lines_of(results.lines))
+    return plain | {"name": name, "work": None, "environment": environment, "lines": lines}
+
+
+def _plain(value: Any) -> Any:
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+def recorded_budget(home: Home, name: str, environment: str) -> CellBudget:
+    """Returns the recorded limits of a watch, those for any environment too. Raises GateError, which says how to
+    record.
+    """
+    if not home.path.is_file():
+        raise GateError(f"zerobench: {name} has no limit and no record; give its marker a limit, or {home.how}")
+    file = read_budget(home.path)
+    found = [cell for cell_name, cell in file.of(environment) if cell_name == name]
+    if found:
+        limits = {metric: limit for cell in found for metric, limit in cell.limits.items()}
+        return CellBudget(None, limits, lines=found[-1].lines)
+    others = [one for one in file.environments if name in file.environments[one].cells]
+    where = f"for {environment}; there is one for: {', '.join(others)}" if others else f"in {home.path.name}"
+    raise GateError(f"zerobench: {name} has no record {where}; {home.how}")
+
+
+def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Writes rows to the budget files of their paths, manual ceilings and tolerances kept. Returns what to tell."""
+    told: list[str] = []
+    by_path: dict[str, list[dict[str, Any]]] = {}
+    for path, row in recorded:
+        by_path.setdefault(path, []).append(row | {"lines": line_table.parse_lines(row["lines"])})
+    for path, rows in sorted(by_path.items()):
+        where = Path(path)
+        file = read_budget(where) if where.is_file() else BudgetFile(where)
+        for row in sorted(rows, key=lambda one: str(one["name"])):
+            changes, _ = record_cell(file, row, Wanted((*MEMORY, *TRAFFIC)), {row["name"]})
+            told += [_words(change) for change in changes if change.metric]
+        write_budget(file)
+        told.append(f"{where}: {show_count(len(rows), 'record')} written")
+    return told
+
+
+def _words(change: Change) -> str:
+    """Returns a limit that has changed in a line: before, now, what moved."""
+    cell, metric, before, now, by, part, line = change.row
+    moved = "; ".join(filter(None, [part, line]))
+    return f"{cell}: {metric}: {before} before, {now} now: {by}{f' ({moved})' if moved else ''}"

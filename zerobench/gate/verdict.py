@@ -1,0 +1,158 @@
+"""The verdict on a test: its watches' tables held against limits by hand and recorded ones, and a failure's words.
+
+test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
+  peak_bytes is 3,150,848 B (3.0 MiB): 53,248 B (52.0 KiB), 1.72% above its ceiling of 3,097,600 B (3.0 MiB)
+    written as peak="<= 24 psi"; most of it are activations, 1,048,576 B (1.0 MiB)
+    train.py:31 in forward: 1.0 MiB (head, logits)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from ..commands.budget import line_table, lines
+from ..commands.budget.judge import Finding, Limit, judge_cell, show_value
+from ..loops.watch import STOPPED
+from ..records import CATEGORIES, STATES
+from ..results.tables import Results
+from .limits import GateError, HandLimit, Sizes
+from .records import Home, measured, recorded_budget
+from .request import Request
+from .watches import Watched
+
+MOST_LINES = 4
+"""Lines of code that a failure names per limit."""
+
+
+@dataclass
+class Verdict:
+    """What came of a test. `failures` and `notes`: texts; `recorded`: rows to be written, plain values."""
+
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    recorded: list[dict[str, Any]] = field(default_factory=list)
+
+
+def judge(made: Sequence[Watched], request: Request, home: Home, record: bool) -> Verdict:
+    """Judges the watches of a test whose body has passed. Raises GateError where there is nothing to judge.
+
+    `record`: recorded limits are measured anew rather than held. On a rank that has no tables nothing is judged.
+    """
+    if not made:
+        raise GateError(
+            "zerobench: the test did not call zerobench_watch; write: with zerobench_watch(model, optimizer):"
+        )
+    verdict = Verdict()
+    for one in made:
+        if one.watch.state != STOPPED:
+            words = f"zerobench: the watch of {one.name} is {one.watch.state}; leave it: write it as a with statement"
+            raise GateError(words)
+        if one.watch.results is not None:
+            _judge_watch(one, one.watch.results, request, home, record, verdict)
+    return verdict
+
+
+def _judge_watch(
+    one: Watched, results: Results, request: Request, home: Home, record: bool, verdict: Verdict
+) -> None:  # fmt: skip
+    row = measured(results, one.name)
+    hand = request.limits if one.limits is None else one.limits
+    sections = _Sections(results, line_table.lines_of(results.lines))
+    total = sections.hold_hand(one, hand)
+    if request.recorded and one.limits is None:
+        if record:
+            if row["status"] != "ok":
+                raise GateError(f"zerobench: {one.name}: {row['status']}: {row['reason']}; nothing was recorded")
+            verdict.recorded.append(row)
+        else:
+            total += sections.hold_recorded(one.name, recorded_budget(home, one.name, row["environment"]), verdict)
+    if sections.texts:
+        failed = ", ".join(sections.metrics)
+        head = f"{one.name}: {failed}: {len(sections.texts)} of {total} limits broken ({sections.where})"
+        verdict.failures.append("\n".join([head, *sections.texts]))
+
+
+class _Sections:
+    """The texts of one watch's limits that do not hold."""
+
+    def __init__(self, results: Results, now: line_table.Lines) -> None:
+        self.results, self.now = results, now
+        self.row: dict[Any, Any] = results.runs.iloc[0].to_dict()
+        self.texts: list[str] = []
+        self.metrics: list[str] = []
+
+    @property
+    def where(self) -> str:
+        """The setting in words: "zero2, 2 ranks on gloo"."""
+        world = self.row["world_size"]
+        place = f"{world} ranks on {self.row['backend']}" if world > 1 else f"one rank on {self.row['device']}"
+        return f"{self.row['strategy']}, {place}"
+
+    def hold_hand(self, one: Watched, limits: Iterable[HandLimit]) -> int:
+        """Holds limits by hand; returns their number."""
+        limits = tuple(limits)
+        sizes = Sizes(int(self.row["psi"] or 0), one.unit)
+        for limit in limits:
+            for finding in judge_cell(one.name, {limit.metric: limit.of(sizes)}, self.row):
+                if finding.kind != "improvement" or limit.exact:
+                    self._tell(finding, [f"written as {limit.written}{self._most(limit.metric)}"], {})
+        return len(limits)
+
+    def hold_recorded(self, name: str, budget: Any, verdict: Verdict) -> int:
+        """Holds recorded limits, a need of less being a note; returns their number."""
+        for finding in judge_cell(name, budget.limits, self.row):
+            if finding.kind == "improvement":
+                verdict.notes.append(finding.sentence)
+            else:
+                self._tell(finding, [], budget.lines, budget.limits.get(finding.metric))
+        return len(budget.limits)
+
+    def _tell(self, finding: Finding, about: list[str], before: line_table.Lines, limit: Limit | None = None) -> None:
+        sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
+        details = [*about, *self._lines(finding.metric, before, limit), *self._traffic(finding.metric)]
+        self.metrics.append(finding.metric)
+        self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
+
+    def _most(self, metric: str) -> str:
+        """Names the category that holds most of a metric in bytes, as the end of a sentence."""
+        if metric not in ("peak_bytes", "states_bytes"):
+            return ""
+        parts = CATEGORIES if metric == "peak_bytes" else STATES
+        sizes = {part: int(self.row[f"peak_{part}_bytes"] or 0) for part in parts}
+        largest = max(sizes, key=lambda part: sizes[part])
+        return f"; at the peak most is {largest}: {show_value('peak_bytes', sizes[largest])}"
+
+    def _lines(self, metric: str, before: line_table.Lines, limit: Limit | None) -> list[str]:
+        """Returns the lines of code that have moved against a record, or else those that hold most."""
+        if limit is not None and before:
+            by = float(self.row[metric]) - limit.value
+            moved = lines.lines_behind(metric, by, before, self.now, MOST_LINES)
+            if moved:
+                return [one.words for one in moved]
+        return [place.sentence for place in lines.largest_lines(metric, self.now, MOST_LINES)]
+
+    def _traffic(self, metric: str) -> list[str]:
+        """Returns the collectives of a step that make up a metric of traffic, the largest first."""
+        if not metric.startswith(("volume", "wire", "control")):
+            return []
+        table = self.results.traffic
+        table = table[(table["step"] == table["step"].max()) & (table["control"] == (metric == "control_bytes"))]
+        table = table[table["rank"] == 0].assign(by=table["collective"].where(table["collective"] != "", table["kind"]))
+        keys = ["by", "phase", "unit", "group_size", "dtype"]
+        sums = table.groupby(keys)[["calls", "volume_elements", "payload_bytes"]].sum()
+        return [
+            self._collective(*one)
+            for one in sums.sort_values("payload_bytes", ascending=False).head(MOST_LINES).iterrows()
+        ]
+
+    def _collective(self, key: Any, row: pd.Series[Any]) -> str:
+        by, phase, unit, size, dtype = key
+        psi = row["volume_elements"] / self.row["psi"] if self.row["psi"] else 0.0
+        of = f" of {unit}" if unit else ""
+        calls = f"{int(row['calls'])} call{'s' * (row['calls'] != 1)}"
+        payload = show_value("payload_bytes", row["payload_bytes"])
+        return f"{by} in {phase}{of}: {psi:.4g} ψ, {payload} of {dtype}, {calls} in a group of {size}"
