@@ -8,6 +8,7 @@
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
     zerobench.watch(model, optimizer)                          a training loop of your own, accounted (zerobench.loops)
+    zerobench.trainer_callback(), lightning_callback()         the same where a trainer has the loop
     zerobench.main()                                           the command line
 
 Names are imported when they are first used, so that a rank loads no more than it needs.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .calibrate.disk import load_disk_calibration
     from .cli import main
     from .loops import Watch as watch
+    from .loops import lightning_callback, trainer_callback
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Results",
     "initialize",
+    "lightning_callback",
     "load",
     "load_calibration",
     "load_disk_calibration",
@@ -39,6 +42,7 @@ __all__ = [
     "register_data",
     "register_model",
     "register_strategy",
+    "trainer_callback",
     "watch",
 ]
 
@@ -52,6 +56,8 @@ _HOMES = {
     "register_model": ".registry",
     "register_strategy": ".strategies",
     "watch": ".loops",
+    "trainer_callback": ".loops",
+    "lightning_callback": ".loops",
     "main": ".cli",
 }
 

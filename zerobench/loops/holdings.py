@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ..probes.dtensor import parts_of
@@ -43,8 +44,15 @@ def inner_model(model: Any) -> nn.Module:
 
 
 def called_model(model: Any) -> nn.Module:
-    """Returns the module whose call is the forward: the wrapper where it is a module itself."""
-    return model if isinstance(model, nn.Module) else inner_model(model)
+    """Returns the module whose call is the forward: one of WRAPPERS, also where its inside was given, else the model.
+
+    A trainer's callbacks are given the model, and know nothing of the wrapper that the trainer calls.
+    """
+    called = model if isinstance(model, nn.Module) else inner_model(model)
+    if not dist.is_initialized() or type(called).__name__ in WRAPPERS:
+        return called
+    wrappers = (one for one in gc.get_objects() if type(one).__name__ in WRAPPERS)
+    return next((one for one in wrappers if isinstance(one, nn.Module) and one.module is called), called)
 
 
 def strategy_of(model: Any, optimizers: list[Any]) -> str:

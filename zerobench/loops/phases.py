@@ -1,6 +1,6 @@
 """Phases of a step of a loop that names none.
 
-forward     from the model's call until backward is called: the loss is part of it
+forward     from the call of the model, or of its `training_step` (Lightning's), until backward is called: with the loss
 backward    an engine's `backward`, or torch.autograd.backward, which Tensor.backward and every library calls
 update      an engine's `step`, or an optimizer's, whichever it is, with those that it calls itself
 data        all else: drawing a batch, zero_grad, logging
@@ -56,6 +56,8 @@ class Phases(AbstractContextManager["Phases"]):
         ):
             self._stack.callback(hook.remove)
         self._stack.callback(replaced(torch.autograd, "backward", self._backward_heard))
+        if callable(getattr(self._model, "training_step", None)):
+            self._stack.callback(replaced(self._model, "training_step", self._forward_heard))
         for engine in self._engines:
             for method, phase in (("backward", "backward"), ("step", "update")):
                 if callable(getattr(engine, method, None)):
@@ -83,6 +85,13 @@ class Phases(AbstractContextManager["Phases"]):
     def _before_forward(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._listener.on_inputs((args, kwargs))
         self._listener.enter_phase("forward")
+
+    def _forward_heard(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            self._before_forward(self._model, args, kwargs)
+            return method(*args, **kwargs)
+
+        return heard
 
     def _before_update(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         self._listener.on_update(optimizer)

@@ -71,11 +71,14 @@ class World:
 
 @dataclass
 class About:
-    """A loop, as far as it can be read off its objects. `batch` and `sequence`: of one rank, of the first call."""
+    """A loop, as far as it can be read off its objects. `batch` and `sequence`: of one rank, of the first call;
+    `accumulation`: backwards in a step, for each optimizer.
+    """
 
     name: str
     strategy: str
     optimizer: str
+    implementation: str
     precision: str
     device: str
     shapes: list[ParameterShape]
@@ -83,6 +86,7 @@ class About:
     warmup: int
     batch: int = 0
     sequence: int = 1
+    accumulation: int = 1
     losses: list[float] = field(default_factory=list)
 
     @classmethod
@@ -91,12 +95,14 @@ class About:
         first = next(model.parameters(), torch.zeros(0))
         inside = holdings.torch_optimizers(optimizers)
         optimizer = type(inside[-1]).__name__.lower() if inside else "none"
+        chosen = inside[-1].defaults if inside else {}
+        implementation = next((one for one in ("fused", "foreach") if chosen.get(one)), "auto")
         sizes = [(getattr(p, "ds_numel", None) or p.numel(), p) for p in model.parameters()]
         shapes = [ParameterShape(numel, p.element_size(), p.requires_grad, ROOT) for numel, p in sizes]
         precision = PRECISIONS.get(first.dtype, str(first.dtype).removeprefix("torch."))
         buffer_bytes = sum(buffer.nbytes for buffer in model.buffers())
         return cls(
-            name or type(model).__name__, holdings.strategy_of(outer, optimizers), optimizer, precision,
+            name or type(model).__name__, holdings.strategy_of(outer, optimizers), optimizer, implementation, precision,
             first.device.type, shapes, buffer_bytes, warmup,
         )  # fmt: skip
 
@@ -112,7 +118,7 @@ class About:
             "strategy": {"name": self.strategy},
             "model": {"name": self.name, "kind": KIND},
             "data": {"name": KIND},
-            "optimizer": {"name": self.optimizer},
+            "optimizer": {"name": self.optimizer, "implementation": self.implementation},
             "precision": {"name": self.precision},
             "measure": {"steps": measured, "warmup": self.warmup, "passes": "accounted"},
             "world_size": world.world_size,
@@ -120,8 +126,8 @@ class About:
             "device": self.device,
             "backend": dist.get_backend() if dist.is_initialized() else "none",
             "micro_batch": self.batch,
-            "accumulation": 1,
-            "batch": self.batch * world.world_size,
+            "accumulation": self.accumulation,
+            "batch": self.batch * self.accumulation * world.world_size,
             "sequence": self.sequence,
             "seed": 0,
             "draw_on": "cpu",
@@ -183,8 +189,9 @@ def _blank_row(world: World, config: CellConfig) -> tuple[RunRow, dict[str, Any]
         run_id="", cell_id=config.cell_id, repeat=0, status="", reason="", strategy=config.strategy.name,
         model=config.model_name, world_size=config.world_size, device=config.device, backend=config.backend,
         precision=config.precision.label, optimizer=config.optimizer_label, micro_batch=config.micro_batch,
-        accumulation=1, batch=config.batch, sequence=config.sequence, seed=0, threads=torch.get_num_threads(),
-        data=KIND, text_hash=None, config=json.dumps(config.written()), command=machine["command"],
+        accumulation=config.accumulation, batch=config.batch, sequence=config.sequence, seed=0,
+        threads=torch.get_num_threads(), data=KIND, text_hash=None, config=json.dumps(config.written()),
+        command=machine["command"],
         commit=machine["commit"], source_hash=machine["source_hash"], torch_version=machine["versions"]["torch"],
         device_class=machine["device_class"], processor=machine["processor"], cores=machine["cores"],
         started=world.began.started, seconds=0.0,

@@ -70,8 +70,9 @@ class Watch:
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
         snapshot: bool = False,
     ) -> None:  # fmt: skip
-        self._outer = model
-        self.model, self._called = holdings.inner_model(model), holdings.called_model(model)
+        self.model = holdings.inner_model(model)
+        self._called = holdings.called_model(model)
+        self._outer = model = self._called if model is self.model else model
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         _check(self._optimizers, ends, warmup, steps)
         if snapshot and to is None:
@@ -88,7 +89,7 @@ class Watch:
         self.folder: Path | None = None
         """The run's folder, where `to` is given."""
         self._observing, self._step = ExitStack(), ExitStack()
-        self._seen_forward, self._loss = False, 0.0
+        self._seen_forward, self._loss, self._backwards = False, 0.0, 0
         self._others = ""  # the class of an optimizer that steps and is not watched
         self._history = History() if snapshot else None
         self._snapshot: dict[str, Any] | None = None  # from the end of the last step on
@@ -208,7 +209,8 @@ class Watch:
         self._step.close()
         self.done += 1
         self._about.losses.append(self._loss)
-        self._loss = 0.0
+        self._about.accumulation = max(1, self._backwards // max(1, len(self._optimizers)))
+        self._loss, self._backwards = 0.0, 0
         self._check_step()
         if self.done < self.warmup + self.steps and not self.problem:
             self._begin_step()
@@ -256,6 +258,7 @@ class Watch:
 
     def on_loss(self, tensors: Any) -> None:
         """Backward is called."""
+        self._backwards += 1
         if isinstance(tensors, torch.Tensor):
             self.probe.before_backward(tensors)
             if type(tensors) is torch.Tensor and tensors.numel() == 1:
