@@ -1,0 +1,250 @@
+"""The gate over other people's loops: faults of the kind that reached users are replanted in projects outside of the
+package, and each is caught, with its category, its bytes and its line; code that did not change raises no alarm.
+
+    project     a training loop in tests/projects/, copied to a folder of its own
+    fault       one statement of it, replaced
+    gate        the loop watched, `zerobench budget record`, and `budget check` after the change
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerobench
+from tests.ranks import run_ranks
+from zerobench.commands.budget.command import budget
+from zerobench.loops import trainer_callback
+
+PROJECTS = Path(__file__).parents[1] / "projects"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`was`, a statement of the project, `becomes` another. `line`: the one that then makes `more` bytes of
+    `category`, as the gate should find them in `metric`.
+    """
+
+    project: str
+    was: str
+    becomes: str
+    category: str
+    metric: str
+    more: int
+    line: str
+    ranks: int = 1
+
+
+LOGITS = Fault(
+    "logits", "log.append(loss.item())", "log.append((loss.item(), logits))",
+    "activations", "growth_bytes", 2 * 4 * 8 * 16 * 512, "return self.head(hidden)",
+)  # fmt: skip
+"""Logits are kept for logging: those of each step."""
+
+HOOK = Fault(
+    "hook", "sizes.append(output.abs().max().item())", "sizes.append(output)",
+    "activations", "growth_bytes", 2 * 3 * 4 * 32 * 64, "return self.linear(x).tanh()",
+)  # fmt: skip
+"""A hook holds activations: each layer's of each step."""
+
+STATES = Fault(
+    "states", 'state["mean"] = torch.zeros_like(p)', 'state["mean"] = torch.zeros_like(p, dtype=torch.float64)',
+    "optimizer", "max_optimizer_bytes", 4 * (2 * 64 * 256 + 64 + 256), 'state["mean"] = torch.zeros_like(p, dtype',
+)  # fmt: skip
+"""An optimizer state is in fp64."""
+
+BUCKET = Fault(
+    "bucket", "[torch.zeros(size)]", "[torch.zeros(size), torch.zeros(size)]",
+    "communication", "max_communication_bytes", 4 * (2 * 64 * 256 + 64 + 256), "self.buckets = [torch.zeros(size), ",
+    ranks=2,
+)  # fmt: skip
+"""A gradient bucket is allocated twice."""
+
+HYBRID = Fault(
+    "hybrid", "fully_shard(layer, mesh=mesh)",
+    "fully_shard(layer, mesh=mesh, reshard_after_forward=False).set_reshard_after_backward(False)",
+    "parameters", "max_parameters_bytes", 3 * 4 * (128 * 128 + 128), "x = layer(x).relu()",
+    ranks=4,
+)  # fmt: skip
+"""Hybrid sharding keeps the full-size buffers of all layers instead of one's."""
+
+FAULTS = [
+    LOGITS,
+    HOOK,
+    STATES,
+    pytest.param(BUCKET, marks=pytest.mark.thorough),
+    pytest.param(HYBRID, marks=pytest.mark.thorough),
+]
+
+
+def planted(folder: Path, fault: Fault | None = None, project: str = "") -> Path:
+    """A copy of the project, with the fault; returns its file."""
+    name = fault.project if fault else project
+    text = (PROJECTS / f"{name}.py").read_text()
+    if fault:
+        assert text.count(fault.was) == 1
+        text = text.replace(fault.was, fault.becomes)
+    folder.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(text)
+    return folder / f"{name}.py"
+
+
+def trained(file: Path, to: Path) -> zerobench.Results | None:
+    """The tables of the project's loop, run in its own folder as its user would; None on ranks above 0."""
+    spec = spec_from_file_location(f"project_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    here = Path.cwd()
+    os.chdir(file.parent)
+    try:
+        spec.loader.exec_module(module)
+        return module.train(to).results
+    finally:
+        os.chdir(here)
+
+
+def _trained_rank(_rank: int, _ranks: int, file: Path, to: Path) -> None:
+    trained(file, to)
+
+
+def watched(file: Path, ranks: int = 1, to: str = "watched") -> Path:
+    folder = file.parent / to
+    if ranks == 1:
+        trained(file, folder)
+    else:
+        run_ranks(ranks, _trained_rank, file, folder)
+    return folder
+
+
+def check(file: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Exit code of the check, and the sentences of its regressions."""
+    capsys.readouterr()
+    code = budget(["check", str(file), "--runs", str(runs)])
+    out = capsys.readouterr().out
+    return code, [line for line in out.splitlines() if line.startswith("regression: ")]
+
+
+def only_row(runs: Path) -> dict[str, Any]:
+    return zerobench.load(runs).runs.iloc[-1].to_dict()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.project)
+def test_a_replanted_fault_is_caught_with_category_bytes_and_line(
+    fault: Fault, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = planted(tmp_path / "sound", project=fault.project)
+    before, again = watched(sound, fault.ranks), watched(sound, fault.ranks, "again")
+    limits = tmp_path / "limits.yaml"
+    assert budget(["record", "--file", str(limits), "--runs", str(before)]) == 0
+    assert check(limits, again, capsys) == (0, [])
+    changed = planted(tmp_path / "changed", fault)
+    after = watched(changed, fault.ranks)
+    code, alarms = check(limits, after, capsys)
+    assert code == 1
+    number = next(n for n, text in enumerate(changed.read_text().splitlines(), 1) if fault.line in text)
+    for metric in ("peak_bytes", fault.metric):
+        [alarm] = [one for one in alarms if f": {metric} is " in one]
+        assert re.findall(r"; ([^;]+:[0-9]+) in ", alarm)[0] == f"{fault.project}.py:{number}"
+        assert fault.category in metric or f"; {fault.category} moved most" in alarm
+    assert only_row(after)[fault.metric] - only_row(before)[fault.metric] == fault.more
+
+
+BYTES = ("peak_bytes", "growth_bytes", "states_bytes", "volume_psi", "wire_bytes", "control_bytes", "kept_bytes")
+
+
+def figures(results: zerobench.Results) -> list[Any]:
+    """All that repeats of a run: its bytes and volumes, what lived at its peak, what grew, and what was sent."""
+    row = results.runs.iloc[-1]
+    columns = [name for name in results.runs.columns if name in BYTES or name.startswith(("max_", "peak_"))]
+    tables = (results.lines, results.traffic, results.memory.query("phase != 'init'"))
+    return [row[columns].to_dict(), *(table.drop(columns="run_id").to_dict("records") for table in tables)]
+
+
+@pytest.mark.parametrize("runs", [5, pytest.param(100, marks=pytest.mark.thorough)])
+def test_unchanged_code_raises_no_alarm(runs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [planted(tmp_path / name, project=name) for name in ("logits", "hook", "states")]
+    limits = [tmp_path / f"{file.stem}.yaml" for file in files]
+    first: list[Any] = []
+    for number in range(runs + len(files)):
+        file, limit = files[number % len(files)], limits[number % len(files)]
+        to = file.parent / f"watched{number}"
+        results = trained(file, to)
+        assert results is not None
+        if number < len(files):
+            first.append(figures(results))
+            assert budget(["record", "--file", str(limit), "--runs", str(to)]) == 0
+        else:
+            assert str(figures(results)) == str(first[number % len(files)])
+            assert check(limit, to, capsys) == (0, [])
+
+
+@pytest.mark.thorough
+def test_fresh_processes_raise_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, limits = planted(tmp_path / "logits", project="logits"), tmp_path / "limits.yaml"
+    for number in range(5):
+        to = file.parent / f"watched{number}"
+        words = f"import logits; logits.train({str(to)!r})"
+        subprocess.run([sys.executable, "-c", words], cwd=file.parent, check=True, timeout=120)
+        if number == 0:
+            assert budget(["record", "--file", str(limits), "--runs", str(to)]) == 0
+        assert check(limits, to, capsys) == (0, [])
+
+
+@pytest.mark.thorough
+def test_a_trainer_that_no_one_here_wrote_is_gated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' own Trainer on a tiny Llama; the fault: the loss's logits are kept by whoever computes it."""
+    pytest.importorskip("accelerate")
+    before, again = (_trained_by_trainer(tmp_path / name) for name in ("before", "again"))
+    limits = tmp_path / "limits.yaml"
+    assert budget(["record", "--file", str(limits), "--runs", str(before)]) == 0
+    assert check(limits, again, capsys) == (0, [])
+
+    kept: list[Any] = []
+    from transformers.models.llama import modeling_llama
+
+    forward = modeling_llama.LlamaForCausalLM.forward
+
+    @functools.wraps(forward)  # the Trainer asks for its arguments
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        out = forward(*args, **kwargs)
+        kept.append(out.logits)
+        return out
+
+    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "forward", keep)
+    code, alarms = check(limits, _trained_by_trainer(tmp_path / "after"), capsys)
+    assert code == 1
+    [alarm] = [one for one in alarms if ": growth_bytes is " in one]
+    logits = 2 * 4 * 2 * 16 * 97  # steps, bytes, batch, tokens, vocabulary
+    assert f"growth_bytes is {logits:,} B" in alarm
+    source = Path(modeling_llama.__file__).read_text().splitlines()
+    number = next(n for n, text in enumerate(source, 1) if "logits = self.lm_head(" in text)
+    assert f"; transformers/models/llama/modeling_llama.py:{number} in LlamaForCausalLM.forward" in alarm
+
+
+def _trained_by_trainer(folder: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    rows = [{"input_ids": [n % 97] * 16, "labels": [n % 97] * 16} for n in range(8)]
+    arguments = TrainingArguments(
+        output_dir=str(folder / "trainer"), max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to=[],
+        save_strategy="no", disable_tqdm=True, logging_strategy="no", seed=0,
+    )  # fmt: skip
+    gate = trainer_callback(to=folder / "watched", name="llama")
+    Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, callbacks=[gate]).train()
+    return folder / "watched"
