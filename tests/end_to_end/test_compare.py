@@ -24,7 +24,7 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
 
     assert cli.run(["compare", "results/runs", "results/runs", "--fail-on-change"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("27 of 27 bytes and volumes are equal, exactly") == 2
+    assert shown.count("28 of 28 bytes and volumes are equal, exactly") == 2
     assert shown.count("loss_last is equal to the bit") == 2
     assert shown.count("1.000–1.000") == 8
     assert shown.count("noise  \n") == 8

@@ -14,6 +14,8 @@ from zerobench import cli
 from zerobench.commands.budget.comment import MARKER_OF_CHANGES
 from zerobench.commands.budget.file import BudgetFile, read_budget
 from zerobench.commands.budget.judge import Limit
+from zerobench.commands.budget.line_table import Line, LineTable
+from zerobench.commands.compare.lines_moved import rows_of
 
 HERE = Path(__file__)
 KEPT = next(n for n, line in enumerate(HERE.read_text().splitlines(), 1) if line.strip().startswith("self.kept"))
@@ -144,3 +146,23 @@ def test_a_wrong_tolerance_is_a_sentence(
     assert budget("record", "--runs", loops / "before", "--file", file, *words) == 2
     assert said in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_a_comparison_names_the_lines_that_moved(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = str(loops / "before"), str(loops / "after")
+    assert cli.run(["compare", a, b, "--format", "markdown"]) == 0
+    text = capsys.readouterr().out
+    assert "| lines of code at the peak | A | B | difference |" in text
+    (row,) = [line for line in text.splitlines() if f"{HERE.name}:{KEPT} in Net.forward" in line]
+    assert row.endswith("| 0 B | 8.0 KiB | +8.0 KiB |")
+    assert cli.run(["compare", a, a]) == 0
+    assert "lines of code" not in capsys.readouterr().out
+
+
+def test_lines_that_a_comparison_does_not_list_are_one_row() -> None:
+    table = LineTable(tuple(Line("activations", f"m{n}", f"a.py:{n} in f", 1024 * n, 1) for n in range(1, 12)))
+    rows = rows_of("peak", {"peak": LineTable()}, {"peak": table})
+    assert [row[0] for row in rows[:2]] == ["a.py:11 in f (m11)", "a.py:10 in f (m10)"]
+    assert rows[-1] == ["3 other lines", "0 B", "6.0 KiB", "+6.0 KiB"]
+    assert len(rows) == 9
+    assert rows_of("peak", {}, {"peak": table}) == [], "older runs have no lines"

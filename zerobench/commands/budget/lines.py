@@ -59,14 +59,22 @@ class MovedLine:
         return self.after - self.before
 
     @property
+    def about(self) -> str:
+        """Modules and label, or the category; of the rest its largest line."""
+        if self.is_rest:
+            return f"the largest: {self.source}" if self.source else ""
+        return ", ".join(part for part in (folded_names(self.modules), self.name) if part) or self.category
+
+    @property
+    def line(self) -> str:
+        """The line: "model.py:31 in forward"."""
+        return REST if self.is_rest else self.source or NO_LINE
+
+    @property
     def words(self) -> str:
         """The line and its difference: "model.py:31 in forward: +12.0 MiB (blocks.3, logits)"."""
         signed = f"{'+' if self.difference > 0 else '−'}{show_bytes(abs(self.difference))}"
-        if self.is_rest:
-            largest = f" (the largest: {self.source})" if self.source else ""
-            return f"{REST}: {signed}{largest}"
-        about = ", ".join(part for part in (folded_names(self.modules), self.name) if part)
-        return f"{self.source or NO_LINE}: {signed} ({about or self.category})"
+        return f"{self.line}: {signed}" + (f" ({self.about})" if self.about else "")
 
     @property
     def place(self) -> Place:

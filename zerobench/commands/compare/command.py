@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from ...results.conditions import add_options
@@ -19,7 +18,8 @@ from ...results.selection import matching
 from ...sizes import printable, show_bytes
 from . import noise_floor
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured, compare_runs
-from .interleave import add_interleave, check_sides, load_runs, measure_in_turns, split_overrides
+from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
+from .lines_moved import HEADER, rows_of
 from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 
 NOISE_FOLDER = "results/noise"
@@ -62,7 +62,7 @@ def compare(arguments: list[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    found = compare_runs(a, b, chosen.minimum_effect / 100, floors)
+    found = compare_runs(a.runs, b.runs, chosen.minimum_effect / 100, floors, (a.lines, b.lines))
     try:
         _write(_sections(found), chosen.format, chosen.out)
     except OSError as error:
@@ -74,10 +74,11 @@ def compare(arguments: list[str]) -> int:
     return int(chosen.fail_on_change and found.worse)
 
 
-def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side]:
     """The runs of A and B, read or, of two revisions, measured now."""
     if not chosen.interleave:
-        return matching(load_runs(chosen.a), chosen.where), matching(load_runs(chosen.b), chosen.where)
+        a, b = (load_side(where) for where in (chosen.a, chosen.b))
+        return replace(a, runs=matching(a.runs, chosen.where)), replace(b, runs=matching(b.runs, chosen.where))
     chosen.a, chosen.b = chosen.interleave
     return measure_in_turns(chosen.a, chosen.b, chosen.launches, overrides, chosen.runs)
 
@@ -150,6 +151,9 @@ def _exact(pair: Compared) -> list[str | Grid]:
         header = ["bytes and volumes", "A", "B", "difference", ""]
         parts += [Grid(header, [_moved(change) for change in pair.moved])]
     parts += _peak(pair)
+    for at, title in HEADER.items():
+        rows = rows_of(at, pair.a.lines, pair.b.lines)
+        parts += [Grid([title, "A", "B", "difference"], rows)] * bool(rows)
     parts += [f"{words}: noise" for words in pair.unsteady]
     count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
     return [*parts, f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"]

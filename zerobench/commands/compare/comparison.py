@@ -26,6 +26,7 @@ from ...host.environment import SIMULATED
 from ...records import CATEGORIES, COLLECTIVES, LINKS
 from ...results.summary import summarize
 from ...results.tables import latest
+from ..budget.line_table import Lines, lines_of
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
 
@@ -67,6 +68,7 @@ class Measured:
     config: CellConfig
     row: Row
     launches: list[Row]
+    lines: Lines = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,9 +141,12 @@ class Comparison:
         return bool(self.only_a or self.only_b or any(pair.worse for pair in self.pairs))
 
 
-def compare_runs(a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor]) -> Comparison:
-    """Compares the cells of A with those of B. `floors`: all available records."""
-    ours, theirs = _measured(a), _measured(b)
+def compare_runs(
+    a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors: list[NoiseFloor],
+    lines: tuple[pd.DataFrame, pd.DataFrame] | None = None,
+) -> Comparison:  # fmt: skip
+    """Compares the cells of A with those of B. `floors`: all available records; `lines`: the sides' tables of lines."""
+    ours, theirs = _measured(a, lines and lines[0]), _measured(b, lines and lines[1])
     matched = _match(ours, theirs)
     taken = {id(cell) for pair in matched for cell in pair}
     return Comparison(
@@ -151,16 +156,20 @@ def compare_runs(a: pd.DataFrame, b: pd.DataFrame, minimum_effect: float, floors
     )
 
 
-def _measured(runs: pd.DataFrame) -> list[Measured]:
+def _measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
     launches: dict[str, list[Row]] = {}
     for row in _records(latest(runs)):
         launches.setdefault(row["cell_id"], []).append(row)
     rows = _records(summarize(runs))
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
-        Measured(name, config, row, launches[row["cell_id"]])
+        Measured(name, config, row, mine := launches[row["cell_id"]], _lines_of(lines, mine))
         for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
     ]
+
+
+def _lines_of(lines: pd.DataFrame | None, launches: list[Row]) -> Lines:
+    return {} if lines is None else lines_of(lines[lines["run_id"].isin([row["run_id"] for row in launches])])
 
 
 def _records(frame: pd.DataFrame) -> list[Row]:

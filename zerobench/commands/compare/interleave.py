@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -73,16 +74,30 @@ def check_sides(a: str | None, b: str | None, interleave: list[str] | None, over
             raise ValueError(f"{key}: --interleave sets it for every launch; use --launches and --runs")
 
 
-def load_runs(where: str) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Side:
+    """Runs of one side, and their table of lines."""
+
+    runs: pd.DataFrame
+    lines: pd.DataFrame
+
+
+def load_side(where: str) -> Side:
     """Returns the runs in a folder, or in all folders that a pattern matches, in the order in which they began.
 
     Raises FileNotFoundError where there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    found = [tables.load(folder).runs for folder in folders]
-    if not any(len(runs) for runs in found):
+    found = [tables.load(folder) for folder in folders]
+    if not any(len(one.runs) for one in found):
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
-    return in_order(found).reset_index(drop=True)
+    lines = pd.concat([one.lines for one in found], ignore_index=True)
+    return Side(in_order([one.runs for one in found]).reset_index(drop=True), lines)
+
+
+def load_runs(where: str) -> pd.DataFrame:
+    """Returns the runs of a side."""
+    return load_side(where).runs
 
 
 def turns(launches: int) -> Iterator[tuple[str, int]]:
@@ -94,7 +109,7 @@ def turns(launches: int) -> Iterator[tuple[str, int]]:
 
 def measure_in_turns(
     rev_a: str, rev_b: str, launches: int, overrides: list[str], runs: Path | None
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+) -> tuple[Side, Side]:
     """Returns the runs of both revisions, their launches numbered. Raises ValueError where a command is refused, or
     without git.
     """
@@ -111,7 +126,7 @@ def measure_in_turns(
             _launch(places[side], overrides, folder / f"{side}{number}", revision)
     print(f"runs: {folder}", file=sys.stderr)
     sides = ([_numbered(folder / f"{side}{number}", number) for number in range(launches)] for side in "ab")
-    a, b = (pd.concat(frames, ignore_index=True) for frames in sides)
+    a, b = (_together(launched) for launched in sides)
     return a, b
 
 
@@ -128,9 +143,18 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
         raise ValueError(f"{revision} cannot measure it: {said.removeprefix('zerobench: ')}")
 
 
-def _numbered(folder: Path, number: int) -> pd.DataFrame:
-    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side."""
-    return load_runs(str(folder)).assign(repeat=number)
+def _numbered(folder: Path, number: int) -> Side:
+    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side. Folders name
+    their runs alike, so the number becomes a part of the name.
+    """
+    side = load_side(str(folder))
+    runs, lines = (frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (side.runs, side.lines))
+    return Side(runs.assign(repeat=number), lines)
+
+
+def _together(launched: list[Side]) -> Side:
+    runs, lines = ([getattr(one, name) for one in launched] for name in ("runs", "lines"))
+    return Side(pd.concat(runs, ignore_index=True), pd.concat(lines, ignore_index=True))
 
 
 @contextmanager
