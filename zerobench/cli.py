@@ -54,6 +54,8 @@ Verbs:
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
   zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
+  zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
+  zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
@@ -82,6 +84,7 @@ VERBS = {
     "compare": "compare.command",
     "noise": "compare.noise",
     "bisect": "bisect.command",
+    "history": "history.command",
     "budget": "budget.command",
     "prune": "prune",
     "calibrate": "calibrate.command",

@@ -56,11 +56,18 @@ def git(repository: Path, *arguments: str, given: str | None = None) -> str:
     return git_bytes(repository, *arguments, given=given).decode(errors="replace").strip()
 
 
-def git_bytes(repository: Path, *arguments: str, given: str | None = None) -> bytes:
-    """Returns what git prints in the repository, `given` on its standard input. Raises GitError."""
+def git_bytes(
+    repository: Path, *arguments: str, given: str | None = None, variables: dict[str, str] | None = None
+) -> bytes:
+    """Returns what git prints in the repository, `given` on its standard input; `variables`: instead of `environment`.
+
+    Raises GitError.
+    """
     command = ["git", "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, env=environment(), input=(given or "").encode())
+        done = subprocess.run(
+            command, capture_output=True, env=variables or environment(), input=(given or "").encode()
+        )
     except OSError as error:
         raise GitError(f"git cannot be run: {error}") from error
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`zerobench bisect`: its options, what is searched for, and the progress that it shows."""
+"""`zerobench bisect`: its options, its targets, and the progress that it shows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ search is free. Exit code: 0 found, 1 nothing moved or only commits that cannot 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is searched for: metrics or AUTO, with a threshold where one is given."""
+    """The subject of a search: metrics or AUTO, with a threshold where one is given."""
 
     metrics: tuple[str, ...]
     above: float | None

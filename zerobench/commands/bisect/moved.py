@@ -1,4 +1,4 @@
-"""What moved from one commit to the next: the parts of a metric, and the lines of code that made the storages.
+"""Differences of one commit from its parent: the parts of a metric, and the lines of code that made the storages.
 
 A *part* is a category of a metric of bytes, a collective of a volume. A line keeps its identity across the commit: its
 number before is converted to its number after by git's own difference of the two trees, so that lines that only lie
