@@ -291,6 +291,9 @@ def wrapped():
 @pytest.mark.parametrize("times", [1])
 def test_holds(zerobench_watch, wrapped, tmp_path, times):
     assert os.environ["WORLD_SIZE"] == "2" and dist.get_world_size() == 2
+    ports = [None, None]
+    dist.all_gather_object(ports, os.environ["MASTER_PORT"])
+    assert ports[0] == ports[1] and os.environ["RANK"] == str(dist.get_rank())
     (tmp_path / "own").touch(exist_ok=False)
     with zerobench_watch(*wrapped):
         train(*wrapped)
@@ -336,10 +339,12 @@ def test_is_known(zerobench_watch):
 """
 
 
-def test_ranks(toy: pytest.Pytester) -> None:
+def test_ranks(toy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh gloo ranks: rank 0 judges and records; the first failure, a death and a timeout are told."""
     toy.makepyfile(test_ranks=RANKS)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     result = toy.runpytest_inprocess("--zerobench-record")
+    result.stdout.fnmatch_lines(["::error title=volume_psi of test_breaks::*"])
     result.assert_outcomes(passed=1, failed=4, skipped=1, xfailed=1)
     words = said(result)
     assert "test_breaks: volume_psi: 1 of 1 limits broken (ddp, 2 ranks on gloo) volume_psi is 2 ψ: 1 ψ" in words

@@ -177,7 +177,12 @@ class Session:
         from .ranks import run
 
         asked = pyfuncitem.stash[REQUEST]
-        pyfuncitem.stash[TOLD] = run(pyfuncitem, asked.ranks or 1, asked.timeout_s)
+        report = run(pyfuncitem, asked.ranks or 1, asked.timeout_s)
+        pyfuncitem.stash[TOLD] = report.told
+        if report.outcome == "failed":
+            pytest.fail(report.words, pytrace=False)
+        if report.outcome == "skipped":
+            pytest.skip(report.words)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

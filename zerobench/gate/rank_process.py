@@ -30,7 +30,7 @@ LOST_S = 3.0
 
 @dataclass(frozen=True)
 class RankJob:
-    """What a rank needs. `place`: the test's file, classes and function; `arguments`: those of the test's session;
+    """Needs of a rank. `place`: the test's file, classes and function; `arguments`: those of the test's session;
     `folder`: where the ranks meet, and leave their temporary files.
     """
 

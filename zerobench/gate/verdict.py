@@ -8,13 +8,14 @@ test_step: 1 of 2 limits does not hold (zero2, 2 ranks on gloo)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
 
-from ..commands.budget import line_table, lines
+from ..commands.budget import github, line_table, lines
 from ..commands.budget.judge import Finding, Limit, judge_cell, show_value
 from ..loops.watch import STOPPED
 from ..records import CATEGORIES, STATES
@@ -30,7 +31,9 @@ MOST_LINES = 4
 
 @dataclass
 class Verdict:
-    """What came of a test. `failures` and `notes`: texts; `recorded`: rows to be written, plain values."""
+    """The outcome of a test. `failures` and `notes`: texts, the notes with annotations where a GitHub workflow runs;
+    `recorded`: rows to be written, plain values.
+    """
 
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -71,9 +74,20 @@ def _judge_watch(
         else:
             total += sections.hold_recorded(one.name, recorded_budget(home, one.name, row["environment"]), verdict)
     if sections.texts:
-        failed = ", ".join(sections.metrics)
+        failed = ", ".join(finding.metric for finding in sections.findings)
         head = f"{one.name}: {failed}: {len(sections.texts)} of {total} limits broken ({sections.where})"
         verdict.failures.append("\n".join([head, *sections.texts]))
+        if github.is_github():
+            verdict.notes += github.commands_of(sections.findings, github.repository_root())
+
+
+def _net(growth: line_table.LineTable | None) -> line_table.LineTable:
+    """Returns the lines that have grown, without those whose like are gone: buckets that were made anew, say."""
+    sums: Counter[tuple[str, str]] = Counter()
+    table = growth or line_table.LineTable()
+    for one in table.lines:
+        sums[one.category, one.name] += one.bytes
+    return replace(table, lines=tuple(one for one in table.lines if sums[one.category, one.name] > 0))
 
 
 class _Sections:
@@ -83,7 +97,7 @@ class _Sections:
         self.results, self.now = results, now
         self.row: dict[Any, Any] = results.runs.iloc[0].to_dict()
         self.texts: list[str] = []
-        self.metrics: list[str] = []
+        self.findings: list[Finding] = []
 
     @property
     def where(self) -> str:
@@ -113,8 +127,9 @@ class _Sections:
 
     def _tell(self, finding: Finding, about: list[str], before: line_table.Lines, limit: Limit | None = None) -> None:
         sentence = finding.sentence.removeprefix(f"{finding.cell}: ")
-        details = [*about, *self._lines(finding.metric, before, limit), *self._traffic(finding.metric)]
-        self.metrics.append(finding.metric)
+        places = self._places(finding.metric, before, limit)
+        details = [*about, *(place.sentence for place in places), *self._traffic(finding.metric)]
+        self.findings.append(replace(finding, places=tuple(places)))
         self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
 
     def _most(self, metric: str) -> str:
@@ -126,14 +141,14 @@ class _Sections:
         largest = max(sizes, key=lambda part: sizes[part])
         return f"; at the peak most is {largest}: {show_value('peak_bytes', sizes[largest])}"
 
-    def _lines(self, metric: str, before: line_table.Lines, limit: Limit | None) -> list[str]:
+    def _places(self, metric: str, before: line_table.Lines, limit: Limit | None) -> list[lines.Place]:
         """Returns the lines of code that have moved against a record, or else those that hold most."""
         if limit is not None and before:
             by = float(self.row[metric]) - limit.value
             moved = lines.lines_behind(metric, by, before, self.now, MOST_LINES)
             if moved:
-                return [one.words for one in moved]
-        return [place.sentence for place in lines.largest_lines(metric, self.now, MOST_LINES)]
+                return [one.place for one in moved]
+        return lines.largest_lines(metric, self.now | {"growth": _net(self.now.get("growth"))}, MOST_LINES)
 
     def _traffic(self, metric: str) -> list[str]:
         """Returns the collectives of a step that make up a metric of traffic, the largest first."""
