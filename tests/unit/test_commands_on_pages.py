@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.test_documents import FENCE, INLINE, PAGES, ROOT, name
 from zerobench.cli import VERBS
@@ -24,7 +25,9 @@ from zerobench.config.overrides import Overrides
 
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 """In inline code: FILE, PATH, KEY=VALUE."""
-OF_READERS = ("mine.py",)
+VALUED = ("--where", "--tolerance")
+"""Options whose value looks like an override."""
+OF_READERS = ("mine.py", "train.py")
 SHELL = ("source", "pip", "cd", "git", "eval", "#")
 """What else a block of commands may begin with."""
 
@@ -104,7 +107,7 @@ def problem_of_arguments(words: list[str]) -> str:
             return "" if columns.columns(words[1:]) == 0 else "no such column"
         problem = parsed(lambda: importlib.import_module("zerobench.cli")._run(words))
         rest = words[words.index("--") + 1 :] if "--" in words else words
-        overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before != "--where"]
+        overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before not in VALUED]
         return problem or problem_of_overrides(overrides, "-m" in words)
     flags, overrides, dirs = split_arguments(words)
     if "--help" in flags:
@@ -150,6 +153,19 @@ def parsed(run: Any) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_on_a_page_parses(page: Path) -> None:
     assert {line: problem for line in lines_of(page) if (problem := problem_of(line))} == {}
+
+
+def test_every_command_of_the_workflows_parses() -> None:
+    """Those of examples/ci, and those of other forges on their page; arrays of a script are left out."""
+    gate = yaml.safe_load((ROOT / "examples/ci/memory-gate.yml").read_text())
+    scripts = [step.get("run", "") for job in gate["jobs"].values() for step in job["steps"]]
+    found = [re.sub(r'"\$\{\w+\[@\]\}" ', "", line.strip()) for text in scripts for line in text.splitlines()]
+    found = [line for line in found if line.startswith("zerobench ")]
+    blocks = FENCE.findall((ROOT / "docs/how-to/ci-gate.md").read_text())
+    of_page = [line for kind, block in blocks if kind in ("yaml", "groovy")
+               for line in re.findall(r"(?:- |sh ')(zerobench [^'\n]*)", block)]  # fmt: skip
+    assert (len(found), len(of_page)) == (1, 2)
+    assert {line: problem for line in (*found, *of_page) if (problem := problem_of(line))} == {}
 
 
 @pytest.mark.parametrize(
