@@ -31,7 +31,8 @@ def show(arguments: list[str]) -> int:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="its folder, its run_id or a part that fits one run, or, quoted, a cell's name as status prints it",
+        help="its folder, or a results folder of one run, its run_id or a part that fits one run, or, quoted, a cell's"
+        " name as status prints it",
     )
     parser.add_argument(
         "--results", type=Path, default="results/runs", help="where to look for a run_id (default: %(default)s)"
@@ -52,7 +53,10 @@ def find(name: str, where: Path) -> tuple[Held, Results]:
     for folder in (Path(name), where / name):
         if (folder / "run.json").is_file():
             return _only(look(folder)), _load_run(folder)
-    held = look(where)
+    if Path(name).is_dir() and (inside := look(Path(name))).runs:  # a results folder: of one run, it is meant
+        name, held = "", inside
+    else:
+        held = look(where)
     run = pick(name, held)
     if run.folder is not None:
         return run, _load_run(run.folder)
@@ -89,7 +93,7 @@ def pick(name: str, held: Holdings) -> Held:
         newest = fitting[: -LISTED - 1 : -1]
         listed = "\n".join(f"  {run}  {by_id[run].row['status']}  {names[run]}" for run in newest)
         more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
-        raise ValueError(f"{name} fits {len(fitting)} runs; name one of\n{listed}{more}")
+        raise ValueError(f"{name or held.where} fits {len(fitting)} runs; name one of\n{listed}{more}")
     near = difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
     hint = f"; the nearest: {', '.join(near)}" if near else f"; `zerobench status {held.where}` lists what is there"
     raise ValueError(f"{name}: no such run in {held.where}{hint}")

@@ -25,6 +25,9 @@ BASES: dict[str, type[Section]] = {
 }  # fmt: skip
 """Group -> base of its schemas, for a choice that this process does not know: a user's, or an older one."""
 
+WATCHED = "watched"
+"""Kind of the model of a loop that is not ours: of its strategy and optimizer the names are known, and no option."""
+
 SECTIONS: dict[str, type[Section]] = {
     "measure": Measure, "launch": Launch, "search": Search, "huggingface": Huggingface,
 }  # fmt: skip
@@ -145,7 +148,14 @@ def _field(name: str, written: dict[str, Any], default: Any) -> Any:
         return written.get(name, default)
     choices = SCHEMAS[name]
     chosen = values.get("kind" if name == "model" else "name")
+    if name in ("strategy", "optimizer") and _kind_of_model(written) == WATCHED:
+        return _section(BASES[name], values)
     return _section(choices.get(str(chosen)) or BASES.get(name) or next(iter(choices.values())), values)
+
+
+def _kind_of_model(written: dict[str, Any]) -> Any:
+    model = written.get("model")
+    return model.get("kind") if isinstance(model, dict) else None
 
 
 def _section(kind: Any, values: dict[str, Any]) -> Section:

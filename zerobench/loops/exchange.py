@@ -118,7 +118,7 @@ def from_plain(plain: dict[str, Any]) -> PassRecords:
         if isinstance(value, list) and value and isinstance(value[0], dict) and row is not None:
             value = [row(**row_values) for row_values in value]
         rebuilt[one.name] = value
-    order = plain["order"]
+    order = rebuilt["order"]
     if order is not None:
         runs = tuple((name, returns) for name, returns in order["modules_run"])
         rebuilt["order"] = EventOrder(tuple(order["arrivals"]), runs)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..config.cell import CellConfig
+from ..config.identity import WATCHED
 from ..host.temporary import temporary_folder
 from ..probes.step_values import StepResult
 from ..rank_record import RankRecord, steps_of
@@ -36,8 +37,6 @@ from .exchange import from_plain
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOT_IN_A_FOLDER_NAME = re.compile(r"[^\w.+=\[\]-]+")
 """A watch may be named as its test is: "test_memory.py::test_step"."""
-KIND = "watched"
-"""Kind of the model, and name of the data, of a loop of the user's."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,9 @@ class About:
         """Returns the loop as a cell."""
         return CellConfig.from_dict({
             "strategy": {"name": self.strategy},
-            "model": {"name": self.name, "kind": KIND},
-            "data": {"name": KIND},
-            "optimizer": {"name": self.optimizer, "implementation": self.implementation},
+            "model": {"name": self.name, "kind": WATCHED},
+            "data": {"name": WATCHED},
+            "optimizer": {"name": self.optimizer, "implementation": self.implementation, "lr": None},
             "precision": {"name": self.precision},
             "measure": {"steps": measured, "warmup": self.warmup, "passes": "accounted"},
             "world_size": world.world_size,
@@ -190,7 +189,7 @@ def _blank_row(world: World, config: CellConfig) -> tuple[RunRow, dict[str, Any]
         model=config.model_name, world_size=config.world_size, device=config.device, backend=config.backend,
         precision=config.precision.label, optimizer=config.optimizer_label, micro_batch=config.micro_batch,
         accumulation=config.accumulation, batch=config.batch, sequence=config.sequence, seed=0,
-        threads=torch.get_num_threads(), data=KIND, text_hash=None, config=json.dumps(config.written()),
+        threads=torch.get_num_threads(), data=WATCHED, text_hash=None, config=json.dumps(config.written()),
         command=machine["command"],
         commit=machine["commit"], source_hash=machine["source_hash"], torch_version=machine["versions"]["torch"],
         device_class=machine["device_class"], processor=machine["processor"], cores=machine["cores"],

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..probes import AccountedPass
@@ -53,7 +54,8 @@ class Watch:
     model       the torch.nn.Module that the loop calls, wrapped or not, or an engine that holds it as `module`
     optimizer   whatever has the loop's `step`, or several in the order in which they step
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
-    warmup      steps before the measured ones; without any, what the first step leaves is counted as growth
+    warmup      steps before the measured ones; without any, what the first step leaves is counted as growth. None:
+                1, and 2 where DDP, which makes its buckets anew in the second step, reduces the gradients
     steps       measured steps
     to          a results folder; None: that of the variable ZEROBENCH_WATCH_TO; without it the tables are in
                 `results` alone
@@ -66,13 +68,15 @@ class Watch:
     """
 
     def __init__(
-        self, model: Any, optimizer: Any = None, *, ends: str | None = None, warmup: int = 1, steps: int = 2,
+        self, model: Any, optimizer: Any = None, *, ends: str | None = None, warmup: int | None = None, steps: int = 2,
         to: str | Path | None = None, name: str = "", node_size: int | None = None, timeout_s: float = 120.0,
         snapshot: bool = False,
     ) -> None:  # fmt: skip
         self.model = holdings.inner_model(model)
         self._called = holdings.called_model(model)
         self._outer = model = self._called if model is self.model else model
+        if warmup is None:
+            warmup = 2 if isinstance(self._called, DistributedDataParallel) else 1
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         _check(self._optimizers, ends, warmup, steps)
         if snapshot and to is None:
@@ -128,9 +132,8 @@ class Watch:
         self.probe = self._observing.enter_context(accounted)
         self._known = [*self._optimizers, *holdings.torch_optimizers(self._optimizers)]
         self._holdings = Holdings(self.probe.ledger, self._outer, self.model, self._optimizers)
-        with self.probe.phase("init"):
-            self._holdings.label_all()
-            self.probe.hear(self.model)
+        self._holdings.label_all()
+        self.probe.hear(self.model)
         engines = [one for one in dict.fromkeys((self._outer, *self._optimizers)) if is_engine(one)]
         self._phases = self._observing.enter_context(Phases(self._called, engines, self))
         if self._ends == "optimizer":
