@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 
 import zerobench.gate.ranks
 import zerobench.gate.verdict  # noqa: F401
+from tests.end_to_end.command import ROOT
 from zerobench.gate.limits import Sizes, parse_hand
 
 pytest_plugins = ["pytester"]
@@ -358,6 +360,22 @@ def test_ranks(toy: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = recorded(toy, "test_ranks")
     assert list(cells) == ["test_holds[1]"]
     assert cells["test_holds[1]"]["limits"]["volume_psi"] == 2
+
+
+def test_the_tutorial_is_what_happens(pytester: pytest.Pytester) -> None:
+    """Its project passes once it is recorded; with its change the session prints what the page shows."""
+    page = (ROOT / "docs/tutorials/memory-gate.md").read_text()
+    blocks = dict(re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', page, re.MULTILINE | re.DOTALL))
+    for name in ("train.py", "test_memory.py"):
+        (pytester.path / name).write_text(blocks[name])
+    pytester.syspathinsert()
+    here = ("-k", "not ddp", "-p", "no:cacheprovider")
+    pytester.runpytest_inprocess("--zerobench-record", *here).assert_outcomes(passed=2, deselected=1)
+    change = blocks["the change"].strip()
+    code = re.sub(r"history\.append\(loss.*", change, blocks["train.py"])
+    assert code != blocks["train.py"]
+    (pytester.path / "train.py").write_text(code)
+    pytester.runpytest_inprocess(*here).stdout.fnmatch_lines([escape(line) for line in blocks["pytest"].splitlines()])
 
 
 @pytest.mark.thorough

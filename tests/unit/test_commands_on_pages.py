@@ -28,7 +28,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 VALUED = ("--where", "--tolerance")
 """Options whose value looks like an override."""
 OF_READERS = ("mine.py", "train.py")
-SHELL = ("source", "pip", "cd", "git", "eval", "#")
+SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "#")
 """What else a block of commands may begin with."""
 
 

@@ -85,7 +85,7 @@ def test_python_on_a_page_compiles_and_its_names_of_ours_exist(page: Path) -> No
     for language, block in FENCE.findall(text):
         if language == "python":
             compile(block, name(page), "exec")
-    named = set(re.findall(r"\bzerobench(?:\.\w+)+", " ".join(INLINE.findall(prose(page)))))
+    named = set(re.findall(r"(?<!\.)\bzerobench(?:\.\w+)+", " ".join(INLINE.findall(prose(page)))))
     named |= {
         n for language, b in FENCE.findall(text) if language == "python" for n in re.findall(r"\bzerobench\.[\w.]+", b)
     }
