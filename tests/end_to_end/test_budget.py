@@ -76,6 +76,7 @@ def test_a_leak_is_caught_and_named(checkout: Path) -> None:
     (states,) = [line for line in lines if "zero2 gpt_tiny N=2 b=8: states_bytes is" in line]
     assert "above its budget of" in states
     assert "communication moved most" in states
+    assert "; zerobench/zero/arena.py:" in states, "the line that takes the buffer"
     assert any("max_communication_bytes" in line for line in lines)
     assert not any("max_optimizer" in line or "volume" in line for line in lines), "nothing else moved"
     assert ElementTree.parse(checkout / "out/junit.xml").getroot().get("failures") == str(len(lines))

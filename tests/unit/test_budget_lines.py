@@ -15,6 +15,7 @@ from zerobench.commands.budget.judge import Limit, judge_cell
 from zerobench.commands.budget.line_table import (
     REST,
     Line,
+    LinesOfRuns,
     LineTable,
     _ordered,
     fold,
@@ -150,6 +151,10 @@ def test_the_fullest_rank_and_launch_count() -> None:
     assert [(one.source, one.bytes) for one in found["peak"].lines] == [("x.py:1 in f", 5), ("x.py:2 in f", 5)]
     assert found["growth"].bytes == 0
     assert lines_of(pd.DataFrame(rows).iloc[:0]) == {}
+    runs = LinesOfRuns(pd.DataFrame(rows))
+    assert runs.of(["b", "a"]) == found
+    assert runs.of(["a"])["growth"].lines == ()
+    assert runs.of(["c"]) == {}
 
 
 def test_sentences_name_the_line_through_the_file(tmp_path: Path) -> None:

@@ -82,6 +82,18 @@ def lines_of(lines: pd.DataFrame) -> Lines:
     return found if len(lines) else {}
 
 
+class LinesOfRuns:
+    """The lines of many runs, found by run without a look at all of them."""
+
+    def __init__(self, lines: pd.DataFrame) -> None:
+        self._lines, self._rows = lines, lines.groupby("run_id", sort=False).indices
+
+    def of(self, run_ids: Iterable[str]) -> Lines:
+        """Returns the tables of the runs of one cell."""
+        rows = [row for one in run_ids for row in self._rows.get(one, ())]
+        return lines_of(self._lines.iloc[rows])
+
+
 def _line(row: Any) -> Line:
     return Line(row.category, row.module or "", row.source or "", int(row.bytes), int(row.storages), row.name or "")
 

@@ -21,7 +21,7 @@ from ...sizes import show_count
 from ...sweep.command import run_cells
 from .file import environment_of
 from .judge import METRICS
-from .line_table import lines_of
+from .line_table import LinesOfRuns
 
 
 class UnjudgedError(Exception):
@@ -63,7 +63,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
     lines of code. `results`: the tables of these runs.
     """
-    tensors, launches = results.tensors, tables.latest(runs)
+    tensors, launches, lines = results.tensors, tables.latest(runs), LinesOfRuns(results.lines)
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
@@ -74,8 +74,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
         name = (top.name or top.module or f"made in {top.phase}") if top else ""
         row["largest"] = f"{name} ({top.category}, {top.bytes:,} B)" if top else ""
         row["launched"] = _launched(row, results.runs)
-        ids = launches[launches["cell_id"] == row["cell_id"]]["run_id"]
-        row["lines"] = lines_of(results.lines[results.lines["run_id"].isin(ids)])
+        row["lines"] = lines.of(launches[launches["cell_id"] == row["cell_id"]]["run_id"])
     return rows
 
 

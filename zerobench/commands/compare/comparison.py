@@ -26,7 +26,7 @@ from ...host.environment import SIMULATED
 from ...records import CATEGORIES, COLLECTIVES, LINKS
 from ...results.summary import summarize
 from ...results.tables import latest
-from ..budget.line_table import Lines, lines_of
+from ..budget.line_table import Lines, LinesOfRuns
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
 
@@ -157,19 +157,22 @@ def compare_runs(
 
 
 def _measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
+    known = None if lines is None else LinesOfRuns(lines)
     launches: dict[str, list[Row]] = {}
     for row in _records(latest(runs)):
         launches.setdefault(row["cell_id"], []).append(row)
     rows = _records(summarize(runs))
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     return [
-        Measured(name, config, row, mine := launches[row["cell_id"]], _lines_of(lines, mine))
+        Measured(
+            name,
+            config,
+            row,
+            mine := launches[row["cell_id"]],
+            known.of(row["run_id"] for row in mine) if known else {},
+        )
         for name, config, row in zip(name_cells(configs), configs, rows, strict=True)
     ]
-
-
-def _lines_of(lines: pd.DataFrame | None, launches: list[Row]) -> Lines:
-    return {} if lines is None else lines_of(lines[lines["run_id"].isin([row["run_id"] for row in launches])])
 
 
 def _records(frame: pd.DataFrame) -> list[Row]:
