@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 import zerobench
@@ -168,6 +169,12 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         (["world_size=0"], "world_size=0: must be at least 1"),
         (["world_size=512"], "use backend=simulated for the bytes and volumes of one rank"),
         (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
+        (["measure.check_training=maybe"], "measure.check_training=maybe: use auto, true, false"),
+        pytest.param(
+            ["device=cuda"],
+            "device=cuda: this machine has no GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_values_that_make_no_sense_get_a_sentence(
@@ -177,6 +184,13 @@ def test_values_that_make_no_sense_get_a_sentence(
     assert cli.run([*SMALL, *arguments]) == 1
     assert words in capsys.readouterr().err
     assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["invalid"]
+
+
+@pytest.mark.parametrize("chosen", ["true", "True", "false", "auto"])
+def test_a_truth_value_of_hydra_is_a_word_of_ours(chosen: str) -> None:
+    (cell,) = compose_cells([*SMALL, f"measure.check_training={chosen}"])
+    assert not cell.problems
+    assert cell.config.measure.check_training == chosen.lower()
 
 
 def test_a_users_own_experiment_with_a_mistake_is_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None:

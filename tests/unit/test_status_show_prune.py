@@ -243,6 +243,19 @@ def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
     assert len([line for line in errors.splitlines() if line.startswith("  zero1-tiny")]) == 2
     assert cli.run(["show", "zero8-tiny-n2", "--results", str(tmp_path / "runs")]) == 2
     assert "the nearest: zero1-tiny-n2-" in capsys.readouterr().err
+    assert cli.run(["show", "zero1 tiny N=2 b=9", "--results", str(tmp_path / "runs")]) == 2
+    assert "the nearest: 'zero1 tiny N=2 b=8'" in capsys.readouterr().err
+
+
+def test_show_finds_a_cell_whose_name_other_cells_have_made_longer(tmp_path: Path, capsys) -> None:
+    make(tmp_path, "zero1")
+    assert cli.run(["show", "zero1 tiny N=2", "--results", str(tmp_path)]) == 0
+    capsys.readouterr()
+    make(tmp_path, "zero1", config=json.dumps(cell("zero1", 2).config.written() | {"seed": 7}))
+    assert cli.run(["show", "zero1 tiny N=2 b=8", "--results", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "fits 2 runs" in told
+    assert "seed=7" in told
 
 
 def test_prune_removes_superseded_and_failed_runs_and_leftovers(tmp_path: Path, capsys) -> None:

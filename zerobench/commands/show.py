@@ -75,7 +75,8 @@ def _load_run(folder: Path) -> Results:
 
 def pick(name: str, held: Holdings) -> Held:
     """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
-    it, else the only one that contains it.
+    it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
+    a name gets longer.
     """
     by_id = {run.row["run_id"]: run for run in held.runs}
     if name in by_id:
@@ -89,12 +90,16 @@ def pick(name: str, held: Holdings) -> Held:
     fitting = [run for run in by_id if run.startswith(name)] or [run for run in by_id if name in run]
     if len(fitting) == 1:
         return by_id[fitting[0]]
+    fitting = fitting or [run for run, cell in names.items() if cell.startswith(f"{name} ")]
+    if len({names[run] for run in fitting}) == 1 and " " in name:
+        return by_id[fitting[-1]]
     if fitting:
         newest = fitting[: -LISTED - 1 : -1]
         listed = "\n".join(f"  {run}  {by_id[run].row['status']}  {names[run]}" for run in newest)
         more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
         raise ValueError(f"{name or held.where} fits {len(fitting)} runs; name one of\n{listed}{more}")
-    near = difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
+    near = [repr(one) for one in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
+    near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
     hint = f"; the nearest: {', '.join(near)}" if near else f"; `zerobench status {held.where}` lists what is there"
     raise ValueError(f"{name}: no such run in {held.where}{hint}")
 

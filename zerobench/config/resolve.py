@@ -61,6 +61,7 @@ def _copied(config: Config) -> Config:
 
 def _problems_of_words(draft: Config) -> list[str]:
     problems = []
+    draft.measure.check_training = draft.measure.check_training.lower()  # Hydra reads true as a truth value: "True"
     if draft.measure.check_training not in CHECKS:
         problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(CHECKS)}")
     words = {"draw_on": draft.draw_on, "measure.passes": draft.measure.passes}

@@ -44,12 +44,12 @@ def source_of(config: CellConfig) -> str:
 
 @cache
 def device_class(device: str) -> str:
-    """Returns "cpu", or the GPU's model."""
+    """Returns "cpu", or the GPU's model; "cuda" on a machine without one, whose cells are refused."""
     if device != "cuda":
         return "cpu"
     import torch
 
-    return torch.cuda.get_device_name(0)
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cuda"
 
 
 def torch_minor(torch_version: str) -> str:
