@@ -270,6 +270,45 @@ def test_an_engine_in_an_optimizers_place_gets_its_own_step_back() -> None:
     assert phases.max_bytes.item() > 0
 
 
+class DeepSpeedEngine(nn.Module):
+    """The face of DeepSpeed's engine, which takes its step with every second micro-batch."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self.module, self.optimizer, self.calls = loop.model, loop.optimizers[0], 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x).square().sum() / 2
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def test_an_engine_that_accumulates_by_itself_is_watched_by_marked_steps() -> None:
+    engine = DeepSpeedEngine(Loop())
+    with zerobench.watch(engine, ends="step") as watch:
+        for number in range(8):
+            engine.backward(engine(torch.randn(BATCH, HIDDEN)))
+            engine.step()
+            if number % 2:
+                watch.step()
+    results = watch.results
+    assert results is not None
+    run, expected = results.runs.iloc[0], watched(Loop()).runs.iloc[0]
+    assert (run.strategy, run.model, run.optimizer) == ("deepspeed", "Net", expected.optimizer)
+    assert (run.accumulation, run.batch, run.growth_bytes) == (2, 2 * BATCH, 0)
+    for name in ("max_parameters_bytes", "max_optimizer_bytes", "psi"):
+        assert run[name] == expected[name], name
+    gradients = results.memory.query("category == 'gradients'").set_index("phase").max_bytes
+    assert gradients["data"] == gradients["update"] == 4 * run.psi  # kept between micro-batches, and read by the update
+
+
 def sentence(act: Callable[[], Any], error: type[Exception] = WatchError) -> str:
     with pytest.raises(error) as caught:
         act()

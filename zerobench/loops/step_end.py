@@ -12,14 +12,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import optim
+from torch import nn, optim
 
 from .phases import replaced
 
 
 def is_engine(one: Any) -> bool:
-    """Returns True for an object with a step that is no optimizer of torch's, nor a wrapper of one."""
-    return not isinstance(one, optim.Optimizer) and callable(getattr(one, "step", None))
+    """Returns True for an object with a step that is no optimizer of torch's, nor a wrapper of one; a module with a
+    step is one if it has a backward, too.
+    """
+    methods = ("step", "backward") if isinstance(one, nn.Module) else ("step",)
+    return not isinstance(one, optim.Optimizer) and all(callable(getattr(one, name, None)) for name in methods)
 
 
 def on_step(optimizer: Any, act: Callable[[], None]) -> Callable[[], None]:

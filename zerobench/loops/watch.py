@@ -52,7 +52,7 @@ class Watch:
     """Accounts memory and traffic of some steps of a loop; a context manager, or `start` and `stop`.
 
     model       the torch.nn.Module that the loop calls, wrapped or not, or an engine that holds it as `module`
-    optimizer   whatever has the loop's `step`, or several in the order in which they step
+    optimizer   whatever has the loop's `step`, or several in the order in which they step; None: an engine's own
     ends        "optimizer": a step ends with the last optimizer's step; "step": with `watch.step()`
     warmup      steps before the measured ones; without any, what the first step leaves is counted as growth. None:
                 1, and 2 where DDP, which makes its buckets anew in the second step, reduces the gradients
@@ -77,6 +77,7 @@ class Watch:
         self._outer = model = self._called if model is self.model else model
         if warmup is None:
             warmup = 2 if isinstance(self._called, DistributedDataParallel) else 1
+        optimizer = model if optimizer is None and is_engine(model) else optimizer
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * (optimizer is not None)
         _check(self._optimizers, ends, warmup, steps)
         if snapshot and to is None:
