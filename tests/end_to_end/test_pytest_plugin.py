@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401  (a session in this process would load it again, which torch refuses)
 import yaml
+from torch import nn
 
 import zerobench.gate.ranks
 import zerobench.gate.verdict  # noqa: F401
 from tests.end_to_end.command import ROOT
 from zerobench.gate.limits import Sizes, parse_hand
+from zerobench.gate.watches import largest_unit_bytes
 
 pytest_plugins = ["pytester"]
 
@@ -137,6 +139,24 @@ def test_limits_are_of_the_model(limit: str) -> None:
     }.get(written.strip('"'), GRADIENTS if "gradients" in argument else 0)  # fmt: skip
     assert found.of(sizes).value == expected
     assert found.exact == (not written.startswith(('"<=', '">=')) and argument != "leaks")
+
+
+def test_the_largest_unit_is_what_is_gathered_at_once() -> None:
+    """By blocks, with what is in none as one more; in a model of FSDP2's by its groups."""
+
+    class FSDPModule(nn.Sequential):
+        """Named as the class that torch mixes into a module's own."""
+
+    class Toy(nn.Module):
+        def __init__(self, kind: type[nn.Sequential], head: int) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([kind(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(4, 8)])
+            self.head = nn.Linear(8, head)
+
+    assert largest_unit_bytes(Toy(nn.Sequential, 1)) == 4 * (20 + 20)
+    assert largest_unit_bytes(Toy(nn.Sequential, 32)) == 4 * 9 * 32
+    assert largest_unit_bytes(Toy(FSDPModule, 1)) == 4 * (40 + 9), "the second block is not a group of its own"
+    assert largest_unit_bytes(nn.Linear(3, 2)) == 4 * 8
 
 
 def test_a_marker_holds_a_loop_and_names_what_breaks_it(toy: pytest.Pytester) -> None:

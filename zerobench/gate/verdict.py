@@ -18,7 +18,7 @@ import pandas as pd
 from ..commands.budget import github, line_table, lines
 from ..commands.budget.judge import Finding, Limit, judge_cell, show_value
 from ..loops.watch import STOPPED
-from ..records import CATEGORIES, STATES
+from ..records import CATEGORIES, COLLECTIVES, STATES
 from ..results.tables import Results
 from .limits import GateError, HandLimit, Sizes
 from .records import Home, measured, recorded_budget
@@ -157,6 +157,8 @@ class _Sections:
         table = self.results.traffic
         table = table[(table["step"] == table["step"].max()) & (table["control"] == (metric == "control_bytes"))]
         table = table[table["rank"] == 0].assign(by=table["collective"].where(table["collective"] != "", table["kind"]))
+        part = metric.removeprefix("volume_").removesuffix("_psi")
+        table = table[table["by"] == part] if part in COLLECTIVES[:-1] else table
         keys = ["by", "phase", "unit", "group_size", "dtype"]
         sums = table.groupby(keys)[["calls", "volume_elements", "payload_bytes"]].sum()
         return [
