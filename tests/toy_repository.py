@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from zerobench.commands.bisect.launch import Ended
+from zerobench.commands.run_to_end import Ended
 from zerobench.launch import fork_server
 from zerobench.loops.watch import WATCH_TO
 

@@ -56,6 +56,7 @@ Verbs:
   zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
   zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
   zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
+  zerobench versions --packages torch==2.12.1,2.13.0                   bytes and volume of DDP, FSDP2, ZeRO by release
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
@@ -85,6 +86,7 @@ VERBS = {
     "noise": "compare.noise",
     "bisect": "bisect.command",
     "history": "history.command",
+    "versions": "versions.command",
     "budget": "budget.command",
     "prune": "prune",
     "calibrate": "calibrate.command",

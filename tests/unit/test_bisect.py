@@ -17,8 +17,9 @@ from tests.cells import cell
 from tests.made_up import run as made_up_run
 from zerobench import cli
 from zerobench.commands.bisect.command import bisect
-from zerobench.commands.bisect.launch import Ended, Launch, is_sweep, variables
+from zerobench.commands.bisect.launch import Launch, is_sweep, variables
 from zerobench.commands.bisect.moved import LineMap
+from zerobench.commands.run_to_end import Ended
 from zerobench.loops.watch import WATCH_TO
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run

@@ -25,7 +25,7 @@ from zerobench.config.overrides import Overrides
 
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 """In inline code: FILE, PATH, KEY=VALUE."""
-VALUED = ("--where", "--tolerance")
+VALUED = ("--where", "--tolerance", "--packages", "--python")
 """Options whose value looks like an override."""
 OF_READERS = ("mine.py", "train.py")
 SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "#")

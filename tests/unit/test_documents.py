@@ -31,6 +31,7 @@ MADE = (
     "results/budgets/",
     "results/bisect",
     "results/history",
+    "results/versions",
 )
 """Paths that a reader's own commands make."""
 

@@ -8,30 +8,16 @@ runs in the folder that WATCH_TO names.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...loops.watch import WATCH_TO
 from ..revisions import environment
+from ..run_to_end import Ended, run_to_end
 
 PLACEHOLDER = "{runs}"
 """In a word of the command: the folder for its runs."""
-
-INTERRUPTED = (130, -signal.SIGINT)
-GRACE_S = 5.0
-"""Seconds between the request to end and the end by force."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command has ended: its exit code, None where it took too long, and the last lines of its output."""
-
-    code: int | None
-    said: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,7 @@ class Launch:
             words = [sys.executable, "-P", "-m", "zerobench", *overrides, f"results_dir={runs}", "rerun=true"]
             where = Path.cwd()
         runs.mkdir(parents=True, exist_ok=True)
-        return _run(words, where if where.is_dir() else place, variables(place, runs), self.timeout_s)
+        return run_to_end(words, where if where.is_dir() else place, variables(place, runs), self.timeout_s)
 
 
 def is_sweep(command: tuple[str, ...]) -> bool:
@@ -70,35 +56,3 @@ def variables(place: Path, runs: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, packages)),
         "PATH": os.pathsep.join(filter(None, programs)),
     }
-
-
-def _run(words: list[str], where: Path, variables: dict[str, str], timeout_s: float) -> Ended:
-    try:
-        process = subprocess.Popen(
-            words, cwd=where, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            start_new_session=True, text=True, errors="replace",
-        )  # fmt: skip
-    except OSError as error:
-        return Ended(127, f"{words[0]} cannot be run: {error.strerror}")
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return Ended(None, f"it took more than {timeout_s:g} s")
-    finally:
-        _end(process)
-        if process.stdout:
-            process.stdout.close()
-    if process.returncode in INTERRUPTED:
-        raise KeyboardInterrupt
-    lines = [line for line in output.splitlines() if line.strip()]
-    return Ended(process.returncode, lines[-1].strip().removeprefix("zerobench: ") if lines else "")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends what is left of the command's group of processes: asked first, then by force."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

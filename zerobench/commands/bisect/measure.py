@@ -31,7 +31,8 @@ from ...results import provenance, tables
 from ...results.conditions import Where
 from ...results.selection import matching
 from ..revisions import Commit, worktree
-from .launch import Ended, is_sweep
+from ..run_to_end import Ended
+from .launch import is_sweep
 
 Row = dict[str, Any]
 Launcher = Callable[[Path, Path], Ended]

@@ -1,0 +1,166 @@
+"""`zerobench versions`: the same loops under several releases, steps marked; what cannot be measured is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import cell
+from tests.made_up import run as made_up_run
+from zerobench import cli
+from zerobench.commands.run_to_end import Ended
+from zerobench.commands.versions import command, environments
+from zerobench.commands.versions.environments import Release
+from zerobench.commands.versions.loops import BLOCKS
+from zerobench.results.folders import claim_folder, write_run
+
+MIB = 2**20
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, by_label: dict[str, dict[str, Any]]) -> None:
+    """Has releases leave these figures instead of being run; `says` replaces them by the words of a failure."""
+
+    def measure(release: Release, _: Path, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+        values = dict(by_label[release.label])
+        if "says" in values:
+            return Ended(1, values["says"])
+        for loop in loops:
+            row = made_up_run("ddp", world_size, **(values | {"model": loop}))
+            write_run(claim_folder(runs, loop), loop, row, cell("ddp", world_size).config, {}, {})
+        return Ended(0, "")
+
+    monkeypatch.setattr(command, "measure", measure)
+
+
+def arguments(labels: Sequence[str], *more: str) -> list[str]:
+    """A command line with this Python under several labels."""
+    return ["versions", *(f"--python={sys.executable}={label}" for label in labels), *more]
+
+
+def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    old = {"peak_bytes": 100 * MIB, "volume_psi": 2.0, "torch_version": "2.12.1"}
+    made_up(monkeypatch, {
+        "torch 2.11": {"says": "ImportError: no module"},
+        "torch 2.12": old,
+        "torch 2.13": old | {"peak_bytes": 134 * MIB, "torch_version": "2.13.0"},
+        "nightly": old | {"peak_bytes": 134 * MIB, "volume_psi": 3.0, "torch_version": "2.14.0"},
+    })  # fmt: skip
+    labels = ["torch 2.11", "torch 2.12", "torch 2.13", "nightly"]
+    assert cli.run(arguments(labels, "--loops", "ddp,fsdp2", "--format", "json")) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["releases"] == [
+        "torch 2.11",
+        "torch 2.12, torch 2.12.1",
+        "torch 2.13, torch 2.13.0",
+        "nightly, torch 2.14.0",
+    ]
+    for loop in ("ddp", "fsdp2"):
+        assert shown["loops"][loop]["peak_bytes"] == {
+            "values": [None, 100 * MIB, 134 * MIB, 134 * MIB], "steps": [None, None, 34 * MIB, None],
+        }  # fmt: skip
+        assert shown["loops"][loop]["volume_psi"]["steps"] == [None, None, None, 1.0]
+    assert shown["problems"] == [f"torch 2.11, {loop}: ImportError: no module" for loop in ("ddp", "fsdp2")]
+    assert cli.run(arguments(labels[1:], "--loops", "ddp", "--format", "markdown")) == 0
+    text = capsys.readouterr().out
+    assert "| peak_bytes | 104,857,600 | **140,509,184 (+34.0 MiB)** | 140,509,184 |" in text
+    assert "| volume_psi | 2 | 2 | **3 (+1)** |" in text
+    assert cli.run(arguments(labels[1:], "--loops", "ddp")) == 0
+    told = capsys.readouterr()
+    assert "ddp, N = 2" in told.out
+    assert "140,509,184 (+34.0 MiB)" in told.out
+    assert "[3/3] nightly" in told.err
+
+
+def test_an_environment_is_made_from_wheels_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+    """venv, then pip without an index, with what zerobench requires; one that is kept is used again."""
+    commands: list[list[str]] = []
+
+    def recorded(words: Sequence[str], *_: Any) -> Ended:
+        commands.append(list(words))
+        if "venv" in words:
+            Path(words[-1]).mkdir(parents=True)
+        return Ended(1, "ERROR: No matching distribution found") if "torch==9.9" in words else Ended(0, "")
+
+    monkeypatch.setattr(environments, "run_to_end", recorded)
+    monkeypatch.chdir(tmp_path)
+    made_up(monkeypatch, {"torch 2.13.0": {"torch_version": "2.13.0+cpu"}})
+    Path("wheels").mkdir()
+    words = ["versions", "--wheels", "wheels", "--keep", "kept", "--loops", "ddp", "--packages"]
+    assert cli.run([*words, "torch==2.13.0,9.9"]) == 1
+    assert "torch 9.9: torch 9.9 cannot be installed: ERROR: No matching distribution found" in capsys.readouterr().out
+    venv, pip = commands[:2]
+    assert venv == [sys.executable, "-m", "venv", "--clear", str(tmp_path / "kept/torch-2.13.0")]
+    assert pip[:3] == [str(tmp_path / "kept/torch-2.13.0/bin/python"), "-m", "pip"]
+    assert pip[pip.index("--no-index") :][:3] == ["--no-index", "--find-links", str(tmp_path / "wheels")]
+    assert [one for one in pip if one.startswith("torch")] == ["torch==2.13.0"]
+    assert any(one.startswith("pandas") for one in pip)
+    assert not any("extra" in one for one in pip)
+    commands.clear()
+    assert cli.run([*words, "torch==2.13.0"]) == 0
+    assert not commands
+
+
+def test_another_torch_than_the_one_asked_for_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(environments, "_install", lambda *_: (tmp_path / "kept/torch-2.12.1").mkdir(parents=True))
+    monkeypatch.chdir(tmp_path)
+    made_up(monkeypatch, {"torch 2.12.1": {"torch_version": "2.13.0+cpu"}})
+    assert cli.run(["versions", "--keep", "kept", "--loops", "ddp", "--packages", "torch==2.12.1"]) == 1
+    assert "torch 2.12.1, ddp: measured under torch 2.13.0+cpu" in capsys.readouterr().out
+
+
+OTHER = """\
+#!{python}
+'''A Python whose torch gives AdamW a third state.'''
+import functools, runpy, sys
+import torch
+torch.optim.AdamW = functools.partial(torch.optim.AdamW, amsgrad=True)
+assert sys.argv[1:3] == ["-P", "-m"]
+module = sys.argv[3]
+sys.argv = sys.argv[3:]
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A run of its own under a torch that was changed: the third state is there to the byte."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_text(OTHER.format(python=sys.executable))
+    (tmp_path / "other").chmod(0o755)
+    python = f"--python={tmp_path}/other=there"
+    assert cli.run(["versions", python, "--loops", "ddp", "--world-size", "1", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["loops"]["ddp"]
+    (parameters,), (optimizer,) = shown["max_parameters_bytes"]["values"], shown["max_optimizer_bytes"]["values"]
+    tensors = 4 * BLOCKS  # each with a step of four bytes
+    assert optimizer == 3 * parameters + 4 * tensors
+    assert shown["growth_bytes"]["values"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name releases, --packages torch==2.12.1,2.13.0, or environments, --python PATH=LABEL"),
+        (["--packages", "torch"], "--packages torch: write PACKAGE==VERSION,VERSION"),
+        (["--packages", "torch==2.12; rm -rf /"], "write PACKAGE==VERSION,VERSION"),
+        (["--python", "nowhere=x"], "--python nowhere=x: nowhere is no program that can be run; write PATH=LABEL"),
+        (["--packages", "torch==2.12,2.12"], "torch 2.12 is named twice; give each release a label of its own"),
+        (["--packages", "torch==2.12", "--wheels", "nowhere"], "--wheels nowhere: there is no such folder"),
+        (["--packages", "torch==2.12", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
+        (["--packages", "torch==2.12", "--world-size", "0"], "--world-size 0: must be 1 or more"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["versions", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("zerobench versions: ")
+    assert words in line
+    assert not list(tmp_path.iterdir())

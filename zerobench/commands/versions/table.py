@@ -1,0 +1,110 @@
+"""Bytes by category and volume of each loop, release by release; a *step* is a value that is not the one before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from ...records import CATEGORIES, COLLECTIVES
+from ...results.printed_table import plain_table
+from ...sizes import printable, show_bytes
+from ..bisect.report import show_value
+from ..bisect.search import same
+from .environments import Release
+
+METRICS = (
+    "peak_bytes", *(f"peak_{name}_bytes" for name in CATEGORIES), "growth_bytes", "states_bytes",
+    *(f"max_{name}_bytes" for name in CATEGORIES), "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES),
+    "wire_bytes", "control_bytes",
+)  # fmt: skip
+"""Metrics of the table; a row that is 0 in every release is left out."""
+
+
+@dataclass(frozen=True)
+class MeasuredRelease:
+    """A release and its rows of runs by loop. `problems`: loop -> why it has none; "" -> why none has."""
+
+    release: Release
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The label, and the torch that was measured where the label does not say it."""
+        versions = sorted({row["torch_version"] for row in self.rows.values()})
+        unsaid = [one for one in versions if one.partition("+")[0] not in self.release.label]
+        return ", ".join([self.release.label, *(f"torch {one}" for one in unsaid)])
+
+    def value(self, loop: str, metric: str) -> Any:
+        """Returns a metric of a loop; None where it was not measured."""
+        return self.rows[loop][metric] if loop in self.rows else None
+
+
+def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
+    """Returns a row per metric: its name, and its value in each release, with the step where it has moved."""
+    rows = []
+    for metric in METRICS:
+        values = [one.value(loop, metric) for one in found]
+        if any(values) or metric in ("peak_bytes", "growth_bytes", "volume_psi"):
+            rows.append([metric, *(_cell(metric, values, place) for place in range(len(values)))])
+    return rows
+
+
+def step(values: Sequence[Any], place: int) -> float | None:
+    """Returns how far a value lies from the last one before it; None where it is equal, or there is none."""
+    before = next((one for one in reversed(values[:place]) if one is not None), None)
+    if before is None or values[place] is None or same(before, values[place]):
+        return None
+    return float(values[place] - before)
+
+
+def _cell(metric: str, values: Sequence[Any], place: int) -> str:
+    value, by = values[place], step(values, place)
+    if value is None:
+        return "–"
+    if by is None:
+        return show_value(value)
+    size = show_bytes(abs(by)) if metric.endswith("_bytes") else show_value(abs(by))
+    return f"{show_value(value)} ({'+' if by > 0 else '−'}{size})"
+
+
+def print_text(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int, console: Console) -> None:
+    """Prints a table per loop, then what could not be measured."""
+    for loop in loops:
+        console.print(f"{loop}, N = {world_size}", style="bold", highlight=False)
+        console.print(plain_table(["", *(one.title for one in found)], rows_of(found, loop)))
+    for words in problems(found):
+        console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
+
+
+def problems(found: Sequence[MeasuredRelease]) -> list[str]:
+    """Returns a sentence per release or loop that could not be measured."""
+    return [
+        f"{one.release.label}{f', {loop}' * bool(loop)}: {why}" for one in found for loop, why in one.problems.items()
+    ]
+
+
+def as_markdown(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int) -> str:
+    """Formats the tables; values that have moved are bold."""
+    parts = []
+    for loop in loops:
+        lines = ["| | " + " | ".join(one.title for one in found) + " |", "| --- |" + " --: |" * len(found)]
+        for name, *cells in rows_of(found, loop):
+            shown = (f"**{cell}**" if "(" in cell else cell for cell in cells)
+            lines.append(f"| {name} | " + " | ".join(shown) + " |")
+        parts.append(f"## {loop}, N = {world_size}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join([*parts, *(f"{words}\n" for words in problems(found))])
+
+
+def as_json(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int) -> str:
+    """Formats values and steps by loop, metric and release."""
+    plain: dict[str, Any] = {"world_size": world_size, "releases": [one.title for one in found], "loops": {}}
+    for loop in loops:
+        values = {metric: [one.value(loop, metric) for one in found] for metric in METRICS}
+        steps = {metric: [step(mine, place) for place in range(len(mine))] for metric, mine in values.items()}
+        plain["loops"][loop] = {metric: {"values": mine, "steps": steps[metric]} for metric, mine in values.items()}
+    return json.dumps(plain | {"problems": problems(found)}, indent=1) + "\n"
