@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,10 +22,10 @@ from zerobench.commands.budget.comment import (
     verdict,
     write_check,
 )
-from zerobench.commands.budget.github import MOST, commands_of, is_github, repository_root
+from zerobench.commands.budget.github import LEVELS, MOST, commands_of, is_github, repository_root
 from zerobench.commands.budget.judge import Finding, Limit
 from zerobench.commands.budget.lines import Place
-from zerobench.commands.budget.report import Verdicts, print_findings, write_benchmark, write_markdown
+from zerobench.commands.budget.report import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
 
 ROOT = HERE.parents[2]
 EVIL = "zero2\r\n::error file=a.py::x\n| a | ``` `b` <img src=x> @team [l](http://e.org) #1 <!-- --> __c__ 100% a,b:c"
@@ -89,6 +90,8 @@ def test_a_hostile_name_is_no_markdown(tmp_path: Path) -> None:
     plain = "\n".join(check_body(verdicts)[1:])
     changed = "\n".join(changes_body(EVIL, [Change(EVIL, "peak_bytes", 1, 2, "", EVIL)])[1:])
     write_markdown(tmp_path / "m.md", verdicts.findings, verdicts.judged)
+    write_junit(tmp_path / "j.xml", [finding(kind, cell=f"{EVIL}\x1b{kind}") for kind in LEVELS], [])
+    assert len(ElementTree.parse(tmp_path / "j.xml").getroot()) == len(LEVELS)
     for text in (plain, changed, (tmp_path / "m.md").read_text()):
         assert "<img" not in text
         assert "<!--" not in text

@@ -5,6 +5,9 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 BUDGET = "tests/unit/test_budget.py"
+BUDGET_LINES = "tests/unit/test_budget_lines.py"
+BUDGET_OF_A_LOOP = "tests/unit/test_budget_of_a_loop.py"
+BUDGET_REPORTS = "tests/unit/test_budget_reports.py"
 COMPARISON = "tests/unit/test_comparison.py"
 PARITY = "tests/unit/test_parity.py"
 SEARCH = "tests/unit/test_search.py"
@@ -65,6 +68,54 @@ MUTANTS = (
         "if by and (by > 0) == grown}",
         "if by and (by > 0) != grown}",
         (f"{BUDGET}::test_a_sentence_has_cell_metric_category_value_and_limit",),
+    ),
+    Mutant(
+        "budget-lines-by-number",
+        "Lines of a function are matched by their numbers alone, which shift with every edit above them.",
+        "zerobench/commands/budget/lines.py",
+        "lambda one: (one.number, one.bytes), lambda one: one.bytes, lambda one: one.number, lambda _: 0,",
+        "lambda one: one.number, lambda _: 0,",
+        (f"{BUDGET_LINES}::test_the_line_that_moved_is_found",),
+    ),
+    Mutant(
+        "budget-rest-of-lines-dropped",
+        "Bytes of lines that a budget does not list are left out of what moved.",
+        "zerobench/commands/budget/lines.py",
+        "    if was != now:",
+        "    if False:",
+        (f"{BUDGET_LINES}::test_differences_add_up_whatever_has_moved",),
+    ),
+    Mutant(
+        "budget-noisy-baseline-recorded",
+        "A budget is recorded from launches that differ.",
+        "zerobench/commands/budget/record.py",
+        'all(limit.judge(metric, v) == "ok" for v in values)',
+        "True",
+        (f"{BUDGET_OF_A_LOOP}::test_a_noisy_baseline_is_refused",),
+    ),
+    Mutant(
+        "budget-dry-run-writes",
+        "A dry run of a recording writes the budget.",
+        "zerobench/commands/budget/record.py",
+        "    if chosen.dry_run:\n",
+        "    if chosen.dry_run and not write_budget(file):  # type: ignore[func-returns-value]\n",
+        (f"{BUDGET_OF_A_LOOP}::test_a_recording_explains_what_it_changes",),
+    ),
+    Mutant(
+        "github-name-is-a-command",
+        "A line break in a cell's name begins a command of a GitHub workflow.",
+        "zerobench/commands/budget/github.py",
+        '.replace("\\n", "%0A")',
+        "",
+        (f"{BUDGET_REPORTS}::test_a_hostile_name_is_no_command",),
+    ),
+    Mutant(
+        "github-file-outside-the-repository",
+        "An annotation names a file that is not in the repository.",
+        "zerobench/commands/budget/github.py",
+        'return found.relative_to(root.resolve()).as_posix() if found.is_file() else ""',
+        "return place.file",
+        (f"{BUDGET_REPORTS}::test_each_kind_has_its_level_and_lines_inside_the_repository_alone",),
     ),
     Mutant(
         "compare-ratio-inverted",

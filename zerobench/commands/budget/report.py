@@ -63,20 +63,25 @@ def write_junit(path: Path, findings: list[Finding], judged: Judged) -> None:
     by_case = {(finding.cell, finding.metric): finding for finding in worst_last}
     suite = ElementTree.Element("testsuite", name="zerobench budget")
     for cell, metric in dict.fromkeys([*judged, *by_case]):
-        case = ElementTree.SubElement(suite, "testcase", classname=cell, name=metric or "the cell")
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(cell), name=metric or "the cell")
         finding = by_case.get((cell, metric))
         if finding is None:
             continue
         if finding.kind in JUNIT_TAGS:
-            words = "".join(c if c.isprintable() else " " for c in finding.sentence)  # XML has no control characters
+            words = _xml(finding.sentence)
             ElementTree.SubElement(case, JUNIT_TAGS[finding.kind], message=words, type=finding.kind)
         else:
-            ElementTree.SubElement(case, "system-out").text = finding.sentence
+            ElementTree.SubElement(case, "system-out").text = _xml(finding.sentence)
     for tag, attribute in (("failure", "failures"), ("error", "errors")):
         suite.set(attribute, str(len(suite.findall(f".//{tag}"))))
     suite.set("tests", str(len(suite)))
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _xml(text: str) -> str:
+    """Returns a text without the control characters that XML cannot hold."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def write_markdown(path: Path, findings: list[Finding], judged: Judged) -> None:
