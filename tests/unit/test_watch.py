@@ -371,7 +371,7 @@ def test_a_watch_is_used_once_and_alone() -> None:
     assert sentence(watch.step).startswith("watch.step: the optimizer's step ends a step here")
     assert sentence(zerobench.watch(loop.model).step).startswith("watch.step: the watch has not started")
     with watch:
-        with pytest.raises(WatchError, match="another one observes this process; leave it before the next begins"):
+        with pytest.raises(WatchError, match="another one observes this process; leave it, or stop"):
             zerobench.watch(loop.model, loop.optimizers[0]).start()
         for number in range(3):
             loop.step(number, nothing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -110,14 +111,24 @@ def test_lightnings_trainer_is_watched(accumulation: int) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
 
-    module, callback = Module(), zerobench.lightning_callback()
+    class Failing(Module):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if fails and self.trainer.global_step == 3:
+                raise RuntimeError("here")
+
+    fails = 0
     quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = lightning.Trainer(
-        max_steps=4, accelerator="cpu", enable_model_summary=False, callbacks=[callback],
-        accumulate_grad_batches=accumulation, **quiet,
-    )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(Tokens(), batch_size=BATCH))
-    check(callback.results, module.model, accumulation)
+    for module, callback in ((Failing(), zerobench.lightning_callback()), (Failing(), zerobench.lightning_callback())):
+        trainer = lightning.Trainer(
+            max_steps=4, accelerator="cpu", enable_model_summary=False, callbacks=[callback],
+            accumulate_grad_batches=accumulation, **quiet,
+        )  # fmt: skip
+        with pytest.raises(RuntimeError, match="here") if fails else nullcontext():
+            trainer.fit(module, torch.utils.data.DataLoader(Tokens(), batch_size=BATCH))
+        if not fails:
+            check(callback.results, module.model, accumulation)
+        fails = 1
+    assert callback.results.runs.reason.item() == "RuntimeError: here"  # its watch is over: the next one may begin
 
 
 def test_callbacks_are_there_by_name() -> None:

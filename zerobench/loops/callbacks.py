@@ -11,7 +11,8 @@ def trainer_callback(**options: Any) -> Any:
     """Returns a transformers.TrainerCallback that watches a Trainer's steps; `options` are Watch's.
 
     A step lasts from one `on_step_begin` to the next `on_step_end`, with all of its micro-batches. The callback's
-    `results` are there when training has ended. Raises ImportError where transformers is not installed.
+    `results` are there when training has ended. A training that fails tells its callbacks nothing:
+    `callback.watch.stop(error)` then makes the tables. Raises ImportError where transformers is not installed.
     """
     from transformers import TrainerCallback
 
@@ -61,6 +62,10 @@ def lightning_callback(**options: Any) -> Any:
         def on_train_end(self, trainer: Any, module: Any) -> None:
             if self.watch is not None:
                 self.watch.stop()
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            if self.watch is not None:
+                self.watch.stop(exception)
 
         @property
         def results(self) -> Any:

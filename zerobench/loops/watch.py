@@ -112,7 +112,7 @@ class Watch:
         if self.state != NEW:
             raise WatchError(f"watch: it is {self.state}; make a new one for another loop")
         if _watching:
-            raise WatchError("watch: another one observes this process; leave it before the next begins")
+            raise WatchError("watch: another one observes this process; leave it, or stop() it, before the next begins")
         self._world, self._place = rows.World.here(self.node_size), next_place()
         self._home = threading.get_ident()
         try:
