@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -73,6 +74,21 @@ def test_each_kind_has_its_level_and_lines_inside_the_repository_alone(tmp_path:
     assert parsed[1][2].count("moved") == 3, "what has no line is one annotation of its cell"
     assert parsed[0][1]["title"] == "peak_bytes of c"
     assert all("file" not in parse(one)[1] for one in commands_of(findings, None))
+
+
+def test_a_loop_of_another_folder_is_found_by_the_one_file_of_that_name(tmp_path: Path, monkeypatch) -> None:
+    names = ("examples/a/train.py", "examples/b/model.py", "other/model.py", "untracked/net.py")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", *names[:3]], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    found = [
+        parse(commands_of([finding(file=file, line=1)], tmp_path)[0])[1].get("file")
+        for file in ("train.py", "a/train.py", "model.py", "b/model.py", "net.py", "rain.py")
+    ]
+    assert found == ["examples/a/train.py", "examples/a/train.py", None, "examples/b/model.py", None, None]
 
 
 def test_a_hostile_name_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:

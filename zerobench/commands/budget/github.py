@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
+from ..revisions import GitError, git_bytes
 from .comment import MOST_OF_SUMMARY, check_body, fitted
 from .judge import Finding
 from .lines import Place
@@ -54,14 +56,27 @@ def _first_place(finding: Finding, root: Path | None) -> tuple[str, int]:
 
 
 def _inside(place: Place, root: Path | None) -> str:
-    """Returns the file's path from the repository's root; nothing where it is not a file in it."""
+    """Returns the file's path from the repository's root; nothing where it is not a file in it.
+
+    A loop that ran in another folder of the repository names its files from there: the one file of git's of that name.
+    """
     if root is None or not place.file or place.line < 1:
         return ""
     try:
         found = Path(place.file).resolve(strict=True)
         return found.relative_to(root.resolve()).as_posix() if found.is_file() else ""
     except (OSError, ValueError, RuntimeError):  # no such file, not below the root, no path at all
-        return ""
+        named = [one for one in _tracked(root) if one.endswith(f"/{place.file}")]
+        return named[0] if len(named) == 1 else ""
+
+
+@cache
+def _tracked(root: Path) -> list[str]:
+    """Returns the files that git tracks; none where it tells none."""
+    try:
+        return git_bytes(root, "ls-files", "-z").decode(errors="replace").split("\0")
+    except GitError:
+        return []
 
 
 def _command(level: str, place: tuple[str, int], found: list[Finding], title: str = "") -> str:
