@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import zerobench
 from zerobench.loops import WatchError
+from zerobench.loops.apart import leave_out
 from zerobench.loops.holdings import BEFORE
 from zerobench.probes import AccountedPass
 from zerobench.zero import labels
@@ -29,6 +30,13 @@ EXACT = ("parameters", "gradients", "master", "optimizer", "communication", "act
 CPU = torch.device("cpu")
 
 Phase = Callable[[str], AbstractContextManager[Any]]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Tensors that other tests of this process have left are no part of a loop."""
+    with leave_out():
+        yield
 
 
 class Net(nn.Module):
@@ -158,11 +166,11 @@ def test_a_late_watch_sees_what_an_instrument_sees_that_was_there_from_the_start
     assert run.growth_bytes == oracle.memory["growth_bytes"] == 0
     assert not (results.tensors.name == BEFORE).any()
     # and it changes nothing, to the bit
-    alone = Loop(**CASES[name])
+    unseen = Loop(**CASES[name])
     for number in range(WARMUP + STEPS + 1):
-        alone.step(number, nothing)
-    assert alone.losses == seen.losses
-    for mine, other in zip(alone.model.parameters(), seen.model.parameters(), strict=True):
+        unseen.step(number, nothing)
+    assert unseen.losses == seen.losses
+    for mine, other in zip(unseen.model.parameters(), seen.model.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 
