@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..probes import AccountedPass
 from ..probes.history import History
+from ..probes.in_transit import InTransit
 from ..probes.snapshot import recorded, take
 from ..probes.snapshot import write as write_snapshot
 from ..results.tables import Results
@@ -130,6 +131,7 @@ class Watch:
         self._observing.enter_context(recorded(device, self._history))
         self._observing.callback(self._take_snapshot, device)
         accounted = AccountedPass(device, self.node_size, witness=False, history=self._history)
+        accounted.ledger.in_transit = InTransit()
         self.probe = self._observing.enter_context(accounted)
         self._known = [*self._optimizers, *holdings.torch_optimizers(self._optimizers)]
         self._holdings = Holdings(self.probe.ledger, self._outer, self.model, self._optimizers)

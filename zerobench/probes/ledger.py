@@ -31,6 +31,7 @@ from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
 from .history import Birth, History, Interval
+from .in_transit import InTransit
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
 from .source_lines import SourceLines
 
@@ -70,6 +71,8 @@ class Ledger(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         self.history: History | None = None
         """Filled for a snapshot, where one is asked for."""
+        self.in_transit: InTransit | None = None
+        """Waited for, where a loop's own collectives may drop tensors late."""
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -100,6 +103,8 @@ class Ledger(TorchDispatchMode):
             return NotImplemented  # it is dispatched again on its contents
         if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
             self.note_collective(args)
+        if self.in_transit is not None:
+            self._see_transit(func, args)
         self.lines.see_operator()
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
@@ -195,7 +200,20 @@ class Ledger(TorchDispatchMode):
                 self.history.births.append(Birth(storage.data_ptr(), time.perf_counter(), stored))
         return stored
 
+    def _see_transit(self, func: Any, args: Any) -> None:
+        """Records what a collective is given, and copies that gloo has made: it alone can have made what is unknown."""
+        assert self.in_transit is not None
+        if func.namespace in NAMESPACES:
+            self.in_transit.give(args)
+        elif args and type(args[0]) is torch.Tensor and not self.knows(args[0]):
+            self.in_transit.give(args[0], always=True)
+
+    def _settle(self) -> None:
+        if self.in_transit is not None and threading.get_ident() == self._home:
+            self.in_transit.settle()
+
     def _born(self, storage: torch.UntypedStorage) -> StorageRecord:
+        self._settle()
         tier, source = self._infer_tier(storage), self.lines.here()
         return StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source)
 
@@ -228,12 +246,14 @@ class Ledger(TorchDispatchMode):
 
     def enter_phase(self, phase: str) -> None:
         """Assigns later events to `phase`."""
+        self._settle()
         self.phase = phase
         self._events.append(Event(phase, time.perf_counter()))
 
     def live_bytes(self) -> dict[StorageRecord, int]:
         """Returns the storages that live on the device now, with their sizes."""
-        return {stored: stored.bytes for stored in self._live.values() if stored.tier == labels.DEVICE and stored.bytes}
+        living = list(self._live.values())  # at once: other threads free tensors too
+        return {stored: stored.bytes for stored in living if stored.tier == labels.DEVICE and stored.bytes}
 
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""
@@ -244,6 +264,7 @@ class Ledger(TorchDispatchMode):
 
     def end(self, whole: str) -> None:
         """Ends the interval: adds it to the extremes of each phase and of `whole`."""
+        self._settle()
         sizes, categories = dict(self._at_begin), self._first_categories()
         interval = Interval(self._began, self._at_begin, dict(categories), list(self._events)) if self.history else None
         totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}

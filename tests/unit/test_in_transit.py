@@ -1,0 +1,50 @@
+"""Tensors that a backend's thread holds a moment longer than the loop: what is counted does not depend on it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from tests.ranks import run_ranks
+from zerobench.probes.in_transit import PATIENCE_S, InTransit
+from zerobench.probes.ledger import Ledger
+
+
+def test_what_gloo_has_finished_with_is_gone_before_the_next_storage_is_counted() -> None:
+    late = run_ranks(2, _reduce_and_drop)
+    assert late == [0, 0]
+
+
+def _reduce_and_drop(_rank: int, _world_size: int) -> int:
+    late = 0
+    with Ledger() as ledger:
+        ledger.in_transit = InTransit()
+        for _ in range(100):
+            dropped, kept = torch.ones(3000), torch.ones(3000)
+            seen = weakref.ref(dropped)
+            dist.all_reduce(dropped)
+            dist.reduce_scatter_tensor(kept[:1500], dropped)  # gloo makes a copy of its input
+            del dropped
+            torch.ones(1)
+            late += seen() is not None or sum(ledger.live_bytes().values()) != kept.nbytes
+    return late
+
+
+def test_what_the_loop_holds_is_not_waited_for() -> None:
+    transit, held = InTransit(), torch.ones(3)
+    transit.give([held], always=True)
+    begun = time.perf_counter()
+    for _ in range(100):
+        transit.settle()
+    assert time.perf_counter() - begun < 100 * PATIENCE_S
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    transit.give(parameter.grad)
+    transit.settle()  # its owner is no Python object, and keeps it: waited for once
+    begun = time.perf_counter()
+    transit.settle()
+    assert time.perf_counter() - begun < PATIENCE_S
+    assert parameter.grad is not None

@@ -1,0 +1,68 @@
+"""Tensors in transit: given to a collective, and held by a thread of the backend a moment longer than by the loop.
+
+gloo's thread drops its references only after it has reported completion, within milliseconds on a busy machine. What it
+still holds when the next storage is made would count at one time and not at another, so the ledger waits for it.
+
+    given      to a collective that one Python object alone called with it; others have owners that keep it anyway
+    dropped    no Python object holds it any more: only the thread does
+    gone       the thread has dropped it too
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any
+
+import torch
+
+IN_CALL = 3
+"""References to a tensor of one Python object while a collective is dispatched: the object's, and the call's two."""
+
+PATIENCE_S = 0.03
+"""Longest wait for one tensor: then something else holds it, a work that is still on its way, say."""
+
+
+class InTransit:
+    """Tensors that were given to collectives of the main thread."""
+
+    def __init__(self) -> None:
+        self._given: list[weakref.ref[torch.Tensor]] = []
+
+    def give(self, arguments: Any, always: bool = False) -> None:
+        """Records tensors in the arguments of a collective that is about to be called; `always`: with other owners, too."""
+        if isinstance(arguments, torch.Tensor):
+            if arguments.device.type == "cpu" and (always or _references(arguments) <= IN_CALL):
+                self._given.append(weakref.ref(arguments))
+        elif isinstance(arguments, tuple | list):
+            for one in arguments:
+                self.give(one, always)
+
+    def settle(self) -> None:
+        """Waits until tensors that the loop has dropped are gone."""
+        if self._given:
+            self._given = [one for one in self._given if not _is_gone(one)]
+
+
+def _is_gone(given: weakref.ref[torch.Tensor]) -> bool:
+    """Returns True once the tensor is gone, or has been waited for in vain; False while Python holds it."""
+    end = time.perf_counter() + PATIENCE_S
+    while _is_dropped(given):
+        if given() is None or time.perf_counter() > end:
+            return True
+        time.sleep(2e-5)
+    return False
+
+
+def _is_dropped(given: weakref.ref[torch.Tensor]) -> bool:
+    tensor = given()
+    if tensor is None:
+        return True
+    by_torch = _references(tensor) > 1  # then torch keeps the Python object, one reference
+    return sys.getrefcount(tensor) - by_torch == 2  # those of this function
+
+
+def _references(tensor: torch.Tensor) -> int:
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count
