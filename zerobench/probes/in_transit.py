@@ -31,7 +31,7 @@ class InTransit:
         self._given: list[weakref.ref[torch.Tensor]] = []
 
     def give(self, arguments: Any, always: bool = False) -> None:
-        """Records tensors in the arguments of a collective that is about to be called; `always`: with other owners, too."""
+        """Records tensors in the arguments of a collective that is about to be called; `always`: with any owners."""
         if isinstance(arguments, torch.Tensor):
             if arguments.device.type == "cpu" and (always or _references(arguments) <= IN_CALL):
                 self._given.append(weakref.ref(arguments))
