@@ -72,6 +72,13 @@ def verdict(a: list[Row], b: list[Row], floors: list[NoiseFloor] | None = None) 
     return only(compare(a, b, floors)).effects[0].verdict
 
 
+def test_growth_that_older_tables_do_not_have_is_no_change() -> None:
+    of = cell("zero1", 2)
+    assert only(compare([run(of)], [run(of, growth_bytes=64)])).moved == ()
+    (moved,) = only(compare([run(of, growth_bytes=0)], [run(of, growth_bytes=64)])).moved
+    assert (moved.metric, moved.difference) == ("growth_bytes", 64)
+
+
 def test_a_run_against_itself_is_equal_to_the_byte_and_noise() -> None:
     row = run(cell("zero1", 2))
     same = only(compare([row], [row]))

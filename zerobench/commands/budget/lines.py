@@ -24,10 +24,10 @@ Key = Callable[[Line], Any]
 KEYS: tuple[tuple[Key, bool], ...] = (
     (lambda one: (one.category, one.module, one.function, one.name), False),
     (lambda one: (one.category, one.module, one.function), False),
-    (lambda one: (one.category, one.module, one.function[0], one.function[2], one.name), True),
+    (lambda one: (one.category, one.module, one.function[0], one.function[2]), True),
 )
-"""By what lines are matched, the strictest first, and True where only a single line of each side is: a label may
-change, and a function may move to another file."""
+"""By what lines are matched, the strictest first, and True where each side's must be of one file: a label may change,
+and a function may move to another file, or its file be named from another folder."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     """Returns the lines whose bytes differ, the largest difference first; their differences add up to the tables'."""
     ours, theirs = list(before.lines), list(after.lines)
     pairs: list[tuple[Line | None, Line | None]] = []
-    for key, single in KEYS:
-        found = _match(ours, theirs, key, single)
+    for key, of_one_file in KEYS:
+        found = _match(ours, theirs, key, of_one_file)
         pairs += found
         ours = _without(ours, [one for one, _ in found])
         theirs = _without(theirs, [other for _, other in found])
@@ -107,14 +107,14 @@ def moved_lines(before: LineTable, after: LineTable) -> list[MovedLine]:
     return sorted(moved, key=lambda one: (-abs(one.difference), one.source, one.category))
 
 
-def _match(ours: list[Line], theirs: list[Line], key: Key, single: bool) -> list[tuple[Line, Line]]:
+def _match(ours: list[Line], theirs: list[Line], key: Key, of_one_file: bool) -> list[tuple[Line, Line]]:
     groups: dict[Any, tuple[list[Line], list[Line]]] = {}
     for number, side in enumerate((ours, theirs)):
         for one in side:
             groups.setdefault(key(one), ([], []))[number].append(one)
     pairs: list[tuple[Line, Line]] = []
     for a, b in groups.values():
-        if not single or (len(a) == len(b) == 1):
+        if not of_one_file or len({one.function for one in a}) == len({one.function for one in b}) == 1:
             pairs += _in_order(a, b)
     return pairs
 

@@ -50,6 +50,9 @@ EXACT = (
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "within_nodes_bytes",
     "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
 )  # fmt: skip
+SINCE = ("growth_bytes",)
+"""Exact metrics that older tables do not have, where they say nothing."""
+
 ROUGH = (
     "allocator_peak_bytes", "timed_allocator_peak_bytes", "resident_bytes", "allocated_bytes", "reserved_bytes",
     "outside_ledger_bytes", "kept_bytes", "heap_bytes", "pinned_bytes",
@@ -271,7 +274,7 @@ def _exact(
     moved, equal, unsteady = [], [], []
     for metric in metrics:
         change = _change(metric, a.row, b.row)
-        if change is None:
+        if change is None or (metric in SINCE and change.difference is None):
             continue
         ours, theirs = ({row[metric] for row in side.launches} for side in (a, b))
         if ours == theirs:
