@@ -42,7 +42,9 @@ def codes(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0, or 2 where the command was wrong."""
     parser = argparse.ArgumentParser(
         prog="zerobench codes",
+        usage="%(prog)s [-h] [--steps STEPS] [--out OUT] [KEY=VALUE ...]",
         description="Signal-to-noise and bias of qwZ's weights and qgZ's gradients, after some steps of training.",
+        epilog="KEY=VALUE: the cell, as for a run, for example model=gpt_tiny precision=bf16.",
     )
     parser.add_argument("--steps", type=int, default=20, help="of training before (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="a csv file")
