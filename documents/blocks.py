@@ -19,6 +19,7 @@ from documents import blocks_stages, blocks_systems, where
 from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
 from documents.committed import load
+from documents.recorded import recorded
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of
@@ -72,9 +73,8 @@ def stages(root: Path) -> str:
     first = next(iter(cells.values()))
     source = (
         f"{first.model}, ψ = {int(first.psi):,}, N = {first.world_size}, {first.batch} sequences of {first.sequence} "
-        f"tokens per step, {first.precision}, {first.optimizer}; {first.cores} cores, torch {first.torch_version}, "
-        f"{first.started[:10]}. Medians of the slowest rank with their 95 % intervals over its steps. "
-        f"`{first.command}`"
+        f"tokens per step, {first.precision}, {first.optimizer}; {first.cores} cores, torch {first.torch_version}. "
+        f"Medians of the slowest rank with their 95 % intervals over its steps. `{first.command}`"
     )
     return "\n".join([*lines, "", source])
 
@@ -149,7 +149,18 @@ def delayed(root: Path) -> str:
     return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {
+def dated(make: Callable[[Path], str], experiment: str) -> Callable[[Path], str]:
+    """Returns `make` with a sentence below its block on the code that recorded the experiment's runs."""
+    return lambda root: f"{make(root)}\n\n{recorded(root, experiment)}"
+
+
+EXPERIMENT = {"answer": "stages", "stage_bytes": "stages", "stage_traffic": "stages"}
+"""Block -> the experiment that its runs are of, where the block has another name."""
+
+UNDATED = ("compare", "peer_bytes", "peer_volume", "peer_traffic", "codes", "disk", "packages")
+"""Blocks that are of no experiment below the reference, or say their date themselves."""
+
+MADE: dict[str, Callable[[Path], str]] = {
     "answer": answer,
     "stages": stages,
     "memory_cap": memory_cap,
@@ -163,6 +174,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     **blocks_stages.BLOCKS,
     "packages": where.packages,
 }
+BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}
+"""Block -> what makes it, with its date."""
 
 
 def _cells(folder: Path) -> dict[str, Any]:
