@@ -8,8 +8,10 @@ BUDGET = "tests/unit/test_budget.py"
 BUDGET_LINES = "tests/unit/test_budget_lines.py"
 BUDGET_OF_A_LOOP = "tests/unit/test_budget_of_a_loop.py"
 BUDGET_REPORTS = "tests/unit/test_budget_reports.py"
+APART = "tests/unit/test_apart.py"
 COMPARISON = "tests/unit/test_comparison.py"
 PARITY = "tests/unit/test_parity.py"
+PLUGIN = "tests/end_to_end/test_pytest_plugin.py"
 SEARCH = "tests/unit/test_search.py"
 
 MUTANTS = (
@@ -188,5 +190,37 @@ MUTANTS = (
         "best = max((speed for _, speed in fitting), default=0.0)",
         "best = min((speed for _, speed in fitting), default=0.0)",
         (f"{SEARCH}::test_only_what_is_about_as_fast_as_the_fastest_is_measured_again",),
+    ),
+    Mutant(
+        "gate-exact-limit-is-a-ceiling",
+        "A limit by hand that is to be met exactly holds for less, too.",
+        "zerobench/gate",
+        'if finding.kind != "improvement" or limit.exact:',
+        'if finding.kind != "improvement":',
+        (f"{PLUGIN}::test_a_marker_holds_a_loop_and_names_what_breaks_it",),
+    ),
+    Mutant(
+        "gate-psi-of-a-volume-is-bytes",
+        "A limit of a volume in psi is multiplied by the model's parameters.",
+        "zerobench/gate",
+        'sizes.psi if self.metric.endswith("_bytes") else 1',
+        "sizes.psi",
+        (f"{PLUGIN}::test_limits_are_of_the_model",),
+    ),
+    Mutant(
+        "gate-counts-what-other-tests-left",
+        "Tensors that lived before a test are part of its figures.",
+        "zerobench/loops/apart.py",
+        "return tensor.untyped_storage()._cdata in _apart",
+        "return False",
+        (f"{APART}::test_what_lives_before_is_counted_only_where_the_loop_uses_it",),
+    ),
+    Mutant(
+        "gate-records-under-the-last-name",
+        "A watch of a test loses the name that tells it from others, so that one is recorded.",
+        "zerobench/gate",
+        "self.made[cell] = Watched(cell, watch,",
+        "self.made[cell] = Watched(self._test, watch,",
+        (f"{PLUGIN}::test_watches_of_one_test_have_names",),
     ),
 )
