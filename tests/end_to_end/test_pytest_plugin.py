@@ -176,7 +176,7 @@ def test_a_marker_holds_a_loop_and_names_what_breaks_it(toy: pytest.Pytester) ->
             '    written as peak="<= 9 psi"; at the peak most is temporary: *',
             f"    toy.py:{line} in train: 390.6 KiB (*",
             "  growth_bytes is 2,048 B (2.0 KiB): 2,048 B (2.0 KiB) above its ceiling of 0 B",
-            "    written as leaks=0",
+            "    written as leaks=0; of the growth most is temporary: 2,048 B (2.0 KiB)",
             f"    toy.py:{grown} in train: 2.0 KiB (*",
         ]
     )

@@ -113,7 +113,8 @@ class _Sections:
         for limit in limits:
             for finding in judge_cell(one.name, {limit.metric: limit.of(sizes)}, self.row):
                 if finding.kind != "improvement" or limit.exact:
-                    self._tell(finding, [f"written as {limit.written}{self._most(limit.metric)}"], {})
+                    about = "; ".join(filter(None, [f"written as {limit.written}", self._most(limit.metric)]))
+                    self._tell(finding, [about], {})
         return len(limits)
 
     def hold_recorded(self, name: str, budget: Any, verdict: Verdict) -> int:
@@ -122,7 +123,8 @@ class _Sections:
             if finding.kind == "improvement":
                 verdict.notes.append(finding.sentence)
             else:
-                self._tell(finding, [], budget.lines, budget.limits.get(finding.metric))
+                about = [self._most(finding.metric)] if finding.metric == "growth_bytes" else []
+                self._tell(finding, about, budget.lines, budget.limits.get(finding.metric))
         return len(budget.limits)
 
     def _tell(self, finding: Finding, about: list[str], before: line_table.Lines, limit: Limit | None = None) -> None:
@@ -133,13 +135,20 @@ class _Sections:
         self.texts.append("\n".join([f"  {sentence}", *(f"    {line}" for line in details)]))
 
     def _most(self, metric: str) -> str:
-        """Names the category that holds most of a metric in bytes, as the end of a sentence."""
-        if metric not in ("peak_bytes", "states_bytes"):
+        """Names the category that holds most of a metric in bytes; nothing for a metric of one category."""
+        if metric == "growth_bytes":
+            sizes = Counter[str]()
+            for one in _net(self.now.get("growth")).lines:
+                sizes[one.category] += one.bytes
+            where = "of the growth"
+        elif metric in ("peak_bytes", "states_bytes"):
+            parts = CATEGORIES if metric == "peak_bytes" else STATES
+            sizes = Counter({part: int(self.row[f"peak_{part}_bytes"] or 0) for part in parts})
+            where = "at the peak"
+        else:
             return ""
-        parts = CATEGORIES if metric == "peak_bytes" else STATES
-        sizes = {part: int(self.row[f"peak_{part}_bytes"] or 0) for part in parts}
-        largest = max(sizes, key=lambda part: sizes[part])
-        return f"; at the peak most is {largest}: {show_value('peak_bytes', sizes[largest])}"
+        largest = max(sizes, key=lambda part: sizes[part], default="")
+        return f"{where} most is {largest}: {show_value('peak_bytes', sizes[largest])}" if largest else ""
 
     def _places(self, metric: str, before: line_table.Lines, limit: Limit | None) -> list[lines.Place]:
         """Returns the lines of code that have moved against a record, or else those that hold most."""
