@@ -71,7 +71,7 @@ BUCKET = Fault(
 
 HYBRID = Fault(
     "hybrid", "fully_shard(layer, mesh=mesh)",
-    "fully_shard(layer, mesh=mesh, reshard_after_forward=False).set_reshard_after_backward(False)",
+    "fully_shard(layer, mesh=mesh, reshard_after_forward=False)",
     "parameters", "max_parameters_bytes", 3 * 4 * (128 * 128 + 128), "x = layer(x).relu()",
     ranks=4,
 )  # fmt: skip
