@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -23,14 +24,18 @@ MIB = 2**20
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, by_label: dict[str, dict[str, Any]]) -> None:
-    """Has releases leave these figures instead of being run; `says` replaces them by the words of a failure."""
+    """Has releases leave these figures, a list one per launch, or fail with the words of `says`."""
+
+    launches = itertools.count()
 
     def measure(release: Release, _: Path, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
         values = dict(by_label[release.label])
         if "says" in values:
             return Ended(1, values["says"])
         for loop in loops:
-            row = made_up_run("ddp", world_size, **(values | {"model": loop}))
+            number = next(launches)
+            mine = {name: one[number % len(one)] if isinstance(one, list) else one for name, one in values.items()}
+            row = made_up_run("ddp", world_size, **(mine | {"model": loop}))
             write_run(claim_folder(runs, loop), loop, row, cell("ddp", world_size).config, {}, {})
         return Ended(0, "")
 
@@ -61,9 +66,9 @@ def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch
         "nightly, torch 2.14.0",
     ]
     for loop in ("ddp", "fsdp2"):
-        assert shown["loops"][loop]["peak_bytes"] == {
-            "values": [None, 100 * MIB, 134 * MIB, 134 * MIB], "steps": [None, None, 34 * MIB, None],
-        }  # fmt: skip
+        peaks = [None, 100 * MIB, 134 * MIB, 134 * MIB]
+        steps = [None, None, 34 * MIB, None]
+        assert shown["loops"][loop]["peak_bytes"] == {"least": peaks, "largest": peaks, "steps": steps}
         assert shown["loops"][loop]["volume_psi"]["steps"] == [None, None, None, 1.0]
     assert shown["problems"] == [f"torch 2.11, {loop}: ImportError: no module" for loop in ("ddp", "fsdp2")]
     assert cli.run(arguments(labels[1:], "--loops", "ddp", "--format", "markdown")) == 0
@@ -75,6 +80,19 @@ def test_a_value_that_moved_is_marked_at_its_release(tmp_path: Path, monkeypatch
     assert "ddp, N = 2" in told.out
     assert "140,509,184 (+34.0 MiB)" in told.out
     assert "[3/3] nightly" in told.err
+
+
+def test_what_differs_from_launch_to_launch_is_no_step(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_up(monkeypatch, {
+        "a": {"peak_bytes": [MIB, MIB + 8, MIB], "states_bytes": MIB},
+        "b": {"peak_bytes": [MIB + 4, MIB + 12, MIB + 4], "states_bytes": MIB},
+        "c": {"peak_bytes": [3 * MIB, 3 * MIB, 3 * MIB + 4], "states_bytes": 2 * MIB},
+    })  # fmt: skip
+    assert cli.run(arguments("abc", "--loops", "ddp", "--format", "markdown")) == 0
+    text = capsys.readouterr().out
+    assert "| peak_bytes | 1,048,576 to 1,048,584 | 1,048,580 to 1,048,588 | **3,145,728 to 3,145,732 (at least" in text
+    assert "| states_bytes | 1,048,576 | 1,048,576 | **2,097,152 (+1.0 MiB)** |" in text
 
 
 def test_an_environment_is_made_from_wheels_alone(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -134,12 +152,14 @@ def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, caps
     (tmp_path / "other").write_text(OTHER.format(python=sys.executable))
     (tmp_path / "other").chmod(0o755)
     python = f"--python={tmp_path}/other=there"
-    assert cli.run(["versions", python, "--loops", "ddp", "--world-size", "1", "--format", "json"]) == 0
+    assert (
+        cli.run(["versions", python, "--loops", "ddp", "--world-size", "1", "--launches", "1", "--format", "json"]) == 0
+    )
     shown = json.loads(capsys.readouterr().out)["loops"]["ddp"]
-    (parameters,), (optimizer,) = shown["max_parameters_bytes"]["values"], shown["max_optimizer_bytes"]["values"]
+    (parameters,), (optimizer,) = shown["max_parameters_bytes"]["least"], shown["max_optimizer_bytes"]["least"]
     tensors = 4 * BLOCKS  # each with a step of four bytes
     assert optimizer == 3 * parameters + 4 * tensors
-    assert shown["growth_bytes"]["values"] == [0]
+    assert shown["growth_bytes"]["largest"] == [0]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +173,7 @@ def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, caps
         (["--packages", "torch==2.12", "--wheels", "nowhere"], "--wheels nowhere: there is no such folder"),
         (["--packages", "torch==2.12", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
         (["--packages", "torch==2.12", "--world-size", "0"], "--world-size 0: must be 1 or more"),
+        (["--packages", "torch==2.12", "--launches", "0"], "--launches 0: must be 1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(

@@ -49,6 +49,8 @@ def versions(arguments: list[str]) -> int:
     add("--keep", type=Path, metavar="DIR", help="keep the environments here, and use those that are there")
     add("--loops", default=",".join(LOOPS), help="comma-separated (default: %(default)s)")
     add("--world-size", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
+    words = "of each loop, to tell what moved from what differs by itself (default: %(default)s)"
+    add("--launches", type=int, default=3, metavar="K", help=words)
     add("--out", type=Path, default=OUT, metavar="DIR", help="results folders, one per release (default: %(default)s)")
     add("--format", choices=("text", "markdown", "json"), default="text")
     chosen = parser.parse_args(arguments)
@@ -83,8 +85,9 @@ def _loops(chosen: argparse.Namespace) -> list[str]:
     for loop in loops:
         if loop not in LOOPS:
             raise ValueError(f"--loops {loop}: no such loop; there are {', '.join(LOOPS)}")
-    if chosen.world_size < 1:
-        raise ValueError(f"--world-size {chosen.world_size}: must be 1 or more")
+    for name, value in (("--world-size", chosen.world_size), ("--launches", chosen.launches)):
+        if value < 1:
+            raise ValueError(f"{name} {value}: must be 1 or more")
     return loops
 
 
@@ -99,25 +102,26 @@ def _measured(release: Release, chosen: argparse.Namespace, loops: Sequence[str]
         shutil.rmtree(run)
     try:
         with python_of(release, chosen.wheels, chosen.keep) as python:
-            ended = measure(release, python, loops, chosen.world_size, runs)
+            ended = measure(release, python, [*loops] * chosen.launches, chosen.world_size, runs)
     except ValueError as error:
         return MeasuredRelease(release, problems={"": str(error)})
     return _read(release, runs, loops, ended.said or f"exit code {ended.code}")
 
 
 def _read(release: Release, runs: Path, loops: Sequence[str], said: str) -> MeasuredRelease:
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for one in tables.load(runs).runs.to_dict("records"):
         row = {str(name): None if pd.isna(value) else value for name, value in one.items()}
-        rows[str(row["model"])] = row
+        rows.setdefault(str(row["model"]), []).append(row)
     problems = {loop: said for loop in loops if loop not in rows}
-    problems |= {loop: f"{row['status']}: {row['reason']}" for loop, row in rows.items() if row["status"] != "ok"}
-    good = {loop: row for loop, row in rows.items() if row["status"] == "ok"}
     package, _, version = release.requirement.partition("==")
-    for loop, row in good.items():
-        if package == "torch" and not row["torch_version"].startswith(version):
-            problems[loop] = f"measured under torch {row['torch_version']}"
-    return MeasuredRelease(release, {loop: row for loop, row in good.items() if loop not in problems}, problems)
+    for loop, launches in rows.items():
+        for row in launches:
+            if row["status"] != "ok":
+                problems[loop] = f"{row['status']}: {row['reason']}"
+            elif package == "torch" and not row["torch_version"].startswith(version):
+                problems[loop] = f"measured under torch {row['torch_version']}"
+    return MeasuredRelease(release, {loop: mine for loop, mine in rows.items() if loop not in problems}, problems)
 
 
 def _write(chosen: argparse.Namespace, found: list[MeasuredRelease], loops: Sequence[str]) -> None:

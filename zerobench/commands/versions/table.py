@@ -1,4 +1,9 @@
-"""Bytes by category and volume of each loop, release by release; a *step* is a value that is not the one before."""
+"""Bytes by category and volume of each loop, release by release.
+
+A *value* is the range over the launches of a loop, nearly always a single number: a metric that differs from launch to
+launch is *unsteady* (a buffer may be freed a moment later, in another thread). A *step* is a value whose range has
+nothing in common with that of the release before.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +28,52 @@ METRICS = (
 )  # fmt: skip
 """Metrics of the table; a row that is 0 in every release is left out."""
 
+ALWAYS = ("peak_bytes", "growth_bytes", "volume_psi")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A metric of a loop over its launches: the least and the largest."""
+
+    low: float
+    high: float
+
+    @property
+    def steady(self) -> bool:
+        """True where all launches agree."""
+        return same(self.low, self.high)
+
+    def step_from(self, before: Value) -> float | None:
+        """Returns how far it lies from an earlier value at least; None where they have a number in common."""
+        if self.low > before.high and not same(self.low, before.high):
+            return self.low - before.high
+        if self.high < before.low and not same(self.high, before.low):
+            return self.high - before.low
+        return None
+
+    def __str__(self) -> str:
+        return show_value(self.low) if self.steady else f"{show_value(self.low)} to {show_value(self.high)}"
+
 
 @dataclass(frozen=True)
 class MeasuredRelease:
-    """A release and its rows of runs by loop. `problems`: loop -> why it has none; "" -> why none has."""
+    """A release, and a row per launch of each loop. `problems`: loop -> why it has none; "" -> why none has."""
 
     release: Release
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """The label, and the torch that was measured where the label does not say it."""
-        versions = sorted({row["torch_version"] for row in self.rows.values()})
+        versions = sorted({row["torch_version"] for rows in self.rows.values() for row in rows})
         unsaid = [one for one in versions if one.partition("+")[0] not in self.release.label]
         return ", ".join([self.release.label, *(f"torch {one}" for one in unsaid)])
 
-    def value(self, loop: str, metric: str) -> Any:
+    def value(self, loop: str, metric: str) -> Value | None:
         """Returns a metric of a loop; None where it was not measured."""
-        return self.rows[loop][metric] if loop in self.rows else None
+        numbers = [row[metric] for row in self.rows.get(loop, ()) if row[metric] is not None]
+        return Value(min(numbers), max(numbers)) if numbers else None
 
 
 def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
@@ -49,27 +81,27 @@ def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
     rows = []
     for metric in METRICS:
         values = [one.value(loop, metric) for one in found]
-        if any(values) or metric in ("peak_bytes", "growth_bytes", "volume_psi"):
+        if any(one is not None and one.high for one in values) or metric in ALWAYS:
             rows.append([metric, *(_cell(metric, values, place) for place in range(len(values)))])
     return rows
 
 
-def step(values: Sequence[Any], place: int) -> float | None:
-    """Returns how far a value lies from the last one before it; None where it is equal, or there is none."""
-    before = next((one for one in reversed(values[:place]) if one is not None), None)
-    if before is None or values[place] is None or same(before, values[place]):
-        return None
-    return float(values[place] - before)
+def step(values: Sequence[Value | None], place: int) -> float | None:
+    """Returns the step of a value from the last one before it; None where there is none."""
+    value, before = values[place], next((one for one in reversed(values[:place]) if one is not None), None)
+    return None if value is None or before is None else value.step_from(before)
 
 
-def _cell(metric: str, values: Sequence[Any], place: int) -> str:
+def _cell(metric: str, values: Sequence[Value | None], place: int) -> str:
     value, by = values[place], step(values, place)
     if value is None:
         return "–"
     if by is None:
-        return show_value(value)
+        return str(value)
     size = show_bytes(abs(by)) if metric.endswith("_bytes") else show_value(abs(by))
-    return f"{show_value(value)} ({'+' if by > 0 else '−'}{size})"
+    before = next(one for one in reversed(values[:place]) if one is not None)
+    least = "" if value.steady and before.steady else "at least "
+    return f"{value} ({least}{'+' if by > 0 else '−'}{size})"
 
 
 def print_text(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int, console: Console) -> None:
@@ -104,7 +136,12 @@ def as_json(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: 
     """Formats values and steps by loop, metric and release."""
     plain: dict[str, Any] = {"world_size": world_size, "releases": [one.title for one in found], "loops": {}}
     for loop in loops:
-        values = {metric: [one.value(loop, metric) for one in found] for metric in METRICS}
-        steps = {metric: [step(mine, place) for place in range(len(mine))] for metric, mine in values.items()}
-        plain["loops"][loop] = {metric: {"values": mine, "steps": steps[metric]} for metric, mine in values.items()}
+        plain["loops"][loop] = {}
+        for metric in METRICS:
+            values = [one.value(loop, metric) for one in found]
+            plain["loops"][loop][metric] = {
+                "least": [one and one.low for one in values],
+                "largest": [one and one.high for one in values],
+                "steps": [step(values, place) for place in range(len(values))],
+            }
     return json.dumps(plain | {"problems": problems(found)}, indent=1) + "\n"
