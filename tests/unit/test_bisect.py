@@ -160,6 +160,30 @@ def test_of_several_changes_one_is_found_and_all_on_request(here: Path, capsys) 
     assert "nothing moved from GOOD to BAD" in capsys.readouterr().out
 
 
+def test_a_metric_that_differs_by_itself_is_compared_by_its_range(here: Path, capsys) -> None:
+    """Peaks of the launches: 1 and 3 KiB up to the third commit, then 4 and 5; one launch would name another commit."""
+    hashes = commits_of(here, [figures(psi=n) for n in range(6)])
+    sizes = {hashes[n]: (1, 3) if n < 3 else (4, 5) for n in range(6)}
+    seen: list[str] = []
+
+    def launcher(place: Path, runs: Path) -> Ended:
+        commit = toy.git(place, "rev-parse", "HEAD")
+        seen.append(commit)
+        size = sizes[commit][seen.count(commit) - 1] * KIB
+        (place / "figures.json").write_text(figures(peak_bytes=size))
+        return MadeUp()(place, runs)
+
+    where = ("--launches", "2", "--repo", str(here))
+    found = found_by(capsys, launcher, hashes[0], hashes[-1], *where)
+    (one,) = found["found"]
+    assert one["commit"] == hashes[3]
+    assert (one["before"], one["after"]) == ([KIB, 3 * KIB], [4 * KIB, 5 * KIB])
+    assert len(seen) == 2 * found["runs"]
+    assert found_by(capsys, launcher, hashes[0], hashes[2], *where, code=1)["found"] == []
+    assert bisect([hashes[0], hashes[-1], *where, "--", "made-up"], launcher) == 0
+    assert "peak_bytes 1,024 to 3,072 → 4,096 to 5,120\n" in capsys.readouterr().out
+
+
 def test_every_cell_is_searched_by_its_name(here: Path, capsys) -> None:
     cells = ["ddp", "ddp", "zero1"]
     texts = [figures(peak_bytes=KIB * (1 + (n > 1)), cells=cells if n != 2 else cells[:1]) for n in range(4)]
@@ -252,6 +276,7 @@ def test_overrides_alone_are_a_sweep(words: str, sweep: bool) -> None:
             "--above 1GiB: a threshold is one of a metric; give --metric",
         ),
         (["HEAD~1", "HEAD", "--metric", "peak_bytes", "--below", "big", "--", "x"], "--below: 'big' is no size"),
+        (["HEAD~1", "HEAD", "--launches", "0", "--", "x"], "--launches 0: must be 1 or more"),
         (["HEAD~1", "HEAD", "--timeout", "0", "--", "x"], "--timeout 0: must be above 0 seconds"),
         (["HEAD~1", "HEAD", "--repo", "nowhere", "--", "x"], "--repo nowhere: there is no such folder"),
         (["HEAD~1", "HEAD", "--", "x"], "cannot be measured: the command ended with exit code 1: no module"),

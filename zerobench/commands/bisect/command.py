@@ -67,7 +67,7 @@ def bisect(arguments: list[str], launcher: Launcher | None = None) -> int:
         prefix = git(chosen.repo, "rev-parse", "--show-prefix")
         good, bad = _ends(top, chosen.good, chosen.bad)
         launch = launcher or Launch(tuple(words), prefix, chosen.timeout)
-        bench = Bench(top, tuple(words), chosen.cache.absolute(), launch, chosen.where, chosen.rerun)
+        bench = Bench(top, tuple(words), chosen.cache.absolute(), launch, chosen.where, chosen.rerun, chosen.launches)
         report = _search(bench, good, bad, choice, chosen.all)
     except ValueError as error:
         print(printable(f"zerobench bisect: {error}"), file=sys.stderr)
@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         "--cache", type=Path, default=CACHE, metavar="DIR", help="what was measured is kept here (default: %(default)s)"
     )
     add("--rerun", action="store_true", help="measure again what is remembered")
+    words = "of the command per commit; of a metric that differs between them the ranges are compared (default: 1)"
+    add("--launches", type=int, default=1, metavar="K", help=words)
     add(
         "--timeout",
         type=float,
@@ -124,6 +126,8 @@ def _choice(chosen: argparse.Namespace) -> Choice:
             raise ValueError(f"--metric {metric}: it does not repeat exactly; give a threshold, --above or --below")
     if given is not None and (metrics == (AUTO,) or STATUS in metrics):
         raise ValueError(f"{name} {given}: a threshold is one of a metric; give --metric, as peak_bytes")
+    if chosen.launches < 1:
+        raise ValueError(f"--launches {chosen.launches}: must be 1 or more")
     if chosen.timeout <= 0:
         raise ValueError(f"--timeout {chosen.timeout:g}: must be above 0 seconds")
     limit = _limit(name, given, metrics) if given is not None else None

@@ -46,20 +46,34 @@ STATUS = "status"
 
 
 @dataclass(frozen=True)
+class Range:
+    """A metric that differs from launch to launch: its least and its largest value."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Measured:
-    """A commit's cells by name, and their rows of code. `problem`: why it cannot be measured; empty where it was."""
+    """A commit's cells by name, and their rows of code. `problem`: why it cannot be measured; empty where it was.
+
+    `again`: the cells of launches after the first.
+    """
 
     commit: Commit
     cells: dict[str, Row] = field(default_factory=dict)
     lines: pd.DataFrame = field(default_factory=lambda: tables.frame_of([], LineRow).assign(run_id=""))
     problem: str = ""
+    again: tuple[dict[str, Row], ...] = ()
 
     def value(self, cell: str, metric: str) -> Any:
-        """Returns a metric of a cell; None where the cell is missing, has failed, or has no such figure."""
-        row = self.cells.get(cell)
-        if row is None or (row["status"] != "ok" and metric != STATUS):
-            return None
-        return row[metric]
+        """Returns a metric of a cell, a Range where its launches differ; None where the cell is missing, has failed, or
+        has no such figure.
+        """
+        values = [_value(cells.get(cell), metric) for cells in (self.cells, *self.again)]
+        if any(one is None for one in values) or len(set(values)) == 1:
+            return values[0] if len(set(values)) == 1 else None
+        return None if metric == STATUS else Range(min(values), max(values))
 
     def reason(self, cell: str) -> str:
         """Says why there is no value of a cell."""
@@ -69,9 +83,13 @@ class Measured:
         return f"{cell} is {row['status']}: {row['reason']}" if row["status"] != "ok" else f"{cell} has no such figure"
 
 
+def _value(row: Row | None, metric: str) -> Any:
+    return None if row is None or (row["status"] != "ok" and metric != STATUS) else row[metric]
+
+
 @dataclass
 class Bench:
-    """Measures commits. `runs`: how many were run, `remembered`: how many were not.
+    """Measures commits. `runs`: how many were run, `remembered`: how many were not. `launches`: of each run.
 
     `told`: hears of each commit before it is run or read, and whether it is remembered.
     """
@@ -82,6 +100,7 @@ class Bench:
     launch: Launcher
     where: Sequence[Where] = ()
     rerun: bool = False
+    launches: int = 1
     told: Callable[[Commit, bool], None] = lambda *_: None
     runs: int = 0
     remembered: int = 0
@@ -110,7 +129,8 @@ class Bench:
         aside = claim(self.cache, ".claim-", ".partial-", entry.name, mode=0o777)
         try:
             with worktree(self.repository, commit.hash) as place:
-                ended = self.launch(place, aside.path / "runs")
+                for name in self._folders():
+                    ended = self.launch(place, aside.path / name)
             about = {"commit": commit.hash, "tree": commit.tree, "command": self.command, "worktree": str(place)}
             (aside.path / MEASURED).write_text(json.dumps(about | surroundings(), indent=1))
             found = self._read(commit, aside.path, ended)
@@ -126,8 +146,12 @@ class Bench:
         return found
 
     def _entry(self, commit: Commit) -> Path:
-        what = json.dumps([self.command, surroundings(), self._instrument()], sort_keys=True)
+        what = json.dumps([self.command, surroundings(), self._instrument(), self.launches], sort_keys=True)
         return self.cache / f"{commit.tree[:16]}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
+
+    def _folders(self) -> list[str]:
+        """Returns the names of the folders of the launches' runs."""
+        return ["runs", *(f"runs{number}" for number in range(2, self.launches + 1))]
 
     def _instrument(self) -> str:
         """Returns the hash of this zerobench, unless the commits bring one of their own."""
@@ -137,12 +161,14 @@ class Bench:
     def _read(self, commit: Commit, entry: Path, ended: Ended | None = None) -> Measured:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a damaged run is a missing cell, which is told
-            results = tables.load(entry / "runs")
-        if results.runs.empty:
+            launches = [tables.load(entry / name) for name in self._folders()]
+        if any(one.runs.empty for one in launches):
             return Measured(commit, problem=_why_nothing(ended))
         place = json.loads((entry / MEASURED).read_text())["worktree"]
-        lines = results.lines.assign(source=[shown.replace(f"{place}/", "") for shown in results.lines["source"]])
-        return Measured(commit, cells_of(matching(results.runs, self.where)), lines)
+        lines = launches[0].lines
+        lines = lines.assign(source=[shown.replace(f"{place}/", "") for shown in lines["source"]])
+        cells, *again = (cells_of(matching(one.runs, self.where)) for one in launches)
+        return Measured(commit, cells, lines, again=tuple(again))
 
 
 def cells_of(runs: pd.DataFrame) -> dict[str, Row]:

@@ -125,6 +125,6 @@ class LineMap:
 
 def also_moved(found: Found, metrics: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
     """Returns the metrics of the cell, but the target's, that the commit moved: their values before and after."""
-    rows = found.before.cells.get(found.target.cell, {}), found.after.cells.get(found.target.cell, {})
-    both = {name: (rows[0].get(name), rows[1].get(name)) for name in metrics if name != found.target.metric}
+    cell, others = found.target.cell, [name for name in metrics if name != found.target.metric]
+    both = {name: (found.before.value(cell, name), found.after.value(cell, name)) for name in others}
     return {name: (a, b) for name, (a, b) in both.items() if not same(a, b)}

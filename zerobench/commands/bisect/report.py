@@ -10,9 +10,9 @@ from typing import Any
 from ...records import COLLECTIVES
 from ...results.printed_table import stdout_console
 from ...sizes import printable, show_bytes, show_count
-from .measure import Bench, Measured
+from .measure import Bench, Measured, Range
 from .moved import also_moved, lines_moved, parts_moved
-from .search import METRICS, Found, Target, same
+from .search import METRICS, Found, Target, bounds, same
 
 LINES = 5
 """Most lines of code that the text shows."""
@@ -46,6 +46,8 @@ class Report:
 
 def show_value(value: Any) -> str:
     """Formats a metric's value: bytes in full, quotients with six digits, words as they are."""
+    if isinstance(value, Range):
+        return f"{show_value(value.low)} to {show_value(value.high)}"
     if isinstance(value, float):
         return f"{value:.6g}" if value % 1 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -139,6 +141,7 @@ def _plain(report: Report, prefix: str) -> dict[str, Any]:
 def _plain_found(report: Report, found: Found, prefix: str) -> dict[str, Any]:
     target, commit = found.target, found.after.commit
     moves = lines_moved(found, report.bench.repository, prefix)
+    others = {name: tuple(map(_plain_value, both)) for name, both in also_moved(found, METRICS).items()}
     return {
         "cell": target.cell,
         "metric": target.metric,
@@ -146,13 +149,17 @@ def _plain_found(report: Report, found: Found, prefix: str) -> dict[str, Any]:
         "subject": commit.subject,
         "author_date": commit.date,
         "parent": found.before.commit.hash,
-        "before": found.before.value(target.cell, target.metric),
-        "after": found.after.value(target.cell, target.metric),
-        "at_good": report.good.value(target.cell, target.metric),
-        "at_bad": report.bad.value(target.cell, target.metric),
+        "before": _plain_value(found.before.value(target.cell, target.metric)),
+        "after": _plain_value(found.after.value(target.cell, target.metric)),
+        "at_good": _plain_value(report.good.value(target.cell, target.metric)),
+        "at_bad": _plain_value(report.bad.value(target.cell, target.metric)),
         "parts": parts_moved(found),
         "lines": [{**asdict(move), "difference": move.difference, "words": move.words} for move in moves],
-        "also_moved": {name: {"before": a, "after": b} for name, (a, b) in also_moved(found, METRICS).items()},
+        "also_moved": {name: {"before": a, "after": b} for name, (a, b) in others.items()},
         "suspects": [one.commit.hash for one in found.suspects],
         "show": f"git show {commit.hash}",
     }
+
+
+def _plain_value(value: Any) -> Any:
+    return list(bounds(value)) if isinstance(value, Range) else value

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..compare.comparison import EXACT
 from ..revisions import Commit, commits, git
-from .measure import Bench, Measured
+from .measure import Bench, Measured, Range
 
 METRICS = tuple(dict.fromkeys(["peak_bytes", "growth_bytes", "states_bytes", "volume_psi", "wire_bytes", *EXACT]))
 """Metrics that repeat exactly, the most telling first."""
@@ -38,17 +38,25 @@ class Target:
     def is_old(self, good: Any, value: Any) -> bool:
         """Returns True where a value is on the side of GOOD's."""
         if self.above is not None:
-            return bool(value <= self.above)
+            return bool(bounds(value)[0] <= self.above)
         if self.below is not None:
-            return bool(value >= self.below)
+            return bool(bounds(value)[1] >= self.below)
         return same(good, value)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Returns True for equal values; quotients may differ in their last digit."""
+    """Returns True for equal values, but for a quotient's last digit, and for ranges with a value in common."""
+    if isinstance(one, Range) or isinstance(other, Range):
+        (low, high), (least, largest) = bounds(one), bounds(other)
+        return bool(low <= largest and least <= high)
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=ROUNDING)
     return bool(one == other)
+
+
+def bounds(value: Any) -> tuple[Any, Any]:
+    """Returns the least and the largest of a value's launches."""
+    return (value.low, value.high) if isinstance(value, Range) else (value, value)
 
 
 @dataclass(frozen=True)
