@@ -145,9 +145,21 @@ def sentence(rank: int, leaves: str) -> str:
     return ""
 
 
+def inside_of_ddp(rank: int, n: int) -> dict[str, Any] | None:
+    """A loop over DDP whose watch is given the model inside, as a trainer's callback is."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    with zerobench.watch(model, optimizer) as watch:
+        for _ in range(4):
+            ddp(torch.randn(4, 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return None if watch.results is None else watch.results.runs.iloc[0].to_dict()
+
+
 def all_of(rank: int, n: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     sentences = {leaves: sentence(rank, leaves) for leaves in ("no step", "an error", "no end")}
-    loops = {name: watched(rank, n, name) for name in STRATEGIES}
+    loops = {name: watched(rank, n, name) for name in STRATEGIES} | {"inside": inside_of_ddp(rank, n)}
     gc.collect()
     return loops, {name: measured(rank, n, name) for name in STRATEGIES}, sentences
 
@@ -188,3 +200,10 @@ def test_a_rank_that_leaves_early_is_named(both: list[Any]) -> None:
     assert (zero["an error"], one["an error"]) == ("watch: rank 1: it left the loop with ValueError", "here")
     words = "watch: no record came from rank 1 within 0.3 s; every rank must watch its loop to the end"
     assert (zero["no end"], one["no end"]) == (words, "")
+
+
+def test_a_model_is_known_to_be_in_ddp_whose_buffers_are_control_traffic(both: list[Any]) -> None:
+    run = both[0][0]["inside"]
+    assert (run["strategy"], run["model"], run["volume_psi"]) == ("ddp", "Sequential", 2.0)
+    assert run["control_bytes"] == 4 * 2 * 8 + 8  # mean and variance of 8 features, and a count
+    assert run["growth_bytes"] == 0

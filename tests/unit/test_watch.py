@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def alone() -> Iterator[None]:
     """Tensors that other tests of this process have left are no part of a loop."""
     with leave_out():
