@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from ..mutant import Mutant, PlantedByTest
-from . import choices, comm, engine, harness, judging, measuring, memory, predicting, presenting, saving, updating
+from . import (
+    choices,
+    comm,
+    engine,
+    harness,
+    judging,
+    measuring,
+    memory,
+    predicting,
+    presenting,
+    saving,
+    updating,
+    watching,
+)  # fmt: skip
 
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS, *updating.MUTANTS, *comm.MUTANTS, *memory.MUTANTS, *saving.MUTANTS, *measuring.MUTANTS,
     *judging.MUTANTS, *predicting.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
-    *presenting.MUTANTS,
+    *presenting.MUTANTS, *watching.MUTANTS,
 )  # fmt: skip
 
 
