@@ -23,6 +23,7 @@ from zerobench.loops import WatchError
 from zerobench.loops.apart import leave_out
 from zerobench.loops.holdings import BEFORE
 from zerobench.probes import AccountedPass
+from zerobench.probes.outside_dispatch import RAW
 from zerobench.zero import labels
 
 HIDDEN, BATCH, WARMUP, STEPS = 24, 8, 1, 2
@@ -210,7 +211,7 @@ def patched() -> dict[str, Any]:
         "after updates": dict(optimizer_hooks._global_optimizer_post_hooks),
         "modes": _get_current_dispatch_mode(),
         "labels": list(labels._observers),
-        "backend": {name: vars(torch._C._distributed_c10d.Backend).get(name) for name in ("allreduce", "broadcast")},
+        "backend": {name: getattr(torch._C._distributed_c10d.Backend, name, None) for name in RAW},
     }
 
 
@@ -234,7 +235,7 @@ def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     watch = zerobench.watch(loop.model, loop.optimizers)
     assert patched() == before  # a watch that has not started is none
     with pytest.raises(Stop) if ends == "error" else nullcontext(), watch:
-        assert all(patched()[name] != before[name] for name in before if name != "backend")
+        assert all(patched()[name] != before[name] for name in before)
         assert hooks_of(loop)
         for number in range(2 if ends == "early" else WARMUP + STEPS):
             loop.step(number, nothing)
@@ -249,6 +250,33 @@ def test_nothing_is_left_where_a_watch_has_been(ends: str) -> None:
     model = [weakref.ref(one) for one in (loop.model, *loop.optimizers, loop.model.first.weight)]
     del loop
     assert [one() for one in model] == [None] * 4  # by reference counts alone
+
+
+def test_a_thread_that_outlives_the_watch_is_heard_no_more() -> None:
+    loop, go = Loop(), threading.Event()
+    made: list[torch.Tensor] = []
+
+    def load() -> None:
+        made.append(torch.zeros(100))
+        go.wait(timeout=60)
+        made.append(torch.zeros(200))
+
+    with zerobench.watch(loop.model, loop.optimizers[0]) as watch:
+        for number in range(4):
+            loop.step(number, nothing)
+            if number == 0:
+                thread = threading.Thread(target=load, name="loader")
+                thread.start()
+                while not made:
+                    thread.join(0.01)
+        ledger = watch.probe.ledger
+        assert ledger.knows(made[0])
+        go.set()
+        thread.join()
+        assert not ledger.knows(made[1])
+    assert watch.results is not None
+    lines = watch.results.lines.query("at == 'peak' and bytes == 400")
+    assert list(lines.module) == ["thread loader"]
 
 
 class Engine:

@@ -43,24 +43,26 @@ Note = Callable[[str, tuple[Any, ...], int], None]
 
 
 class Relay(TorchDispatchMode):
-    """Passes another thread's operators to `mode`, which was entered in its own thread."""
+    """Passes another thread's operators to a mode, which was entered in its own thread, as long as it is in `modes`."""
 
-    def __init__(self, mode: TorchDispatchMode) -> None:
+    def __init__(self, modes: list[TorchDispatchMode], place: int) -> None:
         super().__init__()
-        self._mode = mode
+        self._modes, self._place = modes, place
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._mode.__torch_dispatch__(func, types, args, kwargs)
+        for mode in self._modes[self._place : self._place + 1]:
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))  # a thread may outlive what has observed it
 
 
 @contextmanager
 def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
-    """Gives threads that are started inside relays of `modes`, the outermost first."""
-    start = threading.Thread.start
+    """Gives threads that are started inside relays of `modes`, the outermost first, which end with the block."""
+    start, listening = threading.Thread.start, list(modes)
 
     def start_relayed(thread: threading.Thread) -> None:
         if not isinstance(thread, labels.EngineThread):
-            thread.run = _relayed(thread.run, modes)  # type: ignore[method-assign]
+            thread.run = _relayed(thread.run, listening)  # type: ignore[method-assign]
         start(thread)
 
     threading.Thread.start = start_relayed  # type: ignore[method-assign,assignment]
@@ -68,13 +70,14 @@ def threads_relayed(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
         yield
     finally:
         threading.Thread.start = start  # type: ignore[method-assign]
+        listening.clear()
 
 
-def _relayed(run: Callable[[], None], modes: Sequence[TorchDispatchMode]) -> Callable[[], None]:
+def _relayed(run: Callable[[], None], modes: list[TorchDispatchMode]) -> Callable[[], None]:
     def run_relayed() -> None:
         with ExitStack() as stack:
-            for mode in modes:
-                stack.enter_context(Relay(mode))
+            for place in range(len(modes)):
+                stack.enter_context(Relay(modes, place))
             run()
 
     return run_relayed

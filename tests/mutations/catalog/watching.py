@@ -68,6 +68,14 @@ MUTANTS = (
         (f"{LEFT}[over]", f"{LEFT}[error]"),
     ),
     Mutant(
+        "watch-hears-threads-after-its-end",
+        "A thread that outlives the watch goes on filling its ledger.",
+        "zerobench/probes",
+        "        listening.clear()\n",
+        "",
+        (f"{WATCH}::test_a_thread_that_outlives_the_watch_is_heard_no_more",),
+    ),
+    Mutant(
         "watch-keeps-the-model",
         "A watch that has stopped keeps its model alive.",
         "zerobench/loops",
