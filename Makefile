@@ -116,7 +116,7 @@ peers: setup
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip install -c constraints.txt --no-build-isolation deepspeed
 
 budget: setup
-	$(RUN) -m zerobench budget check
+	$(RUN) -m zerobench budget check results_dir=results/runs/budget
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -23,7 +23,7 @@ def test_defaults_that_changed_since_are_named_with_both_values() -> None:
 
 
 def test_what_was_chosen_or_is_a_peers_is_no_default() -> None:
-    assert other_defaults(runs_of(name="zero2", bucket_bytes=4096), "strategy.bucket_bytes=4096") == {}
+    assert other_defaults(runs_of(name="zero2", mode="own", bucket_bytes=4096), "strategy.bucket_bytes=4096") == {}
     assert other_defaults(runs_of(name="zero2", mode="vendor", bucket_bytes=4096), "") == {}
     assert other_defaults(runs_of(name="fsdp2", prefetch=7), "") == {}
 

@@ -80,6 +80,14 @@ def test_a_condition_that_none_meets_is_a_sentence(condition: str, words: str) -
     assert words in str(raised.value)
 
 
+def test_of_several_conditions_the_one_that_fits_nothing_is_named() -> None:
+    conditions = [Where.parse("strategy=zero3"), Where.parse("world_size=7")]
+    with pytest.raises(
+        ValueError, match=r"^--where world_size=7: no such run among those with strategy=zero3; world_size is"
+    ):
+        selection.chosen(some(), conditions)
+
+
 @pytest.mark.parametrize("text", ["strategy", "=zero1", "strategy="])
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="write KEY=VALUE"):

@@ -157,9 +157,13 @@ def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Pa
     more = {"predicted_wire_bytes": 0, "control_bytes": 260, "predicted_control_bytes": 256, "loopback_bytes": 2700,
             "predicted_loopback_bytes": 2666, "wire_bytes": 2000}  # fmt: skip
     make(tmp_path, unexplained=said, **more)
+    snapshots = next(tmp_path.glob("*/run.json")).parent / "snapshots"
+    snapshots.mkdir()
+    (snapshots / "rank1.pickle").touch()
     assert cli.run(["show", "zero2", "--results", str(tmp_path)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    at = lines.index("Unexplained: a bug in the theory, the instrument or the engine")
+    assert f"for torch's memory viewer: {snapshots}/rank1.pickle" in lines
+    at = lines.index("Unexplained: a bug, or what kernels, a model of your own or its data hold")
     assert lines[at + 1 : at + 3] == said.split("; ")
     assert "control traffic 260 B, predicted 256 B, residual 4 B" in lines
     assert "a rank sends 2.0 KiB in the mean, predicted 0 B, residual 2.0 KiB" in lines

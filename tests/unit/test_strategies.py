@@ -104,6 +104,33 @@ def test_a_wrong_option_is_answered_with_the_right_one(override: str, sentence: 
     assert refused.value.problems == [sentence]
 
 
+def test_a_key_in_bytes_takes_a_size_and_makes_the_cell_of_the_number() -> None:
+    sizes = ["1MiB", "'2 MiB'", "0.5mib", "auto", "4096"]
+    cells = compose_cells(["-m", "strategy=zero1", f"strategy.bucket_bytes={','.join(sizes)}", *CELL])
+    numbers = [1048576, 2097152, 524288, "auto", 4096]
+    assert [cell.config.strategy.values()["bucket_bytes"] for cell in cells] == numbers
+    plain = compose_cells(["-m", "strategy=zero1", "strategy.bucket_bytes=1048576,2097152,524288,auto,4096", *CELL])
+    assert [cell.cell_id for cell in cells] == [cell.cell_id for cell in plain]
+    (tile,) = compose_cells(["strategy=zero1", "precision=bf16", "precision.tile_bytes=64KiB", *CELL])
+    assert tile.config.precision.tile_bytes == 65536
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("precision.tile_bytes=1MiX", "wants an integer or null, as 1048576 or 1MiB, and '1MiX' is none"),
+        ("data.path=25MiB", "data.path=25MiB: there is no such file"),
+    ],
+)
+def test_a_size_is_read_in_its_place_alone(override: str, words: str) -> None:
+    try:
+        (one,) = compose_cells(["strategy=zero1", "precision=bf16", "data=text", override, "model=gpt_tiny"])
+        problems = one.problems
+    except RefusedError as refused:
+        problems = tuple(refused.problems)
+    assert any(words in problem for problem in problems)
+
+
 def test_help_and_completion_know_a_users_strategy(capsys: Any, monkeypatch: Any) -> None:
     zerobench.register_strategy("mine", Mine, label="My own")
     assert cli.run(["--help", "strategy=mine"]) == 0
@@ -308,6 +335,8 @@ ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
     "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
+    "zerobench/loops/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
+    "zerobench/commands/versions/loops.py": "loops of plain torch, whose bytes are compared from version to version",
     "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
     "zerobench/commands/gpu_suite/section.py": "the stages that the GPU suite runs",
     "zerobench/commands/gpu_suite/speed.py": "the strategies whose speed the GPU suite measures",

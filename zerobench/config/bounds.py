@@ -83,7 +83,7 @@ def problems_of(cell: CellConfig) -> list[str]:
         if value is None or (key in MAY_BE_AUTO and value == AUTO):
             continue
         if isinstance(value, str):
-            problems.append(f"{key}={value}: use {AUTO} or a whole number of at least {least:g}")
+            problems.append(f"{key}={value}: use {AUTO} or bytes, at least {least:g}, as in 25MiB")
         elif not least <= value <= most:
             why = "; memory is counted from the third step on, when optimizer states exist" if "warmup" in key else ""
             bound = f"at most {most:g}" if value > most else f"at least {least:g}"

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from . import schema_memory, size_limits
+from .byte_sizes import SUFFIX, in_bytes
 from .hydra_keys import problem_of, problem_of_choices, quoted, spelled_out
 from .safe_yaml import problems_of_folders
 from .schema import SCHEMAS
@@ -66,7 +67,7 @@ class Overrides:
     def check(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         """The overrides as Hydra shall see them; fills `problems`, `cells`, the number of cells, and `multirun`."""
         try:
-            return self._check_all(spelled_out(words), multirun, verbs)
+            return self._check_all([in_bytes(word) for word in spelled_out(words)], multirun, verbs)
         except UNREADABLE as error:
             why = " ".join(str(error.__cause__ or error).split())
             self.problems.append(f"{' '.join(words)}: it cannot be composed: {why[:300]}")
@@ -246,7 +247,8 @@ class Overrides:
             try:
                 OmegaConf.update(config.copy(), key, value)
             except OmegaConfBaseException:
-                self.problems.append(f"{key}={value}: wants {type_name(node)}, and {value!r} is none")
+                size = ", as 1048576 or 1MiB" * key.endswith(SUFFIX)
+                self.problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
 
     def compose_whole(self, overrides: list[str]) -> DictConfig:
         """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""

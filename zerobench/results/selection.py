@@ -52,11 +52,14 @@ def matching(runs: pd.DataFrame, where: Sequence[Where]) -> pd.DataFrame:
         return runs
     configs = [by_key(json.loads(text)) for text in runs["config"]]
     kept = pd.Series(True, index=runs.index)
-    for one in where:
-        kept &= pd.Series(_meets(one, runs, configs), index=runs.index)
-    if not kept.any():
-        found = sorted({show_value(value) for value in _values(where[0].key, runs, configs)})
-        raise ValueError(f"--where {' '.join(map(str, where))}: no such run; {where[0].key} is {' or '.join(found)}")
+    for number, one in enumerate(where):
+        met = kept & pd.Series(_meets(one, runs, configs), index=runs.index)
+        if not met.any():
+            values = [value for value, left in zip(_values(one.key, runs, configs), kept, strict=True) if left]
+            found = " or ".join(sorted({show_value(value) for value in values}))
+            among = f" among those with {' '.join(map(str, where[:number]))}" if number else ""
+            raise ValueError(f"--where {one}: no such run{among}; {one.key} is {found}")
+        kept = met
     return runs[kept]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ..config.cell import Cell
 from ..config.compose import RefusedError
 from ..results import rescue
+from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable
 from .parity import DIFFERS
@@ -39,7 +40,7 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     if rows:
         for folder in sorted({cell.config.results_dir for cell in cells}):
-            print(f"tables: {folder}   (zerobench status, show, export; zerobench.load)")
+            print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
         print(printable(f"zerobench: {sentence}"), file=sys.stderr)
     if sweep.failed_fast:
@@ -51,6 +52,13 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
     failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is a result
     return int(bool(failed or lost)), rows
+
+
+def _readers(folder: str) -> str:
+    """Returns the commands that read a results folder; they look into RESULTS where none is named."""
+    if folder == RESULTS:
+        return "zerobench status, show, export; zerobench.load"
+    return f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
 
 
 def check_folders(cells: list[Cell]) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
+from ...probes import snapshot
 from ...records import ALLOCATOR, CATEGORIES
 from ...results.printed_table import name_of, plain_table, stdout_console
 from ...results.tables import Results
@@ -59,6 +60,8 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
         _print_logs(console, folder)
         return
     _print_memory(console, row, results)
+    for name in snapshot.written(folder) if folder is not None else []:
+        _say(console, f"  for torch's memory viewer: {folder}/{name}")
     for title, table in tables_of(row, results.memory):
         _head(console, title)
         console.print(table)
@@ -66,7 +69,7 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     _print_time(console, row)
     _print_loss(console, row)
     if lines := unexplained_lines(row):
-        _head(console, "Unexplained: a bug in the theory, the instrument or the engine")
+        _head(console, "Unexplained: a bug, or what kernels, a model of your own or its data hold")
         for line in lines:
             _say(console, f"  {line}")
 
