@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from ...host.temporary import temporary_folder
+from ...loops.watch import WATCH_TO
 from ...results.provenance import PACKAGE
 from ..revisions import environment
 from ..run_to_end import Ended, run_to_end
@@ -108,8 +109,8 @@ def measure(release: Release, python: Path, loops: Sequence[str], world_size: in
     """Runs the loops with a release's Python; their runs go to the folder `runs`."""
     with temporary_folder() as aside:
         (aside / "zerobench").symlink_to(PACKAGE)
-        variables = environment() | {"PYTHONPATH": str(aside), "PYTHONNOUSERSITE": "1"}
+        variables = environment() | {"PYTHONPATH": str(aside), "PYTHONNOUSERSITE": "1", WATCH_TO: str(runs)}
         variables.pop("PYTHONHOME", None)
         variables["PATH"] = os.pathsep.join([str(python.parent), variables.get("PATH", "")])
-        words = [str(python), "-P", "-m", "zerobench.commands.versions.loops", str(runs), str(world_size), *loops]
-        return run_to_end(words, aside, variables, RUN_S)
+        words = [str(python), "-P", "-m", "zerobench.commands.versions.loops", str(world_size), *loops]
+        return run_to_end(words, Path.cwd(), variables, RUN_S)

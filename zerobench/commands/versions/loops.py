@@ -1,6 +1,6 @@
 """The loops that are measured under each release: one model, trained for three steps on N gloo ranks.
 
-    python -m zerobench.commands.versions.loops RUNS WORLD_SIZE LOOP ...
+    ZEROBENCH_WATCH_TO=RUNS python -m zerobench.commands.versions.loops WORLD_SIZE LOOP ...
 
 This module is run by a release's own Python, with this zerobench and the torch of the release. Each loop is that of a
 user: torch's wrapper with its defaults, AdamW, and zerobench.watch around it.
@@ -67,7 +67,7 @@ LOOPS: dict[str, Callable[[nn.Module], Wrapped]] = {
 """Name -> what wraps the model and makes its optimizer."""
 
 
-def _rank(rank: int, world_size: int, loop: str, meeting: str, runs: str) -> None:
+def _rank(rank: int, world_size: int, loop: str, meeting: str) -> None:
     """Trains on one rank; rank 0 writes the run."""
     from ...loops import Watch
 
@@ -75,7 +75,7 @@ def _rank(rank: int, world_size: int, loop: str, meeting: str, runs: str) -> Non
     torch.manual_seed(0)
     dist.init_process_group("gloo", store=dist.FileStore(meeting, world_size), rank=rank, world_size=world_size)
     model, optimizer = LOOPS[loop](nn.Sequential(*(Block() for _ in range(BLOCKS))))
-    with Watch(model, optimizer, name=loop, to=runs):
+    with Watch(model, optimizer, name=loop):
         for _ in range(STEPS):
             model(torch.randn(BATCH, WIDTH)).square().mean().backward()
             optimizer.step()
@@ -85,12 +85,12 @@ def _rank(rank: int, world_size: int, loop: str, meeting: str, runs: str) -> Non
 
 def main(arguments: list[str]) -> int:
     """Runs the loops one after the other. Returns 1 where one has failed, which a line on standard error says."""
-    runs, world_size, loops = arguments[0], int(arguments[1]), arguments[2:]
+    world_size, loops = int(arguments[0]), arguments[1:]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     failed = 0
     for loop in loops:
         with tempfile.TemporaryDirectory() as aside:
-            job: tuple[Any, ...] = (world_size, loop, str(Path(aside) / "meeting"), runs)
+            job: tuple[Any, ...] = (world_size, loop, str(Path(aside) / "meeting"))
             try:
                 mp.start_processes(_rank, job, world_size, start_method="fork")
             except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
