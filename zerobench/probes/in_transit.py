@@ -20,8 +20,8 @@ import torch
 IN_CALL = 3
 """References to a tensor of one Python object while a collective is dispatched: the object's, and the call's two."""
 
-PATIENCE_S = 0.03
-"""Longest wait for one tensor: then something else holds it, a work that is still on its way, say."""
+PATIENCE_S = 0.5
+"""Longest wait for one tensor: then something else holds it, a view's base, say, and tensors like it are let be."""
 
 
 class InTransit:
@@ -29,6 +29,7 @@ class InTransit:
 
     def __init__(self) -> None:
         self._given: list[weakref.ref[torch.Tensor]] = []
+        self._owned: set[tuple[torch.Size, int]] = set()  # shapes and references of those that were waited for in vain
 
     def give(self, arguments: Any, always: bool = False) -> None:
         """Records tensors in the arguments of a collective that is about to be called; `always`: with any owners."""
@@ -42,17 +43,25 @@ class InTransit:
     def settle(self) -> None:
         """Waits until tensors that the loop has dropped are gone."""
         if self._given:
-            self._given = [one for one in self._given if not _is_gone(one)]
+            self._given = [one for one in self._given if not self._is_gone(one)]
+
+    def _is_gone(self, given: weakref.ref[torch.Tensor]) -> bool:
+        """Returns True once the tensor is gone, or has another owner; False while Python holds it."""
+        end = time.perf_counter() + PATIENCE_S
+        while _is_dropped(given):
+            alike = _like(given)
+            if alike is None or alike in self._owned:
+                return True
+            if time.perf_counter() > end:
+                self._owned.add(alike)
+                return True
+            time.sleep(2e-5)
+        return False
 
 
-def _is_gone(given: weakref.ref[torch.Tensor]) -> bool:
-    """Returns True once the tensor is gone, or has been waited for in vain; False while Python holds it."""
-    end = time.perf_counter() + PATIENCE_S
-    while _is_dropped(given):
-        if given() is None or time.perf_counter() > end:
-            return True
-        time.sleep(2e-5)
-    return False
+def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:
+    tensor = given()
+    return None if tensor is None else (tensor.shape, _references(tensor))
 
 
 def _is_dropped(given: weakref.ref[torch.Tensor]) -> bool:
@@ -60,7 +69,7 @@ def _is_dropped(given: weakref.ref[torch.Tensor]) -> bool:
     if tensor is None:
         return True
     by_torch = _references(tensor) > 1  # then torch keeps the Python object, one reference
-    return sys.getrefcount(tensor) - by_torch == 2  # those of this function
+    return sys.getrefcount(tensor) - by_torch <= 2  # those of this function; less where torch has just let go
 
 
 def _references(tensor: torch.Tensor) -> int:

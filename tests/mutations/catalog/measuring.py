@@ -8,7 +8,9 @@ CLOCK = "tests/unit/test_clock.py"
 FLOPS = "tests/unit/test_flops.py"
 GROUPING = "tests/unit/test_grouping.py"
 JOIN = "tests/unit/test_join.py"
+IN_TRANSIT = "tests/unit/test_in_transit.py"
 LEDGER = "tests/unit/test_ledger.py"
+MEMORY_VIZ = "tests/unit/test_memory_viz.py"
 PLANTED = "tests/faults/test_planted.py"
 TIERS = "tests/unit/test_tiers.py"
 TRACE = "tests/unit/test_trace.py"
@@ -199,6 +201,46 @@ MUTANTS = (
         "row.grad_norm = math.sqrt(sum(known) / holders)",
         "row.grad_norm = math.sqrt(sum(known))",
         (f"{JOIN}::test_replicas_of_a_gradient_count_once_in_its_norm",),
+    ),
+    Mutant(
+        "ledger-late-release-counts",
+        "What gloo's thread still holds is counted, or not, as it happens.",
+        "zerobench/probes",
+        "            self.in_transit.settle()\n",
+        "            pass\n",
+        (f"{IN_TRANSIT}::test_what_gloo_has_finished_with_is_gone_before_the_next_storage_is_counted",),
+    ),
+    Mutant(
+        "snapshot-without-unknown",
+        "A snapshot has no block of the category without which torch's page fails.",
+        "zerobench/probes",
+        "for category in (*CATEGORIES, UNKNOWN)]",
+        "for category in CATEGORIES]",
+        (f"{MEMORY_VIZ}::test_the_page_can_unpickle_and_color_it",),
+    ),
+    Mutant(
+        "snapshot-shows-the-harness",
+        "A snapshot shows memory of the harness's own work within a step.",
+        "zerobench/probes",
+        "if event.phase != ASIDE:  # what the harness does aside",
+        "if event.phase:  # what the harness does aside",
+        (f"{MEMORY_VIZ}::test_live_bytes_are_the_ledgers_at_every_instant",),
+    ),
+    Mutant(
+        "snapshot-of-the-last-step",
+        "A snapshot is of the last step, whichever has the peak.",
+        "zerobench/probes",
+        " and max(i.totals.total() for i in instants) == best.peak:",
+        ":",
+        (f"{MEMORY_VIZ}::test_a_watch_writes_the_step_of_its_peak",),
+    ),
+    Mutant(
+        "stamp-first-before-the-history",
+        "A block that was there before CUDA's history gets the label of an earlier one at its address.",
+        "zerobench/probes",
+        "if turn == 0 or turn not in found:",
+        "if turn not in found:",
+        (f"{MEMORY_VIZ}::test_labels_are_stamped_into_torchs_own_snapshot",),
     ),
     Mutant(
         "flops-recomputation-is-the-model-s",
