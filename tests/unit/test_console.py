@@ -18,6 +18,7 @@ from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.results import printed_table
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
+from zerobench.sweep.command import _readers
 
 
 def rows() -> list[dict]:
@@ -114,3 +115,9 @@ def test_a_plan_tells_what_will_be_elsewhere(monkeypatch, capsys) -> None:
     assert all(name in shown for name in (" host ", " files ", " between nodes "))
     assert print_plan([cell("zero3", 2)]) == 0
     assert not any(name in capsys.readouterr().out for name in ("host", "files", "nodes", "memory"))
+
+
+def test_a_sweeps_last_line_names_a_folder_that_verbs_do_not_look_into_by_themselves() -> None:
+    assert _readers("results/runs") == "zerobench status, show, export; zerobench.load"
+    hint = "zerobench status results/mlp; zerobench export results/mlp; zerobench show --results results/mlp RUN"
+    assert _readers("results/mlp") == hint
