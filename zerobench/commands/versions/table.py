@@ -134,14 +134,19 @@ def as_markdown(found: Sequence[MeasuredRelease], loops: Sequence[str], world_si
 
 def as_json(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int) -> str:
     """Formats values and steps by loop, metric and release."""
-    plain: dict[str, Any] = {"world_size": world_size, "releases": [one.title for one in found], "loops": {}}
-    for loop in loops:
-        plain["loops"][loop] = {}
-        for metric in METRICS:
-            values = [one.value(loop, metric) for one in found]
-            plain["loops"][loop][metric] = {
-                "least": [one and one.low for one in values],
-                "largest": [one and one.high for one in values],
-                "steps": [step(values, place) for place in range(len(values))],
-            }
-    return json.dumps(plain | {"problems": problems(found)}, indent=1) + "\n"
+    plain = {
+        "world_size": world_size,
+        "releases": [one.title for one in found],
+        "loops": {loop: {metric: _plain(found, loop, metric) for metric in METRICS} for loop in loops},
+        "problems": problems(found),
+    }
+    return json.dumps(plain, indent=1) + "\n"
+
+
+def _plain(found: Sequence[MeasuredRelease], loop: str, metric: str) -> dict[str, list[float | None]]:
+    values = [one.value(loop, metric) for one in found]
+    return {
+        "least": [one and one.low for one in values],
+        "largest": [one and one.high for one in values],
+        "steps": [step(values, place) for place in range(len(values))],
+    }
