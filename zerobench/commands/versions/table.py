@@ -146,7 +146,7 @@ def as_json(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: 
 def _plain(found: Sequence[MeasuredRelease], loop: str, metric: str) -> dict[str, list[float | None]]:
     values = [one.value(loop, metric) for one in found]
     return {
-        "least": [one and one.low for one in values],
-        "largest": [one and one.high for one in values],
+        "least": [one.low if one else None for one in values],
+        "largest": [one.high if one else None for one in values],
         "steps": [step(values, place) for place in range(len(values))],
     }
