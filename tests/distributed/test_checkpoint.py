@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -36,6 +37,7 @@ def test_masters_and_loss_scale(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.halves, str(tmp_path))
 
 
+@pytest.mark.thorough
 def test_every_optimizer_goes_on(tmp_path: Path) -> None:
     run_ranks(2, checkpoints.every_optimizer, str(tmp_path))
 

@@ -62,6 +62,7 @@ def moved(records: Any, value: str) -> float:
     return max(sum(getattr(t, value) for t in record.traffic if not t.control) for record in records)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CELLS)
 def test_memory_and_traffic_are_those_of_the_theory(measured, name: str) -> None:
     config, records = config_of(name), measured[name]

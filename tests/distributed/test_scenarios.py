@@ -186,9 +186,8 @@ def far_apart(one: Scenario, mine: Any, oracle: Any, dtype: torch.dtype) -> list
     return wrong if apart <= way_within * come else [*wrong, f"weights by {apart} where the oracle's came {come}"]
 
 
-@pytest.mark.parametrize(
-    "n", [pytest.param(2, marks=pytest.mark.thorough), 3, pytest.param(4, marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_scenarios_in_half_precision(n: int) -> None:
     for mine in run_ranks(n, in_half, torch.bfloat16, torch.float16):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}

@@ -84,6 +84,7 @@ def test_states_and_volume_are_those_of_the_theory(measured, ranks: int, name: s
         assert one.volume == pytest.approx(variant.volume * one.psi, rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [4], indirect=True)
 @pytest.mark.parametrize("name", PLAIN)
 def test_construction_and_the_first_step_need_no_more(measured, ranks: int, name: str) -> None:

@@ -86,6 +86,7 @@ def test_no_calibration_is_a_sentence(tmp_path: Path, capsys) -> None:
     assert "no calibration" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_records_nothing_and_leaves_nobody(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zerobench", "calibrate", "--repetitions", "9999", "--out", str(tmp_path / "out")]
     run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)

@@ -381,6 +381,7 @@ TYPED = {
 }
 
 
+@pytest.mark.thorough
 def test_tab_completion_as_bash_asks_for_it(tmp_path: Path) -> None:
     """The script that Hydra prints is evaluated in a shell, which completes lines as if they had been typed."""
     (tmp_path / "zerobench").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m zerobench "$@"\n')

@@ -136,6 +136,7 @@ def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     assert sum(row[3] != NONE for row in tables["tiers"]) == 4, "steps: an arena, nothing, files, activations"
 
 
+@pytest.mark.thorough
 def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str, str]) -> None:
     out, _ = whole
     before = len(package.load(out).runs)
@@ -147,6 +148,7 @@ def test_what_is_finished_is_reused(whole: tuple[Path, str], checkout: dict[str,
     assert len(package.load(out).runs) == before
 
 
+@pytest.mark.thorough
 def test_a_cut_run_keeps_what_it_has(checkout: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run = subprocess.Popen(

@@ -199,6 +199,7 @@ def test_a_signal_while_composing_leaves_nothing_and_the_next_sweeps_what_a_kill
     assert temporary_folders(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_reader_that_leaves_disturbs_nobody(tmp_path: Path) -> None:
     """`| head`: the command comes to its own end, with its own exit code and without a word."""
     for words, code in (("--help", 0), ("status nowhere", 2), ("-m seed=1,2 " + " ".join(HERE) + " --dry-run", 0)):

@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pandas as pd
+import pytest
 
 import zerobench
 from tests.cells import cell
@@ -213,6 +214,7 @@ def test_what_does_not_compose_refuses_the_whole_sweep(tmp_path: Path, monkeypat
     assert cli.run([*cells, "measure=good", "--dry-run"]) == 0
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_a_live_table_tells_how_far_it_is(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = ["env", "TERM=xterm", "COLUMNS=110", "LINES=30", sys.executable, "-m", "zerobench"]

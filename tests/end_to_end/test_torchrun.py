@@ -113,6 +113,7 @@ def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> No
     wait_until_gone(second)
 
 
+@pytest.mark.thorough
 def test_followers_end_with_rank_0(tmp_path: Path) -> None:
     job = start_by_hand(tmp_path, 2, "strategy=zero1", *LONG)
     ranks = [rank for process in job for rank in ranks_of(process, 1)]

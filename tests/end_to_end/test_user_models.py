@@ -88,6 +88,7 @@ def test_states_and_volumes_of_unusual_models(tmp_path: Path) -> None:
     assert swept(tmp_path, "zero3").passes_agree.all()
 
 
+@pytest.mark.thorough
 def test_one_rank_of_them_alone(tmp_path: Path) -> None:
     """Which is as another strategy's whole world, and sooner done."""
     more = ["backend=simulated", "strategy.find_unused_parameters=true"]

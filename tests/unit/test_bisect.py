@@ -297,6 +297,7 @@ def test_mistakes_are_one_sentence_and_exit_2(
     assert toy.git(here, "worktree", "list").count("\n") == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_training_script_is_bisected_in_processes_of_its_own(here: Path, capsys) -> None:
     """Worktrees and runs as a user has them; what was measured for one search serves the next."""

@@ -197,7 +197,7 @@ def test_a_cpu_has_the_allocators_total_alone() -> None:
     with AccountedPass(torch.device("cpu")) as probe, probe.step(True), probe.phase("forward"):
         made = torch.zeros(3)
     assert {row.category for row in probe.memory_rows(0)} & set(ALLOCATOR) <= {"allocated", "outside_ledger"}
-    assert set(probe.memory) == {"kept_bytes", "heap_bytes"}
+    assert set(probe.memory) == {"kept_bytes", "growth_bytes", "heap_bytes"}
     assert made.numel() == 3
 
 
