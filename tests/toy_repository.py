@@ -74,6 +74,8 @@ class Fault:
     new: str
     category: str
     at: str
+    part: str = ""
+    """The category whose sum moves most, where it is another: storages change theirs too."""
 
     def plant(self, text: str) -> str:
         """Returns the toy with the fault."""
@@ -95,7 +97,8 @@ FAULTS = {
         "activations",
         "seen.append",
     ),
-    "gradients beside buckets": Fault("view=True", "view=False", "gradients", "self.second(h.tanh())"),
+    # With views the buckets are the gradients; without them they are communication buffers, and gradients come beside.
+    "gradients beside buckets": Fault("view=True", "view=False", "gradients", "self.second(h.tanh())", "communication"),
 }
 """Kind -> the fault."""
 
