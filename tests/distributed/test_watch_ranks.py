@@ -85,7 +85,7 @@ def train(rank: int, name: str, config: CellConfig, called: Any, optimizer: Any)
 
 
 def watched(rank: int, n: int, name: str) -> dict[str, Any] | None:
-    """What is found of a loop by a watch over its steps alone."""
+    """Watches the steps of a loop alone, and returns what is found."""
     config = cell(name, n).config
     called, optimizer = built(name, config, n)
     with zerobench.watch(called, optimizer, warmup=WARMUP, steps=STEPS) as watch:

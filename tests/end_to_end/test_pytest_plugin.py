@@ -96,7 +96,7 @@ def write(toy: pytest.Pytester, limits: str = "", faults: str = "", more: str = 
 
 
 def said(result: pytest.RunResult) -> str:
-    """What a session printed, in one line."""
+    """Joins the output of a session to one line."""
     return " ".join(" ".join(result.outlines).split())
 
 

@@ -204,7 +204,7 @@ def test_show_sets_the_allocator_beside_the_ledger(tmp_path: Path, capsys) -> No
 
 
 def test_a_run_of_an_older_version_lacks_columns_and_is_there(tmp_path: Path, capsys) -> None:
-    """What has come since is None; of the same version a run that lacks a column is damaged."""
+    """Newer columns are None; of the same version a run that lacks a column is damaged."""
     later = ("throttle", "overlap", "communication_s", "outside_ledger_bytes", "pinned_bytes", "sm_clock_mhz")
     for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION):
         path = make(tmp_path / str(version)) / "run.json"

@@ -23,6 +23,27 @@ from .rows import UnjudgedError, environment_of_cell, finished_rows, run_rows
 
 def check(arguments: list[str]) -> int:
     """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 2 they cannot be judged."""
+    chosen = _parser().parse_intermixed_args(arguments)
+    more = [one for one in chosen.files if "=" in one]
+    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
+    for path in paths:
+        if not path.is_file():
+            raise UnjudgedError(f"{path}: there is no such budget file")
+    if not paths:
+        raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
+    finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
+    verdicts = Verdicts()
+    for path in paths:
+        try:
+            verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
+        except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
+            verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
+    print_findings(verdicts.findings, verdicts.judged)
+    _write(verdicts, chosen)
+    return exit_code(verdicts.findings, chosen.strict)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="zerobench budget check", description="Holds cells against their budgets.")
     parser.add_argument(
         "files",
@@ -45,24 +66,7 @@ def check(arguments: list[str]) -> int:
         default=None,
         help="annotate lines and write the step's summary; default: where GITHUB_ACTIONS is true",
     )
-    chosen = parser.parse_intermixed_args(arguments)
-    more = [one for one in chosen.files if "=" in one]
-    paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
-    for path in paths:
-        if not path.is_file():
-            raise UnjudgedError(f"{path}: there is no such budget file")
-    if not paths:
-        raise UnjudgedError(f"{DEFAULT_FOLDER} holds no budgets; zerobench budget record writes one")
-    finished = finished_rows(chosen, selection.standing_or_failed) if chosen.runs else None
-    verdicts = Verdicts()
-    for path in paths:
-        try:
-            verdicts.add(_check_file(read_budget(path), finished, more, chosen.all))
-        except (RefusedError, UnjudgedError, ValueError, OSError) as error:  # the other files are judged all the same
-            verdicts.add(Verdicts([Finding("unjudged", str(path), "", str(error))]))
-    print_findings(verdicts.findings, verdicts.judged)
-    _write(verdicts, chosen)
-    return exit_code(verdicts.findings, chosen.strict)
+    return parser
 
 
 def _write(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
