@@ -19,7 +19,8 @@ from . import data, strategies
 from .config import combinations
 from .config.cell import CellConfig
 from .config.schema_training import NORMS
-from .host.environment import SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
+from .fake import RealWorld, world_of_tensors
+from .host.environment import FAKE, SIMULATED, Rendezvous, make_deterministic, rank_environment, seed_everything
 from .models import contract
 from .predict import activations as predicted_activations
 from .predict.build import build_model, initial_options, place_model, schedule_options, shapes_of
@@ -66,11 +67,13 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             job.rank, config.world_size, config.device, config.backend, job.rendezvous,
             known(config.launch.threads), config.launch.timeout_s,
         ) as device,
+        world_of_tensors(config.tensors == FAKE) as world,
         snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
-        make_pass(job.mode, device, config.node_size, history) as probe,
+        make_pass(job.mode, device, config.node_size, history, world.is_fake) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
-        model, shapes, engine, batches = _build(job, probe, device)
+        with world.building():
+            model, shapes, engine, batches = _build(job, probe, device)
 
         # 2 warm up, then measure: the steps are alike
         results: list[StepResult] = []
@@ -79,7 +82,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         for number in range(total):
             scale = scale_of(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
-                loss = _accumulate(engine, batches, probe, model, number, config)
+                loss = _accumulate(engine, batches, probe, world, model, number, config)
                 squares = _look(engine, scale, probe, measured)
                 with probe.phase("update"):
                     norm = _clip(engine, config)
@@ -117,6 +120,7 @@ def _accumulate(
     engine: Engine,
     batches: data.Batches | data.OwnBatches,
     probe: Probe,
+    world: RealWorld,
     model: nn.Module,
     number: int,
     config: CellConfig,
@@ -126,14 +130,15 @@ def _accumulate(
     mean: torch.Tensor | float = 0.0
     for micro in range(micro_batches):
         with probe.phase("data"):
-            batch = batches.batch(number, micro)
+            batch = world.take(batches.batch(number, micro))
         probe.inputs(*data.tensors_of(batch))
         with strategies.synchronizing(engine, accumulate, last=micro == micro_batches - 1):
-            with probe.phase("forward"):
+            with probe.phase("forward"), world.model_runs():
                 loss = contract.loss_of(engine, batch, config.called)
             probe.before_backward(loss)
             with probe.phase("backward"):
-                engine.backward(loss / micro_batches if micro_batches > 1 else loss)
+                with world.model_runs():
+                    engine.backward(loss / micro_batches if micro_batches > 1 else loss)
                 probe.after_backward(model)
         mean = loss.detach() if micro_batches == 1 else mean + loss.detach() / micro_batches
         del loss

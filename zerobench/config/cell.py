@@ -54,6 +54,7 @@ class CellConfig:
     seed: int
     deterministic: bool
     draw_on: str
+    tensors: str
     micro_batch: int
     accumulation: int
     batch: int

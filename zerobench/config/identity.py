@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "rank": None,
     "deterministic": False,
     "draw_on": "cpu",
+    "tensors": "real",
     "measure.passes": "both",
     "measure.trace": False,
     "measure.snapshot": False,

@@ -26,7 +26,9 @@ from .schema_training import ACCUMULATE, NORMS
 CHECKS = ("auto", "true", "false")
 """Values of `measure.check_training`."""
 
-CHOICES: dict[str, tuple[str, ...]] = {"draw_on": ("cpu", "device"), "measure.passes": ("both", "timed", "accounted")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "draw_on": ("cpu", "device"), "tensors": ("real", "fake"), "measure.passes": ("both", "timed", "accounted"),
+}  # fmt: skip
 """Key -> the words that it may be, the default first."""
 
 
@@ -64,7 +66,7 @@ def _problems_of_words(draft: Config) -> list[str]:
     draft.measure.check_training = draft.measure.check_training.lower()  # Hydra reads true as a truth value: "True"
     if draft.measure.check_training not in CHECKS:
         problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(CHECKS)}")
-    words = {"draw_on": draft.draw_on, "measure.passes": draft.measure.passes}
+    words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": draft.measure.passes}
     wrong = {key: word for key, word in words.items() if word not in CHOICES[key]}
     return problems + [f"{key}={word}: use one of {', '.join(CHOICES[key])}" for key, word in wrong.items()]
 

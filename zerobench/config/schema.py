@@ -180,6 +180,7 @@ class Config:
     seed: int = 0
     deterministic: bool = False
     draw_on: str = "cpu"
+    tensors: str = "real"
     micro_batch: int | None = None
     accumulation: int = 1
     batch: int | None = None

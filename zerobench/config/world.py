@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ..cluster import job
-from ..host.environment import SIMULATED, nccl_version
+from ..host.environment import FAKE, SIMULATED, nccl_version
 from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
@@ -42,6 +42,8 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
         problems.append(
             f"rank={draft.rank}: of a real world every rank is run; leave it out, or use backend={SIMULATED}"
         )
+    if draft.tensors == FAKE:
+        problems.append(f"tensors={FAKE}: ranks of a real world send values; use backend={SIMULATED}")
     ranks, mine = draft.world_size, job.current_job()
     if ranks is None and mine is None:
         ranks = gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
@@ -139,7 +141,9 @@ def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:
         draft.world_size = 2
     if not 0 <= (draft.rank or 0) < draft.world_size:
         problems.append(f"rank={draft.rank}: must be from 0 to {draft.world_size - 1}, below world_size")
-    if not spec_of(draft.strategy.name).composes.simulated:
+    if draft.tensors == FAKE:
+        draft.device = "cpu"  # stands for any: no kernel runs
+    if not spec_of(draft.strategy.name).composes.simulated and draft.tensors != FAKE:
         words = f"a simulated world is there for {', '.join(names_with('simulated'))}; peers need a real one"
         problems.append(f"strategy={draft.strategy.name}: {words}")
     if draft.measure.passes == "timed":

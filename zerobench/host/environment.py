@@ -15,10 +15,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..zero.comm.backends import FAKE
+from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
 """The backend of a world of which a single rank is run."""
+
+FAKE = "fake"
+"""Tensors of a simulated world that have no values and no memory."""
 
 TORCH_BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}
 """torch's name of a backend: with NCCL, flags that the host reads are sent between hosts, past the GPUs' queues."""
@@ -68,7 +71,7 @@ def rank_environment(
         here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
     if backend == SIMULATED:
-        dist.init_process_group(FAKE, rank=rank, world_size=world_size)
+        dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
     else:
         dist.init_process_group(
             TORCH_BACKENDS.get(backend, backend),

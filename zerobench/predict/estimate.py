@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..config.cell import CellConfig
+from ..fake.undrawn import Undrawn
 from ..strategies import predicts, shape_of
 from ..theory.ranks import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
@@ -20,23 +20,6 @@ from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
 from . import activations as own_activations
 from .build import build_model, schedule_options, shapes_of
-
-DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
-"""torch's in-place draws."""
-
-
-class Undrawn(TorchFunctionMode):
-    """Skips every in-place draw. A meta tensor has no values to draw, but torch would load its compiler to find that
-    out, which takes a second of CPU.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls `func`, or returns the tensor that it would fill."""
-        named = kwargs or {}
-        if getattr(func, "__name__", "") not in DRAWS:
-            return func(*args, **named)
-        return args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
-
 
 @dataclass(frozen=True)
 class Estimate:

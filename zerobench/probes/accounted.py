@@ -31,6 +31,8 @@ from .ledger import Ledger
 from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
 from .outside_dispatch import backends_watched, threads_relayed
+from .dtensor import contains_others
+from .fake_ledger import ShapesOnly
 from .probe import EventOrder, PassRecords
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
@@ -43,14 +45,16 @@ class AccountedPass:
     """
 
     def __init__(
-        self, device: torch.device, node_size: int | None = None, witness: bool = True, history: History | None = None
+        self, device: torch.device, node_size: int | None = None, witness: bool = True, history: History | None = None,
+        fake: bool = False,
     ) -> None:  # fmt: skip
+        witness = witness and not fake
         self._cuda = device.type == "cuda"
         source = (allocator_total.NONE, nothing)
         self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
         self._profiled = ProfiledPeak() if witness and self.witness == allocator_total.NONE else None
-        self.ledger = Ledger(device.type)
+        self.ledger = ShapesOnly(device.type) if fake else Ledger(device.type)
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
@@ -200,13 +204,13 @@ class AccountedPass:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 label_parts(parameter.grad, labels.GRADIENTS, name)
-            if type(parameter.data) is not torch.Tensor:
+            if contains_others(parameter.data):
                 label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels optimizer states; ZeroRedundancyOptimizer's are those of the optimizer inside it."""
         for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
-            tier = self.ledger.tier_of(parameter) if type(parameter.data) is torch.Tensor else None
+            tier = self.ledger.tier_of(parameter) if not contains_others(parameter.data) else None
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     label_parts(value, labels.OPTIMIZER, name, tier)
@@ -318,7 +322,7 @@ class AccountedPass:
         there temporarily.
         """
         for own, parameter in module.named_parameters(recurse=False):
-            if (module, own) in self._places and type(parameter.data) is torch.Tensor:
+            if (module, own) in self._places and not contains_others(parameter.data):
                 number, name = self._places[module, own]
                 labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
                 if torch.is_grad_enabled():

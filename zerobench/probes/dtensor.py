@@ -15,6 +15,11 @@ def holds_others(types: Iterable[type]) -> bool:
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
+def contains_others(tensor: torch.Tensor) -> bool:
+    """Returns True for such a tensor."""
+    return is_traceable_wrapper_subclass(tensor)
+
+
 def parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the plain tensors that hold the values: usually the tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):

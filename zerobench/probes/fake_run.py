@@ -11,14 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..zero import labels
-from .ledger import Ledger
-
-
-class ShapesOnly(Ledger):
-    """Counts storages of fake tensors, which are on the meta device, on the device that they stand for."""
-
-    def _bytes_of(self, storage: torch.UntypedStorage) -> int:
-        return storage.nbytes()
+from .fake_ledger import ShapesOnly
 
 
 def activation_bytes(model: nn.Module, inputs: Sequence[torch.Tensor]) -> int:

@@ -126,7 +126,7 @@ class Ledger(TorchDispatchMode):
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """Applies a label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
-        stored = self._meet(tensor.untyped_storage())
+        stored = self._meet(self._see(tensor))
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:
             self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
@@ -155,7 +155,7 @@ class Ledger(TorchDispatchMode):
 
     def meet(self, tensor: torch.Tensor, name: str) -> None:
         """Counts a tensor that was made before the ledger listened, as temporary."""
-        stored = self._meet(tensor.untyped_storage())
+        stored = self._meet(self._see(tensor))
         stored.name, stored.category, stored.module, stored.source = name, "temporary", "", ""
 
     def tier_of(self, tensor: torch.Tensor) -> str:
@@ -172,7 +172,7 @@ class Ledger(TorchDispatchMode):
     def note_collective(self, given: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
         if isinstance(given, torch.Tensor):
-            if not self._meet(given.untyped_storage()).labeled:
+            if not self._meet(self._see(given)).labeled:
                 self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
         elif isinstance(given, tuple | list):
             for one in given:
@@ -181,10 +181,13 @@ class Ledger(TorchDispatchMode):
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
             for tensor in parts_of(out):
-                self._meet(tensor.untyped_storage())
+                self._meet(self._see(tensor))
         elif isinstance(out, tuple | list):
             for one in out:
                 self._meet_all(one)
+
+    def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        return tensor.untyped_storage()
 
     def _meet(self, storage: torch.UntypedStorage) -> StorageRecord:
         key, size = storage._cdata, self._bytes_of(storage)

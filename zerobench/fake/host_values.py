@@ -1,0 +1,80 @@
+"""Values that the host decides by, where tensors have none.
+
+    flags     small integer tensors that are made outside of a model's own code are real, and so is all that is computed
+              from real ones alone: which parameters had gradients, how many steps an optimizer has made
+    numbers   every other number that is read there is answered as a healthy training has it: no overflow, no gradient
+              that is not finite
+    values    that a model's forward or backward reads do not exist: one sentence
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+MOST_FLAGS = 1 << 22
+"""Bytes of the largest tensor of flags: at most a few per parameter of a model."""
+
+_ATEN = torch.ops.aten
+
+FACTORIES = {_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default, _ATEN.empty.memory_format}
+
+INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
+
+WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class ValueNeededError(RuntimeError):
+    """A model's forward or backward depends on values, which fake tensors do not have."""
+
+
+class HostValues(TorchDispatchMode):
+    """A mode between the probes and torch's FakeTensorMode. `of_model`: set while a model's own code runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_model = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        given = [one for one in tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
+        if given and all(type(one) is torch.Tensor for one in given) or (not given and self._makes_flags(func, args, named)):
+            with no_dispatch():
+                return func(*args, **named)
+        if func is _ATEN._local_scalar_dense.default:
+            return self._read(args[0])
+        try:
+            return func(*args, **named)
+        except WITHOUT_VALUES as error:
+            raise ValueNeededError(needed(str(func))) from error
+
+    def _makes_flags(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
+        dtype = named.get("dtype")
+        in_ddp = func is _ATEN.empty.memory_format and dtype == torch.int32  # its reducer's, in the module's forward
+        if func not in FACTORIES or dtype not in INTEGERS or (self.of_model and not in_ddp):
+            return False
+        device = named.get("device")
+        elements = 1
+        for size in args[0]:
+            elements *= size
+        return (device is None or device.type == "cpu") and elements * named["dtype"].itemsize <= MOST_FLAGS
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+            return tensor.constant.item()
+        if self.of_model:
+            raise ValueNeededError(needed("Tensor.item"))
+        return 0.0 if tensor.dtype.is_floating_point else tensor.dtype == torch.bool
+
+
+def needed(operator: str) -> str:
+    """Returns the sentence on an operator that needs values."""
+    return (
+        f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none: what"
+        " it allocates depends on the data; use tensors=real"
+    )

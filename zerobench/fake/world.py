@@ -1,0 +1,119 @@
+"""The tensors of a rank: as torch makes them, or fake (torch's FakeTensorMode), without values and without memory.
+
+    operators    run their shape functions, and nothing else
+    storages     have sizes, lives and owners as in a run, so that the ledger hears of each, and no bytes behind them
+    addresses    are made up, unique while a storage lives: code compares them to tell memory apart
+    collectives  are launched on torch's fake process group, complete at once and change nothing
+    values       that the host decides by: host_values.py
+
+FakeTensorMode is private to torch: this package and probes/fake_run.py import it, and a test fails where it moves.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from ..zero.parameters import absent
+from .host_values import HostValues
+from .undrawn import Undrawn
+
+ADDRESS_BITS = 48
+"""Bits of an offset into a storage, which is below its number: no two storages' addresses are alike."""
+
+
+class RealWorld:
+    """Tensors as torch makes them. Also what a rank asks of a world, whichever it is."""
+
+    is_fake = False
+
+    def building(self) -> AbstractContextManager[Any]:
+        """A block that builds model, engine and data."""
+        return nullcontext()
+
+    def model_runs(self) -> AbstractContextManager[Any]:
+        """A block that runs a model's own forward or backward."""
+        return nullcontext()
+
+    def take(self, batch: Any) -> Any:
+        """A batch as the model gets it."""
+        return batch
+
+
+class FakeWorld(RealWorld):
+    """Tensors without values."""
+
+    is_fake = True
+
+    def __init__(self, fake: FakeTensorMode, values: HostValues) -> None:
+        self._fake, self._values = fake, values
+
+    def building(self) -> AbstractContextManager[Any]:
+        return Undrawn()
+
+    @contextmanager
+    def model_runs(self) -> Iterator[None]:
+        self._values.of_model = True
+        yield
+        self._values.of_model = False
+
+    def take(self, batch: Any) -> Any:
+        return tree_map_only(torch.Tensor, self._faked, batch)
+
+    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
+
+
+@contextmanager
+def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
+    """Makes every tensor that is created inside a fake one, where `fake` is true."""
+    if not fake:
+        yield RealWorld()
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        warnings.catch_warnings(),
+        mock.patch.object(dist, "_verify_params_across_processes", lambda *_: None),  # it would send their shapes
+        mock.patch.object(nn.Module, "_apply", _convert_in_place),
+        mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
+        mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
+        mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
+        mode,
+        HostValues() as values,
+    ):
+        yield FakeWorld(mode, values)
+
+
+def _convert_in_place(
+    module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> nn.Module:
+    """Converts parameters and buffers as torch's `_apply` does for real tensors: for fake ones it would swap objects,
+    which it cannot where anything watches them.
+    """
+    for child in module.children() if recurse else ():
+        _convert_in_place(child, convert)
+    with torch.no_grad():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                parameter.data = convert(parameter)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer if buffer is None else convert(buffer)
+    return module
+
+
+def _begin_of(storage: torch.UntypedStorage) -> int:
+    return storage._cdata << ADDRESS_BITS if storage.nbytes() else 0
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    begin = _begin_of(tensor.untyped_storage())
+    return begin and begin + tensor.storage_offset() * tensor.element_size()
