@@ -17,14 +17,14 @@ PACKAGE = Path(__file__).parent.parent / "zerobench"
 LAYERS = {
     "zerobench": [
         {"records", "theory", "zero", "sizes", "sections", "cluster", "registry"},
-        {"host", "strategies"},
+        {"host", "strategies", "fake"},
         {"data", "probes"},
         {"models"},
         {"config"},
         {"results", "calibrate", "predict"},
         {"rank_record"},
         {"worker"},
-        {"launch"},
+        {"launch", "execution"},
         {"sweep"},
         {"loops"},
         {"commands"},

@@ -37,6 +37,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "shard_group": ("ranks", "ranks that share a shard, a divisor of world_size (hybrid sharding, MiCS); null: all"),
     "arena": ("", "activations kept for backward, and gradients, in slots that are allocated once"),
     "device": ("", "auto, cpu or cuda; auto: cuda where each rank has a GPU of its own"),
+    "tensors": ("", "real, or fake: of a simulated world, sizes and traffic without values or memory; any strategy"),
     "backend": ("", "auto, gloo, nccl, or simulated: one rank of world_size alone, without times and losses"),
     "rank": ("number", "of a simulated world: which of its ranks is run; null: the fullest"),
     "seed": ("", "seed of initial weights and of the order of data"),

@@ -1,14 +1,15 @@
 """Values that the host decides by, where tensors have none.
 
-    flags     small integer tensors that are made outside of a model's own code are real, and so is all that is computed
-              from real ones alone: which parameters had gradients, how many steps an optimizer has made
-    numbers   every other number that is read there is answered as a healthy training has it: no overflow, no gradient
-              that is not finite
-    values    that a model's forward or backward reads do not exist: one sentence
+flags     small integer tensors that are made outside of a model's own code are real, and so is all that is computed
+          from real ones alone: which parameters had gradients, how many steps an optimizer has made
+numbers   every other number that is read there is answered as a healthy training has it: no overflow, no gradient
+          that is not finite
+values    that a model's forward or backward reads do not exist: one sentence
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ _ATEN = torch.ops.aten
 FACTORIES = {_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default, _ATEN.empty.memory_format}
 
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
+
+CHANGE_STORAGE = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::unsafe_set_"}
+"""Operators in place that change more than values."""
 
 WITHOUT_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -43,9 +47,15 @@ class HostValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         given = [one for one in tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
-        if given and all(type(one) is torch.Tensor for one in given) or (not given and self._makes_flags(func, args, named)):
+        if (
+            (given
+            and all(type(one) is torch.Tensor for one in given))
+            or (not given and self._makes_flags(func, args, named))
+        ):
             with no_dispatch():
                 return func(*args, **named)
+        if writes_in_place(func):
+            return args[0] if func._schema.returns else None
         if func is _ATEN._local_scalar_dense.default:
             return self._read(args[0])
         try:
@@ -70,6 +80,21 @@ class HostValues(TorchDispatchMode):
         if self.of_model:
             raise ValueNeededError(needed("Tensor.item"))
         return 0.0 if tensor.dtype.is_floating_point else tensor.dtype == torch.bool
+
+
+@cache
+def writes_in_place(func: Any) -> bool:
+    """Returns True for an operator that writes values into its first argument, or into a list of tensors, and does
+    nothing else: of fake tensors nothing changes.
+    """
+    schema = func._schema
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or schema.name in CHANGE_STORAGE:
+        return False
+    written = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
+    if not written or not written[0]:
+        return False
+    plain = schema.name.split("::")[1].endswith("_")
+    return plain and (not schema.returns or (len(schema.returns) == 1 and sum(written) == 1))
 
 
 def needed(operator: str) -> str:

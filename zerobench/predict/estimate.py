@@ -5,7 +5,6 @@ the schedule of a sequential model. The run itself is judged by the schedule tha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
 from . import activations as own_activations
 from .build import build_model, schedule_options, shapes_of
+
 
 @dataclass(frozen=True)
 class Estimate:

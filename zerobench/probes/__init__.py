@@ -22,7 +22,9 @@ PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
 }
 
 
-def make_pass(mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False) -> Probe:
+def make_pass(
+    mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False
+) -> Probe:
     """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one.
 
     `fake`: tensors are. `history`: what an accounted pass is to keep for a snapshot; None: nothing.

@@ -25,14 +25,14 @@ from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks, nothing
 from .allocator_total import ProfiledPeak
+from .dtensor import contains_others
+from .fake_ledger import ShapesOnly
 from .history import History
 from .labeling import label_contributions, label_parts
 from .ledger import Ledger
 from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
 from .outside_dispatch import backends_watched, threads_relayed
-from .dtensor import contains_others
-from .fake_ledger import ShapesOnly
 from .probe import EventOrder, PassRecords
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
@@ -49,7 +49,7 @@ class AccountedPass:
         fake: bool = False,
     ) -> None:  # fmt: skip
         witness = witness and not fake
-        self._cuda = device.type == "cuda"
+        self._cuda, self._fake = device.type == "cuda", fake
         source = (allocator_total.NONE, nothing)
         self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
@@ -179,10 +179,10 @@ class AccountedPass:
     """True: this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True where the harness may read gradients before the update: only a profiler would
-        count its memory.
+        """Returns True where the harness may read gradients before the update: fake ones
+        have no values, and a profiler would count its memory.
         """
-        return self._profiled is None or not measured
+        return not self._fake and (self._profiled is None or not measured)
 
     def end_steps(self) -> None:
         """Ends the steps; nothing to do for a ledger."""

@@ -1,0 +1,109 @@
+"""One rank of a cell, executed on fake tensors in this process: what a run would hold, and send, before there is one.
+
+cell        any resolved cell; it is run as backend=simulated tensors=fake, with as few steps as reach the steady state
+rank        the one that the cell names, or the fullest
+execution   that rank's records, as an accounted pass leaves them, or the sentence that says why there are none
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch.distributed as dist
+
+from ..config.cell import CellConfig
+from ..config.schema import Measure
+from ..host.environment import FAKE, SIMULATED
+from ..predict.estimate import simulated_rank
+from ..rank_record import RankRecord
+from ..records import CATEGORIES, MemoryRow, TensorRow
+from ..worker import RankJob, run_rank
+
+STEADY = Measure(steps=1, warmup=2, passes="both")
+"""Optimizer states and the order of gathers are there from the third step on, and every later one is like it."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one rank of a cell holds and sends. `problem`: a sentence where it could not be executed, else empty.
+
+    `seconds`: time that the execution itself took.
+    """
+
+    config: CellConfig
+    rank: int
+    seconds: float
+    record: RankRecord | None
+    problem: str = ""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest sum of live bytes on the device in a step."""
+        return self._of("total").max_bytes
+
+    @property
+    def states_bytes(self) -> int:
+        """The largest sum of the states on the device: parameters, gradients, masters, optimizer, communication."""
+        return self._of("states").max_bytes
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Category -> its bytes at the peak instant; they add up to `peak_bytes`."""
+        return {category: self._of(category).at_peak_bytes or 0 for category in CATEGORIES}
+
+    @property
+    def tensors(self) -> list[TensorRow]:
+        """The largest storages at the peak instant."""
+        return self._known.tensors
+
+    @property
+    def volume_elements(self) -> float:
+        """Elements that the rank moves in a step, by the paper's convention."""
+        return sum(row.volume_elements for row in self._known.traffic)
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that the rank sends in a step, without control traffic."""
+        return sum(row.wire_bytes for row in self._known.traffic if not row.control)
+
+    @property
+    def _known(self) -> RankRecord:
+        if self.record is None:
+            raise ValueError(self.problem)
+        return self.record
+
+    @cached_property
+    def _step(self) -> dict[str, MemoryRow]:
+        return {row.category: row for row in self._known.memory if row.phase == "step" and row.tier == "device"}
+
+    def _of(self, category: str) -> MemoryRow:
+        return self._step[category]
+
+
+def execute(config: CellConfig, tell: Tell = lambda _: None) -> Execution:
+    """Executes one rank of a resolved cell. Whatever goes wrong is a sentence of the result. `tell` takes progress."""
+    config = replace(config, backend=SIMULATED, device="cpu", tensors=FAKE, measure=replace(STEADY))
+    rank, begun = simulated_rank(config), time.perf_counter()
+    record, problem = None, ""
+    with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
+        try:
+            record = run_rank(RankJob(config, "accounted", rank, "", folder), tell)
+        except Exception as error:  # a model is anybody's code: the other cells are executed all the same
+            problem = sentence_of(error)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return Execution(config, rank, time.perf_counter() - begun, record, problem)
+
+
+def sentence_of(error: BaseException) -> str:
+    """Returns an error as one line: its message, and its type where that is not one of ours."""
+    words = (str(error).strip() or "no message").splitlines()[0]
+    return words if type(error).__module__.startswith("zerobench") else f"{type(error).__name__}: {words}"
