@@ -47,10 +47,8 @@ class HostValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         given = [one for one in tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
-        if (
-            (given
-            and all(type(one) is torch.Tensor for one in given))
-            or (not given and self._makes_flags(func, args, named))
+        if (given and all(type(one) is torch.Tensor for one in given)) or (
+            not given and self._makes_flags(func, args, named)
         ):
             with no_dispatch():
                 return func(*args, **named)
@@ -100,6 +98,6 @@ def writes_in_place(func: Any) -> bool:
 def needed(operator: str) -> str:
     """Returns the sentence on an operator that needs values."""
     return (
-        f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none: what"
-        " it allocates depends on the data; use tensors=real"
+        f"tensors=fake: the model reads values in its forward or backward ({operator}), and fake tensors have none:"
+        " what it allocates depends on the data; use tensors=real"
     )

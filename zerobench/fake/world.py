@@ -82,7 +82,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         warnings.catch_warnings(),
-        mock.patch.object(dist, "_verify_params_across_processes", lambda *_: None),  # it would send their shapes
+        mock.patch.object(dist, "_verify_params_across_processes", return_value=None),  # it would send their shapes
         mock.patch.object(nn.Module, "_apply", _convert_in_place),
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),

@@ -89,6 +89,8 @@ def simulated_rank(config: CellConfig) -> int:
     """
     if config.rank is not None:
         return config.rank
+    if not predicts(config.strategy.values()):
+        return 0  # peers pad the last ranks, never the first
     try:
         with torch.device("meta"), Undrawn():
             shapes = shapes_of(build_model(config))
