@@ -23,6 +23,7 @@ from ..predict.estimate import simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
+from .target import CPU, Target
 
 STEADY = Measure(steps=1, warmup=2, passes="both")
 """Optimizer states and the order of gathers are there from the third step on, and every later one is like it."""
@@ -87,14 +88,17 @@ class Execution:
         return self._step[category]
 
 
-def execute(config: CellConfig, tell: Tell = lambda _: None) -> Execution:
-    """Executes one rank of a resolved cell. Whatever goes wrong is a sentence of the result. `tell` takes progress."""
-    config = replace(config, backend=SIMULATED, device="cpu", tensors=FAKE, measure=replace(STEADY))
+def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CPU) -> Execution:
+    """Executes one rank of a resolved cell as on `target`. Whatever goes wrong is a sentence of the result. `tell`
+    takes progress.
+    """
+    config = replace(target.defaults(config), backend=SIMULATED, device="cpu", tensors=FAKE, measure=replace(STEADY))
     rank, begun = simulated_rank(config), time.perf_counter()
     record, problem = None, ""
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         try:
-            record = run_rank(RankJob(config, "accounted", rank, "", folder), tell)
+            with target.stands_in():
+                record = run_rank(RankJob(config, "accounted", rank, "", folder), tell)
         except Exception as error:  # a model is anybody's code: the other cells are executed all the same
             problem = sentence_of(error)
         finally:

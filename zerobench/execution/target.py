@@ -1,0 +1,63 @@
+"""The device that an executed cell stands for.
+
+cpu    as this harness runs there: gloo's exchange in pieces, CPU kernels
+cuda   as it would run on GPUs: NCCL's collectives on streams, the kernels and defaults that CUDA has
+       (fake/as_gpu), memory from the caching allocator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ..config.cell import CellConfig
+from ..config.optimizers import default_implementation
+from ..fake.as_gpu import ATTENTION_KERNELS, as_gpu
+from ..zero.options import TILE_BYTES
+
+KINDS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`attention`: the kernel of scaled_dot_product_attention on a GPU: math, flash, efficient; None: torch's choice.
+
+    Raises ValueError with a sentence for what is unknown.
+    """
+
+    kind: str = "cpu"
+    attention: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"device={self.kind}: use one of {', '.join(KINDS)}")
+        if self.attention is not None and self.attention not in ATTENTION_KERNELS:
+            raise ValueError(f"attention={self.attention}: use one of {', '.join(ATTENTION_KERNELS)}")
+        if self.attention is not None and self.kind != "cuda":
+            raise ValueError(f"attention={self.attention}: kernels of attention are a GPU's to choose; use device=cuda")
+
+    def defaults(self, config: CellConfig) -> CellConfig:
+        """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them."""
+        if self.kind == "cpu" or config.offload.updates_on_host:
+            return config
+        optimizer, precision = config.optimizer, config.precision
+        if optimizer.implementation == default_implementation(optimizer.name, "cpu"):
+            optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
+        if precision.tile_bytes == TILE_BYTES["cpu"]:
+            precision = replace(precision, tile_bytes=TILE_BYTES[self.kind])
+        return replace(config, optimizer=optimizer, precision=precision)
+
+    @contextmanager
+    def stands_in(self) -> Iterator[None]:
+        """Makes fake tensors of the CPU act as those of this device."""
+        if self.kind == "cpu":
+            yield
+            return
+        with as_gpu(self.attention):
+            yield
+
+
+CPU = Target()
+
+CUDA = Target("cuda")

@@ -1,0 +1,47 @@
+"""What runs otherwise on a GPU, one row each, put in place of the CPU's.
+
+A torch without CUDA has no fake tensors on "cuda", so fake tensors on "cpu" act as a GPU's. Of the two devices' code
+only the GPU's runs: collectives, streams, norms, tiles; their memory is what a GPU would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from ...zero import options, precision
+from ...zero.activations import offload as offloaded_activations
+from ...zero.comm import simulated
+from ...zero.comm.streams import CommStream
+from ...zero.offload import cpu as host_memory
+from .null_streams import NullCuda
+
+ATTENTION_KERNELS = ("math", "flash", "efficient")
+"""Kernels of scaled_dot_product_attention that CUDA has."""
+
+ROWS: dict[str, dict[Any, Any]] = {
+    "collectives": {"table": simulated.KINDS, "cpu": partial(simulated.SimulatedNccl, cuda=NullCuda)},
+    "copies to host memory": {"table": host_memory.STREAMS, "cpu": NullCuda},
+    "tiles of an update": {"table": options.TILE_BYTES, "cpu": options.TILE_BYTES["cuda"]},
+}
+"""Entries of tables by device: the CPU's is replaced."""
+
+NAMES: dict[str, tuple[Any, str, Any]] = {
+    "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
+    "copies of activations": (offloaded_activations, "AtOnce", partial(CommStream, NullCuda)),
+}
+"""Functions and classes of a module, replaced."""
+
+
+@contextmanager
+def as_gpu(attention: str | None) -> Iterator[None]:
+    """Makes fake tensors of the CPU act as a GPU's. `attention`: the kernel of attention; None: torch's own choice."""
+    with ExitStack() as stack:
+        for row in ROWS.values():
+            stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
+        for module, name, replacement in NAMES.values():
+            stack.enter_context(mock.patch.object(module, name, replacement))
+        yield
