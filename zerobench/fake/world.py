@@ -116,4 +116,4 @@ def _begin_of(storage: torch.UntypedStorage) -> int:
 
 def _address_of(tensor: torch.Tensor) -> int:
     begin = _begin_of(tensor.untyped_storage())
-    return begin and begin + tensor.storage_offset() * tensor.element_size()
+    return int(begin and begin + tensor.storage_offset() * tensor.element_size())
