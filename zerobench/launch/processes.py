@@ -66,8 +66,10 @@ class Interrupted(KeyboardInterrupt):
     """Raised where the user interrupted the command (Ctrl-C or SIGTERM) while ranks ran; they have ended."""
 
 
-@dataclass
-class _Rank:
+@dataclass(eq=False)
+class RankProcess:
+    """A running rank. `finished`: its result has arrived; `error`: status and text of a failure that it reported."""
+
     number: int
     process: Any
     pipe: Connection
@@ -97,10 +99,10 @@ def launch(
     context = fork_server.context()
     kills_before = _oom_kills()
     log_dir.mkdir(parents=True, exist_ok=True)
-    ranks: list[_Rank] = []
+    ranks: list[RankProcess] = []
     try:
         for number, job in enumerate(jobs, first):
-            ranks.append(_start(context, worker, job, number, log_dir / f"rank{number}.log"))
+            ranks.append(start(context, worker, job, number, log_dir / f"rank{number}.log"))
         failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
@@ -109,7 +111,7 @@ def launch(
         words = f"was lost with the fork server of all ranks, {server}, before it began"
         return Outcome("crash", f"rank {len(ranks)} {words}", [])
     finally:
-        _end(ranks)
+        end(ranks)
         _tidy({job.scratch for job in jobs if getattr(job, "scratch", None)})
     if not failures:
         return Outcome("ok", "", [rank.result for rank in ranks])
@@ -148,35 +150,38 @@ def _blame_memory(failure: Failure) -> Failure:
     return replace(failure, status="oom", text=f"{failure.text}; the kernel ran out of memory and killed a process")
 
 
-def _start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> _Rank:
+def start(context: Any, worker: Worker, job: Any, number: int, log: Path) -> RankProcess:
+    """Forks a rank from the server; its output goes to `log`."""
     here, there = context.Pipe()
     process = context.Process(target=rank_main, args=(worker, job, there, str(log)), daemon=True)
     process.start()
     there.close()
-    return _Rank(number, process, here, log, _parent_of(process.pid))
+    return RankProcess(number, process, here, log, _parent_of(process.pid))
 
 
-def _supervise(ranks: list[_Rank], deadline: float, on_progress: Callable[[Any], None], watch: Watch) -> list[Failure]:
+def _supervise(
+    ranks: list[RankProcess], deadline: float, on_progress: Callable[[Any], None], watch: Watch
+) -> list[Failure]:
     """Waits until every rank is done, one has failed, or `watch` ends it. Returns the failures."""
     look = time.monotonic() + WATCH_S
     while not all(rank.finished for rank in ranks):
         now = time.monotonic()
         if now >= deadline:
-            return _give_up(ranks, "timeout")
+            return give_up(ranks, "timeout")
         if now >= look:
             look = now + WATCH_S
             if (status := watch()) is not None:
-                return _give_up(ranks, status)
-        watched: dict[Any, _Rank] = {rank.pipe: rank for rank in ranks if not rank.finished}
+                return give_up(ranks, status)
+        watched: dict[Any, RankProcess] = {rank.pipe: rank for rank in ranks if not rank.finished}
         watched |= {rank.process.sentinel: rank for rank in ranks if not rank.finished}
         for ready in wait(list(watched), timeout=max(0.0, min(deadline, look) - now)):
-            _listen(watched[ready], on_progress)
+            listen(watched[ready], on_progress)
         if any(rank.error for rank in ranks):
             return _all_failures(ranks)
     return []
 
 
-def _listen(rank: _Rank, on_progress: Callable[[Any], None]) -> None:
+def listen(rank: RankProcess, on_progress: Callable[[Any], None]) -> None:
     """Receives a rank's messages; a rank that ended without a result has failed."""
     try:
         while rank.pipe.poll():
@@ -203,16 +208,16 @@ def _explain_exit(code: int | None, server: int | None) -> str:
     return f"exited early with code {code}"
 
 
-def _all_failures(ranks: list[_Rank]) -> list[Failure]:
+def _all_failures(ranks: list[RankProcess]) -> list[Failure]:
     """Returns the failures so far, after a moment: messages of peers and of the first cause may still be in transit."""
     time.sleep(0.2)
     for rank in ranks:
         if not rank.finished and not rank.error:
-            _listen(rank, lambda _: None)
+            listen(rank, lambda _: None)
     return [Failure(rank.number, *rank.error) for rank in ranks if rank.error]
 
 
-def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
+def give_up(ranks: list[RankProcess], status: str) -> list[Failure]:
     """Marks the ranks that still run as failed; on a timeout they write their stacks to their logs first."""
     late = [rank for rank in ranks if not rank.finished]
     words = {rank.number: HALTED.get("".join(_stat(rank.process.pid)[:1]), STILL_RAN) for rank in late}
@@ -224,7 +229,7 @@ def _give_up(ranks: list[_Rank], status: str) -> list[Failure]:
     return [Failure(rank.number, status, words[rank.number]) for rank in late]
 
 
-def _end(ranks: list[_Rank]) -> None:
+def end(ranks: list[RankProcess]) -> None:
     """Leaves no process: finished ones get a moment to exit, the others are killed."""
     deadline = time.monotonic() + GRACE_S
     for rank in ranks:

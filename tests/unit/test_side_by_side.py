@@ -1,0 +1,64 @@
+"""Jobs and cells side by side, each in a process of its own: one's end is no other's, and none is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import cell
+from zerobench.execution import Limits, execute, execute_all
+from zerobench.launch.processes import Interrupted, Outcome
+from zerobench.launch.side_by_side import launch_each
+
+WORK: dict[str, Callable[[], Any]] = {
+    "done": lambda: 7,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "raises": lambda: {}["key"],
+    "forever": lambda: time.sleep(600),
+}
+
+
+def work(name: str, tell: Callable[[Any], None]) -> Any:
+    tell(name)
+    return WORK[name]()
+
+
+def test_each_job_ends_on_its_own_and_outcomes_are_in_order(tmp_path: Path) -> None:
+    names, news = ["forever", "killed", "raises", "done", "done"], []
+    outcomes = launch_each(work, names, tmp_path, 5.0, at_once=2, heard=lambda *told: news.append(told))
+    assert [one.status for one in outcomes] == ["timeout", "crash", "crash", "ok", "ok"]
+    assert "after 5 s" in outcomes[0].reason
+    assert "SIGKILL" in outcomes[1].reason
+    assert "KeyError" in outcomes[2].reason
+    assert outcomes[4].results == [7]
+    assert {told for told in news if isinstance(told[1], str)} >= set(list(enumerate(names))[1:])
+    assert {number: told for number, told in news if isinstance(told, Outcome)} == dict(enumerate(outcomes))
+    assert not multiprocessing.active_children()
+
+
+def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:
+    def interrupt(number: int, news: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        launch_each(work, ["forever"] * 3, tmp_path, 60.0, at_once=3, heard=interrupt)
+    assert not multiprocessing.active_children()
+
+
+def test_cells_side_by_side_are_as_executed_here_and_one_that_fails_has_a_sentence() -> None:
+    configs = [cell(name, 4).config for name in ("zero1", "fsdp2")]
+    ended: list[int] = []
+    found = execute_all(configs, tell=lambda number, news: None if isinstance(news, dict) else ended.append(number))
+    assert [one.problem for one in found] == ["", ""]
+    assert sorted(ended) == [0, 1]
+    here = execute(configs[1])
+    assert (found[1].peak_bytes, found[1].at_peak, found[1].tensors) == (here.peak_bytes, here.at_peak, here.tensors)
+    (starved,) = execute_all([cell("zero2", 4).config], limits=Limits(memory_bytes=2**20))
+    assert starved.problem == "its execution takes more than 1.0 MiB of this machine's memory"
