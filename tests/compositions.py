@@ -65,6 +65,7 @@ CORE: dict[str, dict[str, dict[str, Any]]] = {
     "activation": {
         "none": {},
         "checkpoint": {"activation": schema_memory.CheckpointActivations()},
+        "selective": {"activation": schema_memory.SelectiveActivations()},
         "offload": {"activation": schema_memory.OffloadActivations(least_bytes=256)},
         "checkpoint_offload": {"activation": schema_memory.CheckpointOffloadActivations(least_bytes=256)},
     },

@@ -110,10 +110,12 @@ def test_fused_buffers_are_one_bucket_and_one_tile() -> None:
     assert config_of("zero3", 2, buffers=FUSED, precision=Bf16()).precision.tile_bytes is None
 
 
+SELECTIVE = schema_memory.SelectiveActivations()
 SEARCH = {"search": schemas.Search(memory_limit="9 MiB"), "batch": 4}
 
 REFUSED = [
     (("zero2", 2, "checkpointed"), {"activation": OFFLOAD}, "say activation=checkpoint_offload for both"),
+    (("zero2", 2, "checkpointed"), {"activation": SELECTIVE}, "leave one of the two out"),
     (
         ("zero2", 2),
         {"activation": CHECKPOINT, **SEARCH},

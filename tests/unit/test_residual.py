@@ -53,7 +53,7 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-ON_HOST = {"none": 0, "checkpoint": 0, "offload": 2 * (BLOCKS - 1), "checkpoint_offload": BLOCKS - 1}
+ON_HOST = {"none": 0, "checkpoint": 0, "selective": 0, "offload": 2 * (BLOCKS - 1), "checkpoint_offload": BLOCKS - 1}
 """Tensors of BYTES: what blocks save, but the last."""
 
 
@@ -94,6 +94,40 @@ def test_two_blocks_are_on_the_device_at_most() -> None:
     assert most("none", 10) - most("none", 5) == 5 * 2 * BYTES
     assert most("offload", 10) == most("offload", 5) < most("none", 5)
     assert most("checkpoint_offload", 10) == most("checkpoint_offload", 5) < most("checkpoint", 5)
+
+
+def test_selective_recomputation_keeps_every_second_product_and_attention() -> None:
+    """And computes what is between them again, to the bit."""
+
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = (linear(x).view(1, 1, ROWS, WIDTH) for linear in (self.query, self.key, self.value))
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value).view(ROWS, WIDTH)
+            return x + self.out(mixed).sin()
+
+    def kept(name: str, blocks: int) -> int:
+        with AccountedPass(torch.device("cpu")) as probe:
+            model = nn.Sequential(*(Attends() for _ in range(blocks)))
+            policies.apply(model, POLICIES[name])
+            probe.adopt(model)
+            with probe.step(measured=True), probe.phase("forward"):
+                out = model(inputs())
+            del out
+        return next(r.max_bytes for r in probe.memory_rows(0) if (r.phase, r.category) == ("step", "activations"))
+
+    outputs = {"checkpoint": 0, "selective": 3}  # query and value of the four products, and attention's output
+    for name, count in outputs.items():
+        grown = kept(name, 6) - kept(name, 5)
+        assert grown == BYTES * (1 + count) + (4 * ROWS if count else 0)  # with the sums of attention's softmax
+    found = {}
+    for name in ("none", "selective"):
+        model = model_of(POLICIES[name], Attends)
+        found[name] = gradients_of(model)
+    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
 
 
 @pytest.mark.parametrize("policy", [*POLICIES.values(), SLABS])

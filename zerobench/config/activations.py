@@ -21,6 +21,9 @@ class Activation(Axis):
         if self.name == "offload" and cell.model.checkpoints:
             words = "model.checkpointing=true computes blocks again; say activation=checkpoint_offload for both"
             problems.append(f"activation=offload: {words}")
+        if self.name == "selective" and cell.model.checkpoints:
+            words = "model.checkpointing=true keeps the inputs of blocks alone; leave one of the two out"
+            problems.append(f"activation=selective: {words}")
         searches = cell.search.memory_limit is not None and cell.model.can_checkpoint
         if self.name != "none" and searches and list(searched) != [cell.recomputes]:
             only = str([cell.recomputes]).lower()
@@ -42,6 +45,15 @@ class CheckpointActivations(Activation):
     """Blocks keep their inputs alone and compute the rest again in backward."""
 
     name: str = "checkpoint"
+
+
+@dataclass
+class SelectiveActivations(Activation):
+    """Blocks keep their inputs, attention's outputs and every second matrix product (torchtitan's choice by operators),
+    and compute the rest again in backward.
+    """
+
+    name: str = "selective"
 
 
 @dataclass

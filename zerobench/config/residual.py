@@ -50,7 +50,7 @@ def resolved(cell: CellConfig) -> CellConfig:
     """Returns the cell with one name for one thing: a model that can checkpoint its blocks does so itself, and fused
     buffers are a bucket without a bound, and gradients of a shard that are cast at once.
     """
-    if cell.model.can_checkpoint and cell.recomputes:
+    if cell.model.can_checkpoint and cell.recomputes and not cell.activation.policy().selective:
         model = replace(cell.model, checkpointing=True)  # type: ignore[call-arg]
         kept = Activation() if cell.activation.name == "checkpoint" else cell.activation
         cell = replace(cell, model=model, activation=kept)

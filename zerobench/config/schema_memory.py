@@ -12,6 +12,7 @@ from .activations import (
     CheckpointOffloadActivations,
     FusedBuffers,
     OffloadActivations,
+    SelectiveActivations,
 )
 from .offload import CpuOffload, NvmeOffload, Offload
 from .zeropp import CHOICES, AllOfZeropp, Hpz, PartsOfZeropp, Qgz, Qwz, Zeropp
@@ -27,6 +28,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "activation": {
         "none": Activation,
         "checkpoint": CheckpointActivations,
+        "selective": SelectiveActivations,
         "offload": OffloadActivations,
         "checkpoint_offload": CheckpointOffloadActivations,
     },

@@ -5,11 +5,14 @@ For each *unit* (modules.blocks: a transformer's blocks), except small tensors::
     policy               on the device                            in host memory    cost
     none                 all saved tensors                        -
     checkpoint           the unit's inputs                        -                 a second forward
+    selective            its inputs, attention's outputs and      -                 a second forward without these
+                         every second matrix product
     offload              the last unit's, and two in transfer     all others        bytes to the host and back
     checkpoint_offload   the last unit's inputs                   other inputs      both
 
 (ZeRO, arXiv 1910.02054, section 6.1, without the partitioning over model-parallel ranks, P_a; checkpointing: Chen et
-al., arXiv 1604.06174.) The last unit's tensors stay: backward reads them first, and would wait for all of them.
+al., arXiv 1604.06174; `selective`: by operators, as torchtitan does.) The last unit's tensors stay: backward reads them
+first, and would wait for all of them.
 
 A policy wraps the units' `forward`, so hooks on the units run outside of it: a strategy that is applied later gathers a
 unit's parameters before backward reaches the unit, and so before its recomputation. Where a unit is wrapped twice, the
@@ -30,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..modules.wrapping import blocks, inside_backward, saved_by_others
 from .offload import Offloader
+from .selective import contexts as selective_contexts
 from .slots import SlotSwapper
 
 Forward = Callable[..., Any]
@@ -40,11 +44,12 @@ LEAST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ActivationPolicy:
-    """A policy for units. `recompute`: keeps only their inputs. `keep`: the place of saved tensors, a row of KEEPERS or
-    "device". `least_bytes`: smaller storages are never moved.
+    """A policy for units. `recompute`: keeps only their inputs; `selective`: and what is dear to compute again. `keep`:
+    the place of saved tensors, a row of KEEPERS or "device". `least_bytes`: smaller storages are never moved.
     """
 
     recompute: bool = False
+    selective: bool = False
     keep: str = "device"
     least_bytes: int = LEAST_BYTES
 
@@ -52,6 +57,7 @@ class ActivationPolicy:
 POLICIES: dict[str, ActivationPolicy] = {
     "none": ActivationPolicy(),
     "checkpoint": ActivationPolicy(recompute=True),
+    "selective": ActivationPolicy(recompute=True, selective=True),
     "offload": ActivationPolicy(keep="host"),
     "checkpoint_offload": ActivationPolicy(recompute=True, keep="host"),
 }
@@ -88,6 +94,15 @@ class Recomputed(Wrapped):
 
     def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
         return checkpoint(self.forward, *inputs, use_reentrant=False, **named_inputs)
+
+
+class SelectivelyRecomputed(Wrapped):
+    """A forward that is recomputed in backward but for operators whose outputs are kept (selective.py)."""
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        return checkpoint(
+            self.forward, *inputs, use_reentrant=False, context_fn=selective_contexts, **named_inputs
+        )  # fmt: skip
 
 
 class OffloadedForward(Wrapped):
@@ -131,7 +146,9 @@ def apply(model: nn.Module, policy: ActivationPolicy) -> None:
         )
     keeper = KEEPERS[policy.keep](policy.least_bytes) if policy.keep in KEEPERS else None
     for number, (name, unit) in enumerate(units):
-        if policy.recompute:
+        if policy.selective:
+            unit.forward = SelectivelyRecomputed(unit.forward)
+        elif policy.recompute:
             recompute(unit)
         if keeper is not None:
             kept = OffloadedForward(unit.forward, keeper, unit, name, is_last=number == len(units) - 1)
