@@ -204,8 +204,9 @@ def nodes_of(all_ranks: Comm, device: torch.device, node_size: int) -> Nodes:
         raise ValueError("group: nodes and shard groups are parts of the default process group; leave group out")
     if node_size == 1:
         return Nodes(Comm(), all_ranks)
-    ranks = torch.arange(all_ranks.size).view(-1, node_size)
-    within, between = (connect(_mine(all_ranks.group, parts), device) for parts in (ranks.tolist(), ranks.t().tolist()))
+    nodes = [list(range(first, first + node_size)) for first in range(0, all_ranks.size, node_size)]
+    alike = [list(range(place, all_ranks.size, node_size)) for place in range(node_size)]
+    within, between = (connect(_mine(all_ranks.group, parts), device) for parts in (nodes, alike))
     if isinstance(within, NcclComm) and isinstance(between, NcclComm):
         within.share_streams(between)
     return Nodes(watched(within, all_ranks.group), watched(between, all_ranks.group))
