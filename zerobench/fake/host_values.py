@@ -9,14 +9,21 @@ values    that a model's forward or backward reads do not exist: one sentence
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from .shortcuts import VIEWS, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""
@@ -38,18 +45,19 @@ class ValueNeededError(RuntimeError):
 
 
 class HostValues(TorchDispatchMode):
-    """A mode between the probes and torch's FakeTensorMode. `of_model`: set while a model's own code runs."""
+    """A mode between the probes and `fake`. `of_model`: set while a model's own code runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
+        self._fake = fake
         self.of_model = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        given = [one for one in tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
-        if (given and all(type(one) is torch.Tensor for one in given)) or (
-            not given and self._makes_flags(func, args, named)
-        ):
+        if func in VIEWS and type(args[0]) is FakeTensor:
+            return view_of(self._fake, func, args, named)
+        kinds = set(kinds_of_tensors((*args, *named.values())))
+        if kinds == {torch.Tensor} or (not kinds and self._makes_flags(func, args, named)):
             with no_dispatch():
                 return func(*args, **named)
         if writes_in_place(func):
@@ -78,6 +86,15 @@ class HostValues(TorchDispatchMode):
         if self.of_model:
             raise ValueNeededError(needed("Tensor.item"))
         return 0.0 if tensor.dtype.is_floating_point else tensor.dtype == torch.bool
+
+
+def kinds_of_tensors(arguments: Any) -> Iterator[type]:
+    """Yields the type of every tensor among an operator's arguments, and in lists of them."""
+    for one in arguments:
+        if isinstance(one, torch.Tensor):
+            yield type(one)
+        elif isinstance(one, list | tuple):
+            yield from kinds_of_tensors(one)
 
 
 @cache

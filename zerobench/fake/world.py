@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..zero.parameters import absent
 from .host_values import HostValues
+from .shortcuts import modes_called_directly
 from .undrawn import Undrawn
 
 ADDRESS_BITS = 48
@@ -87,8 +88,9 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
+        modes_called_directly(),
         mode,
-        HostValues() as values,
+        HostValues(mode) as values,
     ):
         yield FakeWorld(mode, values)
 

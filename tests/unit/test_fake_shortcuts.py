@@ -1,0 +1,61 @@
+"""Shortcuts of fake worlds: views made directly are those of torch's own mode, and modes are as before afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from zerobench.fake.host_values import HostValues
+from zerobench.fake.shortcuts import VIEWS, modes_called_directly, view_of
+from zerobench.probes.ledger import Ledger
+
+ATEN = torch.ops.aten
+
+ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    ATEN.alias.default: (),
+    ATEN.as_strided.default: ([2, 3], [1, 2], 5),
+    ATEN.detach.default: (),
+    ATEN.expand.default: ([7, 4, 6],),
+    ATEN.permute.default: ([1, 0],),
+    ATEN.select.int: (0, 2),
+    ATEN.slice.Tensor: (1, 1, 5, 2),
+    ATEN.split.Tensor: (3, 0),
+    ATEN.t.default: (),
+    ATEN.transpose.int: (0, 1),
+    ATEN.unsqueeze.default: (1,),
+    ATEN.view.default: ([2, 12],),
+}
+"""Operator -> its arguments behind a tensor of shape (4, 6)."""
+
+
+def facts_of(made: Any) -> list[tuple[Any, ...]]:
+    """Shape, strides, offset, storage, dtype and device of each view."""
+    some = [made] if isinstance(made, torch.Tensor) else list(made)
+    return [
+        (type(one), one.shape, one.stride(), one.storage_offset(), one.untyped_storage()._cdata, one.dtype, one.device)
+        for one in some
+    ]
+
+
+def test_direct_views_are_those_of_torchs_own_mode() -> None:
+    """Each operator of VIEWS, of a whole tensor and of one that begins inside its storage."""
+    assert ARGUMENTS.keys() == VIEWS
+    with FakeTensorMode() as fake:
+        whole = torch.zeros(40, dtype=torch.bfloat16)
+        for base in (whole[:24].view(4, 6), whole[16:].view(4, 6)):
+            for operator, more in ARGUMENTS.items():
+                named: dict[str, Any] = {}
+                assert facts_of(view_of(fake, operator, (base, *more), named)) == facts_of(operator(base, *more))
+
+
+def test_modes_are_called_directly_inside_the_block_alone() -> None:
+    """The guard goes and comes back; a tensor's device is the one that it stands for, in every mode."""
+    before = {kind: vars(kind)["__torch_dispatch__"] for kind in (Ledger, HostValues, FakeTensorMode)}
+    with modes_called_directly(), FakeTensorMode() as fake, HostValues(fake), Ledger():
+        assert all(vars(kind)["__torch_dispatch__"] is not guarded for kind, guarded in before.items())
+        tensor = torch.empty(3, device="cpu")
+        assert isinstance(tensor, FakeTensor)
+        assert torch.ops.prim.device(tensor) == torch.device("cpu")
+    assert {kind: vars(kind)["__torch_dispatch__"] for kind in before} == before

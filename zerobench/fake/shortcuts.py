@@ -1,0 +1,68 @@
+"""Shortcuts past work that torch does per operator of a fake tensor, and that changes nothing here.
+
+guard      around each mode, against torch's compiler, which no fake world runs
+device     C++ asks a fake tensor for its device several times per operator, through all modes: the first one answers
+views      of one tensor: torch keys its cache by everything that it knows of the arguments, which takes longer than
+           the view itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ATEN = torch.ops.aten
+
+_DEVICE = torch.ops.prim.device.default
+
+VIEWS = {
+    _ATEN.alias.default, _ATEN.as_strided.default, _ATEN.detach.default, _ATEN.expand.default, _ATEN.permute.default,
+    _ATEN.select.int, _ATEN.slice.Tensor, _ATEN.split.Tensor, _ATEN.t.default, _ATEN.transpose.int,
+    _ATEN.unsqueeze.default, _ATEN.view.default,
+}  # fmt: skip
+"""Operators that return views of their one tensor and never the tensor itself."""
+
+
+@contextmanager
+def modes_called_directly() -> Iterator[None]:
+    """Calls every mode that is defined by now without torch's guard, and answers what a device is."""
+    with ExitStack() as stack:
+        for kind in _modes(TorchDispatchMode):
+            guarded: Any = vars(kind).get("__torch_dispatch__")
+            if hasattr(guarded, "__wrapped__"):
+                stack.enter_context(mock.patch.object(kind, "__torch_dispatch__", _direct(guarded.__wrapped__)))
+        yield
+
+
+def view_of(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -> Any:
+    """Returns the views that an operator of VIEWS makes of a fake tensor, on its device."""
+    device = args[0].fake_device
+    with in_kernel_invocation_manager(fake):
+        made = func(*args, **named)
+    if isinstance(made, torch.Tensor):
+        return FakeTensor(fake, made, device)
+    return [FakeTensor(fake, one, device) for one in made]
+
+
+def _modes(kind: type) -> Iterator[type]:
+    below: type
+    for below in kind.__subclasses__():
+        yield below
+        yield from _modes(below)
+
+
+def _direct(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(dispatch)
+    def answer(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return args[0].device
+        return dispatch(mode, func, types, args, kwargs)
+
+    return answer
