@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..config.cell import CellConfig
 from ..config.schema import Measure
+from ..fake.as_gpu import DeviceMemory
 from ..host.environment import FAKE, SIMULATED
 from ..predict.estimate import simulated_rank
 from ..rank_record import RankRecord
@@ -33,9 +34,10 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Execution:
-    """What one rank of a cell holds and sends. `problem`: a sentence where it could not be executed, else empty.
+    """The findings on one rank of a cell: its memory, its traffic.
 
-    `seconds`: time that the execution itself took.
+    `problem`: a sentence where it could not be executed, else empty. `seconds`: time that the execution itself took.
+    `memory`: a GPU's, under its allocator; None for a CPU.
     """
 
     config: CellConfig
@@ -43,6 +45,17 @@ class Execution:
     seconds: float
     record: RankRecord | None
     problem: str = ""
+    memory: DeviceMemory | None = None
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """The peak as a GPU's allocator has it: in blocks of 512 bytes, with cuBLAS's workspaces; None for a CPU."""
+        return None if self.memory is None else self.memory.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> tuple[int, int] | None:
+        """Bytes that a GPU's allocator reserves, by default and with expandable segments, smaller first; CPU: None."""
+        return None if self.memory is None else self.memory.reserved_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -94,17 +107,18 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
     """
     config = replace(target.defaults(config), backend=SIMULATED, device="cpu", tensors=FAKE, measure=replace(STEADY))
     rank, begun = simulated_rank(config), time.perf_counter()
-    record, problem = None, ""
+    record, memory, problem = None, None, ""
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:
         try:
-            with target.stands_in():
+            with target.stands_in() as allocations:
                 record = run_rank(RankJob(config, "accounted", rank, "", folder), tell)
-        except Exception as error:  # a model is anybody's code: the other cells are executed all the same
+            memory = None if allocations is None else allocations.memory()
+        except Exception as error:  # a model may be any code: the other cells are executed all the same
             problem = sentence_of(error)
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return Execution(config, rank, time.perf_counter() - begun, record, problem)
+    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory)
 
 
 def sentence_of(error: BaseException) -> str:

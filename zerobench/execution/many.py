@@ -27,7 +27,7 @@ OUT_OF_MEMORY = ("MemoryError", "can't allocate memory", "bad_alloc")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the process of one cell may take: `seconds`, and `memory_bytes` on top of what it begins with."""
+    """Bounds of the process of one cell: `seconds`, and `memory_bytes` on top of what it begins with."""
 
     seconds: float = 600.0
     memory_bytes: int = 4 * 2**30

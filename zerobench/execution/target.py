@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..config.cell import CellConfig
 from ..config.optimizers import default_implementation
-from ..fake.as_gpu import ATTENTION_KERNELS, as_gpu
+from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, as_gpu
 from ..zero.options import TILE_BYTES
 
 KINDS = ("cpu", "cuda")
@@ -22,12 +22,14 @@ KINDS = ("cpu", "cuda")
 @dataclass(frozen=True)
 class Target:
     """`attention`: the kernel of scaled_dot_product_attention on a GPU: math, flash, efficient; None: torch's choice.
+    `architecture`: of the GPU, hopper and later or ampere and earlier, for the size of cuBLAS's workspaces.
 
     Raises ValueError with a sentence for what is unknown.
     """
 
     kind: str = "cpu"
     attention: str | None = None
+    architecture: str = "hopper"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -36,6 +38,8 @@ class Target:
             raise ValueError(f"attention={self.attention}: use one of {', '.join(ATTENTION_KERNELS)}")
         if self.attention is not None and self.kind != "cuda":
             raise ValueError(f"attention={self.attention}: kernels of attention are a GPU's to choose; use device=cuda")
+        if self.architecture not in BLAS_WORKSPACE:
+            raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
 
     def defaults(self, config: CellConfig) -> CellConfig:
         """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them."""
@@ -49,13 +53,13 @@ class Target:
         return replace(config, optimizer=optimizer, precision=precision)
 
     @contextmanager
-    def stands_in(self) -> Iterator[None]:
-        """Makes fake tensors of the CPU act as those of this device."""
+    def stands_in(self) -> Iterator[Allocations | None]:
+        """Makes fake tensors of the CPU act as those of this device; yields a GPU's allocations."""
         if self.kind == "cpu":
-            yield
+            yield None
             return
-        with as_gpu(self.attention):
-            yield
+        with as_gpu(self.attention, BLAS_WORKSPACE[self.architecture]) as allocations:
+            yield allocations
 
 
 CPU = Target()

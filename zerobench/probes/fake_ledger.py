@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import torch
 
+from ..fake.listeners import take_listeners
 from .ledger import Ledger
+from .ledger_maxima import StorageRecord
 
 
 class ShapesOnly(Ledger):
     """Counts storages of fake tensors on the device that they stand for. Placeholders, which stand for the meta device
-    itself, count nothing.
+    itself, count nothing. Its listeners hear of each change.
     """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._placeholders: set[int] = set()
+        self._listeners = take_listeners()
+
+    def enter_phase(self, phase: str) -> None:
+        super().enter_phase(phase)
+        for listener in self._listeners:
+            listener.on_phase(phase)
+
+    def begin(self) -> None:
+        super().begin()
+        for listener in self._listeners:
+            listener.on_begin()
+
+    def end(self, whole: str) -> None:
+        super().end(whole)
+        for listener in self._listeners:
+            listener.on_end(whole)
+
+    def _grow(self, stored: StorageRecord, grown: int) -> None:
+        super()._grow(stored, grown)
+        for listener in self._listeners:
+            listener.on_growth(stored, grown)
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()

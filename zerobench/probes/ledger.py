@@ -197,8 +197,7 @@ class Ledger(TorchDispatchMode):
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
-            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=size - stored.bytes))
-            stored.bytes = size
+            self._grow(stored, size - stored.bytes)
             if self.history is not None and device_of(storage) == "cuda":
                 self.history.births.append(Birth(storage.data_ptr(), time.perf_counter(), stored))
         return stored
@@ -227,8 +226,12 @@ class Ledger(TorchDispatchMode):
         stored = self._live.pop(key, None)
         self._watches.pop(key, None)
         if stored is not None and stored.bytes:
-            self._events.append(Event(self.phase, time.perf_counter(), stored, grown=-stored.bytes))
-            stored.bytes = 0
+            self._grow(stored, -stored.bytes)
+
+    def _grow(self, stored: StorageRecord, grown: int) -> None:
+        """Records that a storage has grown by so many bytes, or shrunk where `grown` is below 0."""
+        self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
+        stored.bytes += grown
 
     def _maker(self) -> str:
         """Names the module that runs, or the thread."""

@@ -21,7 +21,7 @@ class NullEvent:
 
 
 class NullStream(torch.cpu.Stream):
-    """A stream whose events exist, as a GPU's do: who holds memory until an event does so here."""
+    """A stream whose events exist, as a GPU's do: memory that is held until an event is held here."""
 
     def record_event(self) -> NullEvent:  # type: ignore[override]
         """Returns an event."""

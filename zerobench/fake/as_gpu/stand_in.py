@@ -1,4 +1,4 @@
-"""What runs otherwise on a GPU, one row each, put in place of the CPU's.
+"""Substitutes for all that runs otherwise on a GPU, one row each.
 
 A torch without CUDA has no fake tensors on "cuda", so fake tensors on "cpu" act as a GPU's. Of the two devices' code
 only the GPU's runs: collectives, streams, norms, tiles; their memory is what a GPU would hold.
@@ -17,6 +17,8 @@ from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
+from ..listeners import listening
+from .device_memory import Allocations
 from .null_streams import NullCuda
 
 ATTENTION_KERNELS = ("math", "flash", "efficient")
@@ -37,11 +39,15 @@ NAMES: dict[str, tuple[Any, str, Any]] = {
 
 
 @contextmanager
-def as_gpu(attention: str | None) -> Iterator[None]:
-    """Makes fake tensors of the CPU act as a GPU's. `attention`: the kernel of attention; None: torch's own choice."""
+def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]:
+    """Makes fake tensors of the CPU act as a GPU's, and notes their allocations. `attention`: the kernel of attention;
+    None: torch's own choice. `workspace_bytes`: of a handle of cuBLAS.
+    """
+    allocations = Allocations(workspace_bytes)
     with ExitStack() as stack:
+        stack.enter_context(listening(allocations))
         for row in ROWS.values():
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():
             stack.enter_context(mock.patch.object(module, name, replacement))
-        yield
+        yield allocations

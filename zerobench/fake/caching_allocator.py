@@ -1,0 +1,255 @@
+"""torch's CUDA caching allocator, simulated: how many bytes a sequence of allocations makes it give out and reserve.
+
+    block       memory that is given out, or free; a multiple of 512 bytes
+    segment     memory that the allocator has reserved of the device; a row of blocks
+    pool        segments of one stream for small blocks, up to 1 MiB, or for larger ones; blocks never change pools
+
+Rules, of c10/cuda/CUDACachingAllocator.cpp (torch 2.7; a test holds the sizes against the installed torch's headers):
+
+1. A request is rounded up to 512 bytes, and takes the smallest free block of its pool that holds it; of equal ones the
+   one with the lowest address.
+2. Where there is none, a segment is reserved: 2 MiB for a small request, 20 MiB for one below 10 MiB, else the request
+   rounded up to 2 MiB.
+3. A block is split where what remains is at least 512 bytes in a small pool, more than 1 MiB in a large one.
+4. A freed block merges with its free neighbors in the segment. Segments stay reserved, except where the cache is
+   emptied: then those that are free as a whole go back.
+
+With expandable segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) a pool is one segment that grows at its end,
+or where its memory was given back, in pages of 2 MiB (small) or 20 MiB (large), and every block is split.
+
+Memory is never short: nothing is retried, and nothing is released for want of space.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MIN_BLOCK = 512
+SMALL_REQUEST = 2**20
+SMALL_SEGMENT = 2 * 2**20
+LARGE_SEGMENT = 20 * 2**20
+MIN_LARGE = 10 * 2**20
+ROUND_LARGE = 2 * 2**20
+
+ADDRESS_SPACE = LARGE_SEGMENT * 2**26
+"""Bytes of addresses of an expandable segment: whole pages, and more than any device has."""
+
+
+def round_up(size: int, unit: int) -> int:
+    """Returns the next multiple of `unit`."""
+    return -(-size // unit) * unit
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """`size` bytes at `address`, between two neighbors of its segment. `mapped`: there is memory behind it."""
+
+    pool: Pool
+    address: int
+    size: int
+    before: Block | None = None
+    after: Block | None = None
+    is_free: bool = True
+    mapped: bool = True
+
+
+@dataclass
+class Pool:
+    """Free blocks of one stream, small or large. `free`: by size and address; `unmapped`: by address."""
+
+    is_small: bool
+    free: list[tuple[int, int, Block]] = field(default_factory=list)
+    unmapped: list[tuple[int, Block]] = field(default_factory=list)
+
+    @property
+    def page(self) -> int:
+        """Bytes by which an expandable segment grows."""
+        return SMALL_SEGMENT if self.is_small else LARGE_SEGMENT
+
+    def put(self, block: Block) -> None:
+        """Notes a free block."""
+        if block.mapped:
+            insort(self.free, (block.size, block.address, block))
+        else:
+            insort(self.unmapped, (block.address, block))
+
+    def remove(self, block: Block) -> None:
+        """Forgets a free block."""
+        if block.mapped:
+            del self.free[bisect_left(self.free, (block.size, block.address))]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+
+    def best(self, size: int) -> Block | None:
+        """Returns the smallest free block of at least `size` bytes; one that can grow counts with what it can grow to
+        (rule 1, and get_free_block's for expandable segments).
+        """
+        start = bisect_left(self.free, (size,))
+        if start == len(self.free):
+            return None
+        while start + 1 < len(self.free) and _grows_to(self.free[start + 1][2]) < _grows_to(self.free[start][2]):
+            start += 1
+        return self.free[start][2]
+
+
+def _grows_to(block: Block) -> int:
+    return block.size + (block.after.size if block.after is not None and not block.after.mapped else 0)
+
+
+class CachingAllocator:
+    """A device's allocator. `allocated`, `reserved`: bytes now; `peak_allocated`, `peak_reserved`: the most so far."""
+
+    def __init__(self, expandable: bool = False) -> None:
+        self._expandable = expandable
+        self._pools: dict[tuple[bool, int], Pool] = {}
+        self._next_address = 0
+        self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """Returns a block for `size` bytes, above 0, of a stream."""
+        size = round_up(size, MIN_BLOCK)
+        pool = self._pool(size <= SMALL_REQUEST, stream)
+        block = pool.best(size)
+        if block is not None:
+            pool.remove(block)
+        else:
+            block = self._expanded(pool, size) if self._expandable else self._segment(pool, size)
+        remaining = block.size - size
+        if remaining >= MIN_BLOCK if pool.is_small or self._expandable else remaining > SMALL_REQUEST:
+            pool.put(_split(block, size))
+        block.is_free = False
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Takes a block back."""
+        self.allocated -= block.size
+        block.is_free = True
+        _merge_neighbors(block)
+        block.pool.put(block)
+
+    def empty_cache(self) -> None:
+        """Gives back what is free: whole segments, or pages of expandable ones (rule 4)."""
+        for pool in self._pools.values():
+            for _, _, block in list(pool.free):
+                if self._expandable:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def reset_peaks(self) -> None:
+        """Makes peaks count from now on."""
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    def _pool(self, is_small: bool, stream: int) -> Pool:
+        key = (is_small, stream)
+        if key not in self._pools:
+            self._pools[key] = pool = Pool(is_small)
+            if self._expandable:
+                pool.put(Block(pool, self._addresses(ADDRESS_SPACE), ADDRESS_SPACE, mapped=False))
+        return self._pools[key]
+
+    def _addresses(self, size: int) -> int:
+        first, self._next_address = self._next_address, self._next_address + size
+        return first
+
+    def _segment(self, pool: Pool, size: int) -> Block:
+        """Reserves a segment (rule 2)."""
+        wanted = pool.page if pool.is_small or size < MIN_LARGE else round_up(size, ROUND_LARGE)
+        self._reserve(wanted)
+        return Block(pool, self._addresses(wanted), wanted)
+
+    def _reserve(self, size: int) -> None:
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _expanded(self, pool: Pool, size: int) -> Block:
+        """Maps memory into the first place of an expandable segment that has addresses for `size` bytes."""
+        block = next(start for start in _places(pool) if _fits(start, size))
+        if not block.mapped:
+            self._map(block, min(block.size, size))
+        while block.size < size:
+            assert block.after is not None
+            following = block.after
+            self._map(following, min(size - block.size, following.size))
+            block = following  # it has merged with what was before it
+        pool.remove(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> None:
+        """Maps the first `size` bytes of an unmapped block, in whole pages; it becomes free, with its neighbors."""
+        pool = block.pool
+        pool.remove(block)
+        mapped = round_up(size, pool.page)
+        if block.size > mapped:
+            rest = _split(block, mapped)
+            rest.mapped = False
+            pool.put(rest)
+        block.mapped = True
+        self._reserve(mapped)
+        _merge_neighbors(block)
+        pool.put(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Gives back the whole pages of a free block."""
+        pool = block.pool
+        start = round_up(block.address, pool.page)
+        stop = (block.address + block.size) // pool.page * pool.page
+        if stop <= start:
+            return
+        pool.remove(block)
+        end = block.address + block.size
+        if start > block.address:
+            middle = _split(block, start - block.address)
+            pool.put(block)
+            block = middle
+        if end > stop:
+            pool.put(_split(block, stop - start))
+        self.reserved -= block.size
+        block.mapped = False
+        _merge_neighbors(block)
+        pool.put(block)
+
+
+def _places(pool: Pool) -> Iterator[Block]:
+    """Yields where an expandable segment could grow, lowest address first: free memory before it counts."""
+    for _, block in list(pool.unmapped):
+        before = block.before
+        yield before if before is not None and before.is_free else block
+
+
+def _fits(block: Block | None, size: int) -> bool:
+    """Returns True where free and unmapped blocks in a row, from `block` on, hold `size` bytes."""
+    there = 0
+    while block is not None and block.is_free and there < size:
+        there += block.size
+        block = block.after
+    return there >= size
+
+
+def _split(block: Block, size: int) -> Block:
+    """Shortens a block to `size` bytes; returns the rest of it, which is free."""
+    rest = Block(block.pool, block.address + size, block.size - size, before=block, after=block.after)
+    if block.after is not None:
+        block.after.before = rest
+    block.size, block.after = size, rest
+    return rest
+
+
+def _merge_neighbors(block: Block) -> None:
+    """Makes a block, which no pool knows of, take in the free neighbors that are as mapped as it is."""
+    before, after = block.before, block.after
+    if before is not None and before.is_free and before.mapped == block.mapped:
+        block.pool.remove(before)
+        block.address, block.size, block.before = before.address, block.size + before.size, before.before
+        if block.before is not None:
+            block.before.after = block
+    if after is not None and after.is_free and after.mapped == block.mapped:
+        block.pool.remove(after)
+        block.size, block.after = block.size + after.size, after.after
+        if block.after is not None:
+            block.after.before = block
