@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
+from torch import nn
 
 import zerobench
 from tests.cells import cell
 from zerobench import models, registry
+from zerobench.config.compose import compose_cells
 from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
+from zerobench.execution import execute
 from zerobench.predict import build as construction
 
 CPU = torch.device("cpu")
@@ -127,6 +132,32 @@ def test_transformers_models_have_random_weights_and_train(architecture: str) ->
     tokens = torch.randint(0, 61, (2, 16))
     model(tokens, tokens).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_fused_loss_is_the_plain_one_and_a_kept_one_keeps_its_logits() -> None:
+    from zerobench.models import fused_loss
+
+    tokens, losses, gradients = torch.randint(0, 61, (24,)), [], []
+    with mock.patch.object(fused_loss, "BLOCK_NUMEL", 61 * 7):  # several blocks, the last one smaller
+        for compute in (nn.functional.cross_entropy, fused_loss.fused_cross_entropy):
+            logits = torch.randn(24, 61, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            loss = compute(logits, tokens)
+            (2 * loss).backward()
+            losses.append(loss.detach())
+            gradients.append(logits.grad)
+    assert torch.allclose(*losses, rtol=1e-6)
+    assert torch.allclose(*gradients, rtol=1e-5, atol=1e-8)
+    pytest.importorskip("transformers")
+    sizes = {}
+    for loss in ("plain", "kept", "fused"):
+        arguments = ["model=huggingface", f"huggingface.loss={loss}", "data=synthetic", "huggingface.vocabulary=8192"]
+        (one,) = compose_cells([*arguments, "huggingface.layers=1", "backend=simulated", "world_size=2"])
+        sizes[loss] = execute(one.config).peak_bytes
+    logits_bytes = 4 * 4 * 128 * 8192
+    assert sizes["kept"] - sizes["plain"] == logits_bytes
+    assert sizes["fused"] < sizes["plain"] - 0.9 * logits_bytes
+    (wrong,) = compose_cells(["model=huggingface", "huggingface.loss=none"])
+    assert wrong.problems == ("huggingface.loss=none: use one of plain, kept, fused",)
 
 
 def test_transformers_mistakes_are_answered_with_the_nearest() -> None:

@@ -16,6 +16,7 @@ from zerobench.config import schema as schemas
 from zerobench.config.cell import CellConfig
 from zerobench.config.names import base_name
 from zerobench.config.schema_training import Bf16
+from zerobench.execution import execute
 from zerobench.predict.flops import step_flops
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.zero.activations.policies import POLICIES, ActivationPolicy
@@ -157,3 +158,19 @@ def test_tiles_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert any("model.tiles=13: a matrix of 12 rows" in problem for problem in cell("zero3", 2, "cut").problems)
     monkeypatch.setitem(MODELS, "cut", schemas.Gpt(layers=1, hidden=12, heads=2, tiles=3))
     assert base_name(config_of("zero3", 2, "cut")) == "zero3 cut N=2 b=8 tiles=3"
+
+
+def test_without_masters_every_state_of_fsdp2_is_in_the_models_dtype() -> None:
+    states = {}
+    for masters in (True, False):
+        config = config_of("fsdp2", 4, "tiny", precision=Bf16(masters=masters), backend="simulated", tensors="fake")
+        record = execute(config).record
+        assert record is not None
+        states[masters] = {m.category: m.max_bytes for m in record.memory if (m.phase, m.tier) == ("step", "device")}
+    for category in ("optimizer", "gradients"):
+        assert states[False][category] < 0.51 * states[True][category], category
+    assert "masters=false" in config.precision.label
+    (refused,) = cell("zero1", 2, precision=Bf16(masters=False)).problems
+    assert refused.startswith("precision.masters=false: precision=bf16 with strategy=zero1 has no other way")
+    (refused,) = cell("fsdp2", 2, precision=Bf16(masters=False, wire_dtype="fp32")).problems
+    assert "reduces in bf16" in refused

@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from torch import nn
 
 from ..sections import known
-from ..strategies import spec_of
+from ..strategies import spec_of, specs
 from ..theory.shapes import PrecisionShape
 from ..zero.options import TILE_BYTES
 from ..zero.precision import DTYPES, LossScaling
@@ -25,13 +25,14 @@ class Precision(Axis):
     null: `gradient_dtype`. `tile_bytes`: most that the fp32 gradients which the optimizer is given in place of
     half-precision ones take at once, 4 MiB where null (256 MiB on a GPU); our stages update in tiles of that size where
     an optimizer is not fused, too. Under megatron null means fp32 gradients, and no tiles. fsdp2 casts fp32 shards as
-    it gathers them.
+    it gathers them; with `masters` false there are none, and its shards and the optimizer's states are in `name` too.
     """
 
     name: str = MISSING
     gradient_dtype: str | None = None
     wire_dtype: str | None = None
     tile_bytes: int | None = None
+    masters: bool = True
 
     def resolved(self, strategy: str, updated_by: str) -> Precision:
         """Returns the section with what was left open filled in as the strategy has it. `updated_by`: cpu or cuda,
@@ -58,6 +59,10 @@ class Precision(Axis):
             words = f"the gradients of a {self.name} model are accumulated in {self.name}"
             words += " or fp32" * (self.name != "fp32")
             problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
+        if not self.masters and (spec.half != "casts" or self.name == "fp32"):
+            casting = ", ".join(name for name, other in specs().items() if other.half == "casts")
+            words = f"precision={self.name} with strategy={strategy} has no other way; it is for bf16 with {casting}"
+            problems.append(f"precision.masters=false: {words}")
         if spec.half == "casts":
             problems += self._casting_problems(strategy)
         elif not spec.composes.gradient_dtypes:
@@ -78,7 +83,10 @@ class Precision(Axis):
         if self.gradient_dtype != self.name:
             words = f"strategy={strategy} has whole gradients in {self.name} and their shards in fp32; leave it out"
             problems.append(f"precision.gradient_dtype={self.gradient_dtype}: {words}")
-        if self.wire_dtype not in (self.name, "fp32"):
+        if self.wire_dtype != self.name and not self.masters:
+            words = f"without fp32 masters strategy={strategy} reduces in {self.name}; leave it out"
+            problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
+        elif self.wire_dtype not in (self.name, "fp32"):
             words = f"strategy={strategy} reduces in {' or '.join(dict.fromkeys((self.name, 'fp32')))}"
             problems.append(f"precision.wire_dtype={self.wire_dtype}: {words}")
         return problems
@@ -90,7 +98,8 @@ class Precision(Axis):
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
                 raise ValueError(f"{name} is {parameter.dtype}: build the model in float32; precision casts it")
-        return model if self.name == "fp32" or spec_of(strategy).half == "casts" else model.to(self.dtype)
+        keeps = self.name == "fp32" or (spec_of(strategy).half == "casts" and self.masters)
+        return model if keeps else model.to(self.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,7 +114,7 @@ class Precision(Axis):
         """Keyword arguments for the engine of `strategy`: what differs from its defaults."""
         gradients, wire = DTYPES[known(self.gradient_dtype)], DTYPES[known(self.wire_dtype)]
         spec = spec_of(strategy)
-        if spec.half == "casts" and self.name != "fp32":
+        if spec.half == "casts" and self.name != "fp32" and self.masters:
             return {"param_dtype": self.dtype, "reduce_dtype": wire}
         if spec.half != "masters":
             return {}
@@ -143,7 +152,7 @@ class Precision(Axis):
         for key, dtype in (("gradient_dtype", self.gradient_dtype), ("wire_dtype", self.wire_dtype)):
             parts += [f"{key}={dtype}"] if dtype not in (before, None) else []
             before = dtype or before
-        return ", ".join(parts)
+        return ", ".join([*parts, *(["masters=false"] if not self.masters else [])])
 
 
 @dataclass

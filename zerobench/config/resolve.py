@@ -28,6 +28,7 @@ CHECKS = ("auto", "true", "false")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "draw_on": ("cpu", "device"), "tensors": ("real", "fake"), "measure.passes": ("both", "timed", "accounted"),
+    "huggingface.loss": huggingface.LOSSES,
 }  # fmt: skip
 """Key -> the words that it may be, the default first."""
 
@@ -67,6 +68,7 @@ def _problems_of_words(draft: Config) -> list[str]:
     if draft.measure.check_training not in CHECKS:
         problems.append(f"measure.check_training={draft.measure.check_training}: use {', '.join(CHECKS)}")
     words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": draft.measure.passes}
+    words["huggingface.loss"] = draft.huggingface.loss
     wrong = {key: word for key, word in words.items() if word not in CHOICES[key]}
     return problems + [f"{key}={word}: use one of {', '.join(CHOICES[key])}" for key, word in wrong.items()]
 

@@ -80,7 +80,10 @@ class HuggingfaceModel(Model):
 
 @dataclass
 class Huggingface(Section):
-    """The shape for model=huggingface. `options` go to the architecture's own config."""
+    """The shape for model=huggingface. `options` go to the architecture's own config. `loss`: plain, the cross-entropy
+    of logits in fp32; kept: the same, with these logits alive until the next forward, as in a loop that holds on to
+    what the model returned; fused: a kernel that keeps the model's own logits alone.
+    """
 
     architecture: str = "gpt2"
     layers: int = 4
@@ -89,6 +92,7 @@ class Huggingface(Section):
     vocabulary: int | None = None
     positions: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    loss: str = "plain"
 
 
 @dataclass

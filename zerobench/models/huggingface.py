@@ -8,18 +8,34 @@ from typing import Any
 import torch
 from torch import nn
 
+from .fused_loss import fused_cross_entropy
+
 
 class CausalLM(nn.Module):
-    """`forward(tokens, targets)` returns the mean cross-entropy in fp32 of a transformers causal language model."""
+    """`forward(tokens, targets)` returns the mean cross-entropy in fp32 of a transformers causal language model.
 
-    def __init__(self, model: nn.Module) -> None:
+    `loss`: one of LOSSES.
+    """
+
+    def __init__(self, model: nn.Module, loss: str = "plain") -> None:
         super().__init__()
         self.model = model
+        self.loss = loss
+        self._kept: torch.Tensor | None = None
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the mean cross-entropy of predicting `targets`, both (B, S)."""
-        logits = self.model(input_ids=tokens, use_cache=False).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits = self.model(input_ids=tokens, use_cache=False).logits.flatten(0, 1)
+        if self.loss == "fused":
+            return fused_cross_entropy(logits, targets.flatten())
+        logits = logits.float()
+        if self.loss == "kept":
+            self._kept = logits.detach()
+        return nn.functional.cross_entropy(logits, targets.flatten())
+
+
+LOSSES = ("plain", "kept", "fused")
+"""Values of `huggingface.loss`."""
 
 
 SHAPE_KEYS = {
@@ -68,6 +84,7 @@ def build(
     vocabulary: int,
     positions: int,
     options: dict[str, Any],
+    loss: str = "plain",
 ) -> nn.Module:
     """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -86,4 +103,4 @@ def build(
     }
     plain = CONFIG_MAPPING[architecture]()
     settings = {k: v for k, v in shape.items() if hasattr(plain, k)} | options
-    return CausalLM(AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings)))
+    return CausalLM(AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings)), loss)
