@@ -22,6 +22,7 @@ def test_any_stage_and_n_loads_what_any_other_saved(tmp_path: Path) -> None:
     assert sum(run_ranks(3, checkpoints.reshard, str(tmp_path), checkpoints.ALL, {"tied": "adamw"})) > 40
 
 
+@pytest.mark.thorough
 def test_models_of_every_kind(tmp_path: Path) -> None:
     models = {
         "unused": "sgd_momentum", "rich": "adagrad", "convolutions": "nadam", "adapted": "asgd", "lists": "adam_amsgrad"

@@ -84,6 +84,7 @@ def swept(tmp_path: Path, strategy: str, *more: str) -> pd.DataFrame:
     return runs
 
 
+@pytest.mark.thorough
 def test_states_and_volumes_of_unusual_models(tmp_path: Path) -> None:
     assert swept(tmp_path, "zero3").passes_agree.all()
 
