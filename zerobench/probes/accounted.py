@@ -239,7 +239,16 @@ class AccountedPass:
     def tensor_rows(self, rank: int) -> list[TensorRow]:
         """Returns the largest storages at the peak instant."""
         return [
-            TensorRow(rank, size, category, stored.name, stored.module, stored.phase, source=stored.source)
+            TensorRow(
+                rank,
+                size,
+                category,
+                stored.name,
+                stored.module,
+                stored.phase,
+                source=stored.source,
+                shape=stored.shown_shape,
+            )
             for size, stored, category in self.ledger.extremes["step"].alive[:LARGEST]
         ]
 

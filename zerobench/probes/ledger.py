@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -126,7 +127,7 @@ class Ledger(TorchDispatchMode):
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None = None) -> None:
         """Applies a label: from birth if it is the storage's first, from now on otherwise; the tier is for life."""
-        stored = self._meet(self._see(tensor))
+        stored = self._meet(self._see(tensor), tensor.shape)
         stored.tier = tier or stored.tier
         if stored.labeled and stored.category != category:
             self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
@@ -155,7 +156,7 @@ class Ledger(TorchDispatchMode):
 
     def meet(self, tensor: torch.Tensor, name: str) -> None:
         """Counts a tensor that was made before the ledger listened, as temporary."""
-        stored = self._meet(self._see(tensor))
+        stored = self._meet(self._see(tensor), tensor.shape)
         stored.name, stored.category, stored.module, stored.source = name, "temporary", "", ""
 
     def tier_of(self, tensor: torch.Tensor) -> str:
@@ -172,7 +173,7 @@ class Ledger(TorchDispatchMode):
     def note_collective(self, given: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
         if isinstance(given, torch.Tensor):
-            if not self._meet(self._see(given)).labeled:
+            if not self._meet(self._see(given), given.shape).labeled:
                 self.on_tensor(given, labels.COMMUNICATION, "given to a collective")
         elif isinstance(given, tuple | list):
             for one in given:
@@ -181,7 +182,7 @@ class Ledger(TorchDispatchMode):
     def _meet_all(self, out: Any) -> None:
         if isinstance(out, torch.Tensor):
             for tensor in parts_of(out):
-                self._meet(self._see(tensor))
+                self._meet(self._see(tensor), tensor.shape)
         elif isinstance(out, tuple | list):
             for one in out:
                 self._meet_all(one)
@@ -189,11 +190,11 @@ class Ledger(TorchDispatchMode):
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         return tensor.untyped_storage()
 
-    def _meet(self, storage: torch.UntypedStorage) -> StorageRecord:
+    def _meet(self, storage: torch.UntypedStorage, shape: Sequence[int] = ()) -> StorageRecord:
         key, size = storage._cdata, self._bytes_of(storage)
         stored = self._live.get(key)
         if stored is None:
-            stored = self._born(storage)
+            stored = self._born(storage, shape)
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
         if size != stored.bytes:
@@ -214,10 +215,10 @@ class Ledger(TorchDispatchMode):
         if self.in_transit is not None and threading.get_ident() == self._home:
             self.in_transit.settle()
 
-    def _born(self, storage: torch.UntypedStorage) -> StorageRecord:
+    def _born(self, storage: torch.UntypedStorage, shape: Sequence[int]) -> StorageRecord:
         self._settle()
         tier, source = self._infer_tier(storage), self.lines.here()
-        return StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source)
+        return StorageRecord(0, self._infer(), "", self._maker(), self.phase, tier=tier, source=source, shape=shape)
 
     def _bytes_of(self, storage: torch.UntypedStorage) -> int:
         return 0 if storage.device.type == "meta" else storage.nbytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..records import CATEGORIES, STATES, LineRow, MemoryRow
@@ -13,7 +13,7 @@ from ..zero import labels
 @dataclass(eq=False)
 class StorageRecord:
     """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred. `source`: the
-    line that made it (probes/source_lines.py).
+    line that made it (probes/source_lines.py). `shape`: of the tensor that it was first met in.
     """
 
     bytes: int
@@ -24,6 +24,12 @@ class StorageRecord:
     labeled: bool = False
     tier: str = labels.DEVICE
     source: str = ""
+    shape: Sequence[int] = ()
+
+    @property
+    def shown_shape(self) -> str:
+        """The shape as the tables have it: "4x1024x768"; empty for a scalar and for what is in no tensor."""
+        return "x".join(map(str, self.shape))
 
 
 @dataclass(frozen=True)
@@ -160,4 +166,4 @@ def rows_by_line(rank: int, at: str, storages: Iterable[tuple[int, StorageRecord
     for key in sorted(groups, key=lambda key: (-abs(sums[key]), key)):
         if sums[key]:
             largest = max(groups[key], key=lambda one: abs(one[0]))[1]
-            yield LineRow(rank, at, *key, sums[key], len(groups[key]), largest.name)
+            yield LineRow(rank, at, *key, sums[key], len(groups[key]), largest.name, largest.shown_shape)

@@ -138,6 +138,8 @@ class TensorRow:
     source: str = ""
     """The line that made it, "train.py:12 in step", or "backward of" the line whose gradient made it; empty where no
     line of Python did."""
+    shape: str = ""
+    """Sizes of the tensor that it was first met in, "4x1024x768"."""
 
 
 @dataclass
@@ -164,6 +166,8 @@ class LineRow:
     """Number of storages."""
     name: str = ""
     """Label of the largest of them."""
+    shape: str = ""
+    """Sizes of the largest of them, as in the table of tensors."""
 
 
 @dataclass
