@@ -45,6 +45,7 @@ What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
 
 Verbs:
+  zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
@@ -78,6 +79,7 @@ Tab completion: eval "$(zerobench -sc install=bash)"
 """
 
 VERBS = {
+    "estimate": "estimate.command",
     "status": "status",
     "show": "show",
     "export": "export",

@@ -66,3 +66,12 @@ def differences(one: CellConfig, other: CellConfig) -> dict[str, tuple[Any, Any]
 def show_value(value: Any) -> str:
     """A config's value as it is written on a command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
+    """The strategy of each, where cells stand side by side that have all else in common; those of one strategy get the
+    keys in which they differ.
+    """
+    flat = [flatten(cell.as_dict()) for cell in cells]
+    names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]
+    return _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED, "batch")} for one in flat])

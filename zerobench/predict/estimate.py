@@ -10,15 +10,19 @@ import torch
 
 from ..config.cell import CellConfig
 from ..fake.undrawn import Undrawn
-from ..strategies import predicts, shape_of
+from ..strategies import predicts, shape_of, spec_of
 from ..theory.ranks import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
+from ..theory.strategy import StrategyShape
 from . import activations as own_activations
 from .build import build_model, schedule_options, shapes_of
+
+PARTITIONS_AS = {"fsdp2": "zero3", "fsdp2_no_reshard": "zero3", "zero_redundancy": "zero1"}
+"""Peer, whose schedule theory does not know -> the stage of ours that partitions the same states."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,21 @@ def estimate(config: CellConfig) -> Estimate:
         psi, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes, down, up,
         round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
     )  # fmt: skip
+
+
+def closed_form(config: CellConfig) -> tuple[int, int | None]:
+    """Returns ψ, the trainable parameters of a resolved cell, and the paper's formula for its states, in bytes, of the
+    peers that partition as a stage does too; None where there is none. Errors of the model's own builder are passed on.
+    """
+    with torch.device("meta"), Undrawn():
+        shapes = shapes_of(build_model(config))
+    psi = sum(shape.numel for shape in shapes if shape.trainable)
+    section = config.strategy.values()
+    theory = spec_of(PARTITIONS_AS.get(section["name"], section["name"])).theory
+    if theory is None:
+        return psi, None
+    strategy, trained = StrategyShape.of(theory, section), training_shapes(config)
+    return psi, floor_bytes(strategy, shapes, config.groups, *trained, config.offload.theory_shape())
 
 
 def links_of(config: CellConfig, schedule: Schedule) -> Links | None:

@@ -1,0 +1,148 @@
+"""`zerobench estimate`: what strategies hold and send, side by side, before there is any run.
+
+question    the command line's cells, and the device that they are executed for (ask.py)
+execution   one rank of each on fake tensors, in a process of its own (zerobench/execution)
+row         its figures (row.py), shown as tables (show.py), written as JSON or CSV (write.py), drawn (figure.py)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...config.compose import RefusedError
+from ...config.names import name_strategies
+from ...execution import Execution, Limits, execute_all
+from ...execution.execute import STEADY
+from ...execution.target import KINDS
+from ...fake.as_gpu import ATTENTION_KERNELS
+from ...launch import fork_server
+from ...sizes import parse_bytes, printable
+from .ask import DEFAULTS, DEVICE, Question, ask
+from .row import LARGEST, EstimateRow, rows_of
+from .show import show
+from .write import FORMATS, write
+
+DESCRIPTION = """\
+Which strategy, will it fit, what binds? Executes one rank of each cell, the fullest, on tensors without values or
+memory: the engine's own code, DDP's, FSDP2's. Offline; no weights, no GPU, no results folder; seconds a cell.
+"""
+
+EXAMPLES = f"""\
+KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help KEY` explains each. Left out:
+  {"  ".join(f"{key}={value}" for key, value in DEFAULTS.items() if key != "data")}
+
+  zerobench estimate model=gpt2_124m precision=bf16 sequence=1024
+  zerobench estimate model=zero_7_5b world_size=64 precision=bf16 activation=checkpoint --device-memory "80 GiB"
+  zerobench estimate model=gpt2_1_5b strategy=zero2,zero3 offload=none,cpu micro_batch=1,8 precision=bf16
+  zerobench estimate model=huggingface huggingface.architecture=llama huggingface.layers=16 huggingface.hidden=2048
+  zerobench estimate model=huggingface huggingface.config=path/to/config.json precision=bf16 --attention flash
+  zerobench estimate model=gpt2_124m --format json --out estimates.json --figure estimates.svg
+  python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers a model of your own)
+
+How to read it: peak is the most that lives at one instant on the fullest rank, and the parts below it add up to it at
+that instant. states are at their own largest instant; formula is the paper's closed form for them, in flight the rest:
+gathered units, buckets, temporaries of the update. volume counts elements over the number of parameters.
+Exit code: 0 all cells were executed, 1 one was not, 2 the command itself was wrong, 130 interrupted.
+"""
+
+
+def estimate(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code."""
+    fork_server.start()
+    chosen = _parser().parse_intermixed_args(arguments)
+    try:
+        memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
+        _check(chosen)
+        words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
+        question = ask(words, chosen.device, chosen.attention)
+        rows = estimate_all(question, chosen.jobs, chosen.timeout, chosen.tensors)
+    except KeyboardInterrupt:
+        print("zerobench estimate: stopped; nothing is written", file=sys.stderr)
+        return 130
+    except (RefusedError, ValueError) as error:
+        for problem in error.problems if isinstance(error, RefusedError) else [str(error)]:
+            print(printable(f"zerobench estimate: {problem}"), file=sys.stderr)
+        return 2
+    _give(rows, chosen, memory)
+    return int(any(row.problem for row in rows))
+
+
+def estimate_all(
+    question: Question, jobs: int | None = None, timeout_s: float = Limits().seconds, tensors: int = LARGEST
+) -> list[EstimateRow]:
+    """Executes the cells of a question, with progress on standard error, and returns a row for each."""
+    sound = [cell for cell in question.cells if not cell.problems]
+    names = name_strategies([cell.config for cell in question.cells])
+    with _progress(len(sound)) as tell:
+        found = execute_all(
+            [cell.config for cell in sound], question.target, jobs, tell, Limits(seconds=timeout_s)
+        )  # fmt: skip
+    by_cell = {cell.cell_id: one for cell, one in zip(sound, found, strict=True)}
+    return rows_of(question.cells, names, by_cell, question.target, tensors)
+
+
+@contextmanager
+def _progress(cells: int) -> Iterator[Any]:
+    """Shows how many cells are done, and in how many of their steps the others are."""
+    columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    steps = STEADY.warmup + STEADY.steps
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, done = progress.add_task("", total=cells * steps), dict[int, int]()
+
+        def tell(number: int, news: dict[str, Any] | Execution) -> None:
+            done[number] = steps if isinstance(news, Execution) else news["step"]
+            progress.update(task, completed=sum(done.values()))
+
+        yield tell
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("zerobench estimate", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
+    add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")
+    add("--config-dir", help="a folder of yours that adds choices, as for a sweep")
+    add("--device", choices=KINDS, help=f"executed for it, whatever is here (default: {DEVICE})")
+    add("--attention", choices=ATTENTION_KERNELS, help="kernel on a GPU (default: torch's own choice)")
+    add("--device-memory", metavar="SIZE", help='of a rank, as "80 GiB": what fits, and by how much')
+    add("--tensors", type=int, default=LARGEST, metavar="K", help="largest at the peak, each (default: %(default)s)")
+    add("--format", choices=FORMATS, default=FORMATS[0], help="default: %(default)s")
+    add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
+    add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
+    add("--jobs", type=int, help="cells at a time (default: one per core)")
+    add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
+    return parser
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if chosen.jobs is not None and chosen.jobs < 1:
+        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
+    if chosen.tensors < 0:
+        raise ValueError(f"--tensors {chosen.tensors}: must be at least 0")
+    if not chosen.timeout > 0:
+        raise ValueError(f"--timeout {chosen.timeout:g}: must be above 0 seconds")
+    for flag, path in (("--out", chosen.out), ("--figure", chosen.figure)):
+        if path is not None and path.is_dir():
+            raise ValueError(f"{flag} {path}: is a folder; name a file")
+    if chosen.figure is not None and chosen.figure.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--figure {chosen.figure}: name a file that ends in .svg, .png or .pdf")
+
+
+def _give(rows: list[EstimateRow], chosen: argparse.Namespace, memory: int | None) -> None:
+    if chosen.format == "table" and chosen.out is None:
+        show(rows, memory)
+    else:
+        write(rows, chosen.format, chosen.out, memory)
+    if chosen.figure is not None:
+        from .figure import draw  # matplotlib takes a second
+
+        draw(rows, chosen.figure, memory)

@@ -1,0 +1,63 @@
+"""Estimates as a figure: a bar per cell, the parts of its peak one on the other, and a device's memory as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...execution.parts import PARTS
+from ...sizes import SIZES, show_bytes
+from ..history.figures import SETTINGS, save
+from .row import EstimateRow
+from .show import heading
+
+LOOKS = {
+    "parameters": ("#0072B2", ""), "gradients": ("#E69F00", "//"), "master": ("#56B4E9", "++"),
+    "optimizer": ("#009E73", "\\\\"), "communication": ("#D55E00", "xx"), "activations": ("#CC79A7", ".."),
+    "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//"), "inputs": ("#F0E442", ""), "temporary": ("#999999", "--"),
+}  # fmt: skip
+"""Part -> color and hatch; Okabe and Ito's palette, as in the figures of runs."""
+
+VISIBLE = 1e-3
+"""Fraction of the highest peak from which on a part is drawn."""
+
+
+def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
+    """Draws the cells that have an estimate into `path`. Raises ValueError where there is none."""
+    import matplotlib as mpl
+
+    known = [row for row in rows if row.peak_bytes is not None]
+    if not known:
+        raise ValueError("--figure: no cell has an estimate to draw")
+    with mpl.rc_context(SETTINGS):  # type: ignore[arg-type]
+        figure = Figure(figsize=(max(4.5, 2.5 + 0.95 * len(known)), 4.0), layout="constrained")
+        axes = figure.subplots()
+        highest = max([*(row.peak_bytes or 0 for row in known), memory or 0])
+        unit = next((name for name in ("tib", "gib", "mib") if highest >= SIZES[name]), "kib")
+        _bars(axes, known, SIZES[unit])
+        if memory is not None:
+            axes.axhline(memory / SIZES[unit], color="black", linestyle="--", linewidth=1, label=show_bytes(memory))
+        axes.set_ylabel(f"peak ({unit[0].upper()}iB)")
+        axes.set_title(heading(known).removesuffix("; of the fullest rank:"), loc="left", fontsize=8, wrap=True)
+        axes.set_ylim(0, 1.08 * highest / SIZES[unit])
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
+    save(figure, path)
+
+
+def _bars(axes: Axes, rows: Sequence[EstimateRow], unit: int) -> None:
+    bottoms = [0.0] * len(rows)
+    for part in PARTS:
+        heights = [row.parts_bytes[part] / unit for row in rows]
+        if max(heights) > VISIBLE * max(row.peak_bytes or 0 for row in rows) / unit:
+            color, hatch = LOOKS[part]
+            axes.bar(
+                range(len(rows)), heights, 0.6, bottoms, label=part, color=color, hatch=hatch, edgecolor="white", lw=0.4
+            )
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    for place, row in enumerate(rows):
+        at = (place, bottoms[place])
+        axes.annotate(show_bytes(row.peak_bytes), at, (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xticks(range(len(rows)), [row.name.replace(" ", "\n") for row in rows], fontsize=7)

@@ -1,0 +1,165 @@
+"""The estimate of one cell, as the table, JSON and CSV have it. Bytes are those of one rank, the fullest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...config.cell import Cell
+from ...execution import Execution, Target
+from ...execution.parts import Parts
+from ...predict.estimate import closed_form
+from ...records import TensorRow
+
+LARGEST = 5
+"""Tensors at the peak that are told one by one."""
+
+
+@dataclass(frozen=True)
+class LargeTensor:
+    """A storage that lives at the peak instant."""
+
+    bytes: int
+    """Its size."""
+    part: str
+    """Its part of the peak, as in parts_bytes."""
+    name: str
+    """Its label, a parameter's name or a unit; empty for activations."""
+    module: str
+    """The module that ran when it was made; empty for the model itself."""
+    shape: str
+    """Sizes of the tensor that it was first met in, "4x1024x768"."""
+    source: str
+    """The line that made it."""
+
+    @classmethod
+    def of(cls, row: TensorRow, parts: Parts) -> LargeTensor:
+        """Returns that of a row of the table of tensors."""
+        return cls(row.bytes, parts.of(row), row.name, row.module, row.shape, row.source)
+
+    @property
+    def where(self) -> str:
+        """Its name and the module that made it, as far as there are any."""
+        return " in ".join(filter(None, dict.fromkeys([self.name, self.module]))) or "the model itself"
+
+
+@dataclass(frozen=True)
+class EstimateRow:
+    """One cell. Where `problem` is not empty, figures that it kept from being found are None."""
+
+    name: str
+    """The strategy, and the keys in which cells of one strategy differ."""
+    strategy: str
+    """Choice of the key `strategy`."""
+    model: str
+    """Choice of the key `model`."""
+    world_size: int
+    """Ranks."""
+    micro_batch: int
+    """Sequences per rank in one forward."""
+    accumulation: int
+    """Micro-batches per step."""
+    sequence: int
+    """Tokens per sequence."""
+    precision: str
+    """dtypes of the training."""
+    optimizer: str
+    """Optimizer and its implementation on the device."""
+    systems: str
+    """Further axes that are not at their defaults: offload, activation, ..."""
+    device: str
+    """Device that it was executed for: cpu or cuda."""
+    attention: str | None
+    """Kernel of attention that was asked for."""
+    problem: str = ""
+    """A sentence where there is no estimate."""
+    rank: int | None = None
+    """The rank that was executed, the fullest."""
+    psi: int | None = None
+    """Trainable parameters."""
+    peak_bytes: int | None = None
+    """Largest sum of live bytes on the device in a step."""
+    parts_bytes: dict[str, int] = field(default_factory=dict)
+    """Part -> its bytes at the peak instant; their sum is peak_bytes."""
+    states_bytes: int | None = None
+    """Largest sum of parameters, gradients, masters, optimizer states and communication buffers."""
+    formula_bytes: int | None = None
+    """The paper's formula for these states; None where there is none for the strategy."""
+    in_flight_bytes: int | None = None
+    """states_bytes less formula_bytes: gathered units, buckets, temporaries of an update."""
+    host_bytes: int = 0
+    """Peak in host memory of what was sent there."""
+    file_bytes: int = 0
+    """Peak in files."""
+    volume_psi: float | None = None
+    """Elements that the rank moves in a step, by the paper's convention, over psi."""
+    volume_elements: float | None = None
+    """The same in elements."""
+    wire_bytes: float | None = None
+    """Bytes that the rank sends in a step."""
+    allocated_bytes: int | None = None
+    """Peak of torch.cuda.memory_allocated: blocks of 512 bytes; cuda alone."""
+    reserved_low_bytes: int | None = None
+    """Least that the caching allocator reserves for it; cuda alone."""
+    reserved_high_bytes: int | None = None
+    """Most that it reserves; cuda alone."""
+    tensors: tuple[LargeTensor, ...] = ()
+    """The largest storages at the peak."""
+    seconds: float | None = None
+    """Time that the execution took."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The cell, as config.yaml of a run has it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
+        return asdict(self)
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Bytes that a device must have free: reserved at most where an allocator is simulated, else the peak."""
+        return self.reserved_high_bytes or self.allocated_bytes or self.peak_bytes
+
+
+def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execution], target: Target,
+            most: int = LARGEST) -> list[EstimateRow]:  # fmt: skip
+    """Returns a row per cell. `found`: executions by the id of their cell; `most`: tensors that are told."""
+    return [_row_of(cell, name, found.get(cell.cell_id), target, most) for cell, name in zip(cells, names, strict=True)]
+
+
+def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, most: int) -> EstimateRow:
+    config = execution.config if execution is not None else cell.config
+    setting: dict[str, Any] = {
+        "name": name, "strategy": config.strategy.name, "model": config.model_name, "world_size": config.world_size,
+        "micro_batch": config.micro_batch, "accumulation": config.accumulation, "sequence": config.sequence,
+        "precision": config.precision.label, "optimizer": config.optimizer_label, "systems": config.systems_label,
+        "device": target.kind, "attention": target.attention, "config": config.as_dict(),
+    }  # fmt: skip
+    if execution is None or execution.record is None:
+        problem = "; ".join(cell.problems) if execution is None else execution.problem
+        return EstimateRow(**setting, problem=problem)
+    (psi, formula), states = _closed_form(execution), execution.states_bytes
+    parts = Parts(execution.config)
+    reserved = getattr(execution, "reserved_bytes", None) or (None, None)
+    return EstimateRow(
+        **setting, rank=execution.rank, psi=psi, peak_bytes=execution.peak_bytes,
+        parts_bytes=parts.at_peak(execution), states_bytes=states, formula_bytes=formula,
+        in_flight_bytes=None if formula is None else states - formula, host_bytes=_elsewhere(execution, "host"),
+        file_bytes=_elsewhere(execution, "nvme"), volume_elements=execution.volume_elements,
+        volume_psi=execution.volume_elements / psi if psi else None,
+        wire_bytes=execution.wire_bytes, allocated_bytes=getattr(execution, "allocated_bytes", None),
+        reserved_low_bytes=reserved[0], reserved_high_bytes=reserved[1],
+        tensors=tuple(LargeTensor.of(one, parts) for one in execution.tensors[:most]), seconds=execution.seconds,
+    )  # fmt: skip
+
+
+def _closed_form(execution: Execution) -> tuple[int | None, int | None]:
+    try:
+        return closed_form(execution.config)
+    except Exception:  # a user's builder may do things that a model without memory cannot
+        return None, None
+
+
+def _elsewhere(execution: Execution, tier: str) -> int:
+    rows = execution.record.memory if execution.record is not None else []
+    return max((row.max_bytes for row in rows if row.tier == tier and row.category == "total"), default=0)

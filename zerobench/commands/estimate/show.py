@@ -1,0 +1,119 @@
+"""Estimates as tables: strategies side by side, a line per figure; below, the largest tensors at each peak."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...execution.parts import PARTS
+from ...results.printed_table import plain_table, stdout_console
+from ...sizes import printable, show_bytes
+from .row import EstimateRow
+
+ABREAST = 7
+"""Cells in one table; more are shown in tables one below the other."""
+
+Figure = Callable[[EstimateRow], float | None]
+
+SOMETIMES: dict[str, Figure] = {
+    "host memory": lambda row: row.host_bytes or None,
+    "files": lambda row: row.file_bytes or None,
+    "allocated": lambda row: row.allocated_bytes,
+    "reserved, at least": lambda row: row.reserved_low_bytes,
+    "reserved, at most": lambda row: row.reserved_high_bytes,
+}
+"""Line -> bytes; shown where any cell has some."""
+
+
+def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Console | None = None) -> None:
+    """Prints the tables, and a sentence for each cell that has no estimate, or that `memory` is too small for."""
+    console = console or stdout_console()
+    known = [row for row in rows if row.peak_bytes is not None]
+    if known:
+        console.print(heading(known), markup=False, highlight=False, soft_wrap=True)
+    for start in range(0, len(known), ABREAST):
+        console.print(_side_by_side(known[start : start + ABREAST], memory))
+    if any(row.tensors for row in known):
+        console.print(_largest(known))
+    sentences = [f"{row.name}: {row.problem}" for row in rows if row.problem]
+    for sentence in sentences + [too_small(row, memory) for row in known if memory and _left(row, memory) < 0]:
+        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+
+
+def heading(rows: Sequence[EstimateRow]) -> str:
+    """Returns what all cells have in common, in words; what they differ in is in their names."""
+    first = rows[0]
+    said = {
+        "model": first.model, "psi": f"{first.psi:,} parameters" * bool(first.psi),
+        "world_size": f"N = {first.world_size}",
+        "micro_batch": f"{first.micro_batch} × {first.sequence} tokens a rank",
+        "accumulation": f"{first.accumulation} micro-batches a step" * (first.accumulation != 1),
+        "precision": first.precision, "optimizer": first.optimizer, "systems": first.systems,
+        "device": f"for {first.device}", "attention": f"{first.attention} attention" * (first.attention is not None),
+    }  # fmt: skip
+    same = [words for key, words in said.items() if words and len({getattr(row, key) for row in rows}) == 1]
+    return ", ".join(same) + "; of the fullest rank:"
+
+
+def too_small(row: EstimateRow, memory: int) -> str:
+    """Returns the sentence on a cell that a device is too small for: by how much, and what takes most of it."""
+    part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
+    return (
+        f"{row.name}: {show_bytes(memory)} is {show_bytes(-_left(row, memory))} too small;"
+        f" most of its peak are {part}, {show_bytes(row.parts_bytes[part])}"
+    )
+
+
+def _left(row: EstimateRow, memory: int) -> int:
+    return memory - (row.needed_bytes or 0)
+
+
+def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("")
+    for row in rows:
+        table.add_column(Text(printable(row.name).replace(" ", "\n")), justify="right", vertical="bottom")
+    for name, values, style in _lines(rows, memory):
+        table.add_row(Text(name), *map(Text, values), style=style)
+    return table
+
+
+def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[str, list[str], str]]:
+    """Yields name, values and style of the table's lines."""
+
+    def line(name: str, figure: Figure, form: Callable[[float | None], str] = show_bytes) -> tuple[str, list[str], str]:
+        return name, [form(figure(row)) for row in rows], "bold" if not name.startswith(" ") else ""
+
+    yield line("peak", lambda row: row.peak_bytes)
+    for part in PARTS:
+        if any(row.parts_bytes[part] for row in rows):
+            yield line(f"  {part}", lambda row, part=part: row.parts_bytes[part])  # type: ignore[misc]
+    for name, figure in SOMETIMES.items():
+        if any(figure(row) for row in rows):
+            yield line(name, figure)
+    if memory is not None:
+        yield line(f"left of {show_bytes(memory)}", lambda row: _left(row, memory))
+    yield line("states", lambda row: row.states_bytes)
+    yield line("  formula", lambda row: row.formula_bytes)
+    yield line("  in flight", lambda row: row.in_flight_bytes)
+    yield line("volume ψ", lambda row: row.volume_psi, lambda value: "–" if value is None else f"{value:.3f}")
+    yield line("sent a step", lambda row: row.wire_bytes)
+    yield line("seconds", lambda row: row.seconds, lambda value: f"{value or 0:.1f}")
+
+
+def _largest(rows: Sequence[EstimateRow]) -> Table:
+    header = ["", "largest at the peak", "part", "shape", "made by"]
+    body = []
+    for row in rows:
+        for number, (one, times) in enumerate(Counter(row.tensors).items()):
+            where = " ".join(filter(None, [one.where, f"({one.source})" if one.source else ""]))
+            size = f"{times} × " * (times > 1) + show_bytes(one.bytes)
+            body.append(["" if number else row.name, size, one.part, one.shape, where])
+    table = plain_table(header, body, left=5)
+    table.columns[1].justify = "right"
+    return table
