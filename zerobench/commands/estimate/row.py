@@ -140,14 +140,14 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
         return EstimateRow(**setting, problem=problem)
     (psi, formula), states = _closed_form(execution), execution.states_bytes
     parts = Parts(execution.config)
-    reserved = getattr(execution, "reserved_bytes", None) or (None, None)
+    reserved = execution.reserved_bytes or (None, None)
     return EstimateRow(
         **setting, rank=execution.rank, psi=psi, peak_bytes=execution.peak_bytes,
         parts_bytes=parts.at_peak(execution), states_bytes=states, formula_bytes=formula,
         in_flight_bytes=None if formula is None else states - formula, host_bytes=_elsewhere(execution, "host"),
         file_bytes=_elsewhere(execution, "nvme"), volume_elements=execution.volume_elements,
         volume_psi=execution.volume_elements / psi if psi else None,
-        wire_bytes=execution.wire_bytes, allocated_bytes=getattr(execution, "allocated_bytes", None),
+        wire_bytes=execution.wire_bytes, allocated_bytes=execution.allocated_bytes,
         reserved_low_bytes=reserved[0], reserved_high_bytes=reserved[1],
         tensors=tuple(LargeTensor.of(one, parts) for one in execution.tensors[:most]), seconds=execution.seconds,
     )  # fmt: skip
