@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
 from zerobench.execution import CPU, CUDA, Execution, Target, execute
-from zerobench.fake.as_gpu import BLAS_WORKSPACE
+from zerobench.fake import world_of_tensors
+from zerobench.fake.as_gpu import BLAS_WORKSPACE, as_gpu
+from zerobench.fake.as_gpu.attention import KernelRefusalError, attend
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -58,3 +65,113 @@ def test_memory_under_the_allocator_is_the_ledgers_in_blocks_of_512_bytes() -> N
 def test_workspaces_are_the_architectures_and_one_per_thread() -> None:
     sizes = {one: executed(Target("cuda", architecture=one), "ddp").allocated_bytes for one in BLAS_WORKSPACE}
     assert sizes["hopper"] - sizes["ampere"] == 2 * (BLAS_WORKSPACE["hopper"] - BLAS_WORKSPACE["ampere"])  # type: ignore[operator]
+
+
+# -- what backward keeps -------------------------------------------------------------------------------
+
+S, B, H, A = 64, 2, 96, 4
+"""Sequence, batch, hidden, heads of a layer: the letters of arXiv 2205.05198, section 4.1."""
+
+
+class Layer(nn.Module):
+    """The transformer layer that arXiv 2205.05198 counts: two norms, three dropouts, GELU. `attention`: (q, k, v)."""
+
+    def __init__(self, attention: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.norms = nn.ModuleList([nn.LayerNorm(H), nn.LayerNorm(H)])
+        self.qkv, self.out = nn.Linear(H, 3 * H), nn.Linear(H, H)
+        self.up, self.down = nn.Linear(H, 4 * H), nn.Linear(4 * H, H)
+        self.drops = nn.ModuleList([nn.Dropout(0.1), nn.Dropout(0.1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).view(B, S, 3, A, H // A).permute(2, 0, 3, 1, 4)
+        mixed = self.attention(q, k, v).transpose(1, 2).reshape(B, S, H)
+        x = x + self.drops[0](self.out(mixed))
+        return x + self.drops[1](self.down(F.gelu(self.up(self.norms[1](x)))))  # type: ignore[no-any-return]
+
+
+def spelled_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention as that paper counts it: in the model's own dtype."""
+    return F.dropout(((q @ k.transpose(-2, -1)) * 0.2).softmax(-1), 0.1) @ v
+
+
+def by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention by whichever kernel is chosen."""
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
+def kept_bytes(attention: Callable[..., torch.Tensor], kernel: str | None, dtype: torch.dtype) -> int:
+    """Bytes that the layer's forward on a GPU keeps for its backward, which must run, without the parameters."""
+    with world_of_tensors(fake=True), as_gpu(kernel, 0):
+        layer = Layer(attention).to(dtype)
+        own = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = layer(torch.empty(B, S, H, dtype=dtype, requires_grad=True))
+        out.backward(torch.empty_like(out))
+        assert all(parameter.grad is not None for parameter in layer.parameters())
+        return sum(storage.nbytes() for number, storage in saved.items() if number not in own)
+
+
+STATISTICS = 2 * 2 * 4 * S * B
+"""Bytes of the two norms' means and deviations, which the paper leaves out."""
+
+RANDOM_STATE = 2 * 8 + 8
+"""Bytes of flash attention's generator state."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_layer_keeps_what_the_published_formula_says(dtype: torch.dtype) -> None:
+    """s b h (34 + 5 a s / h), arXiv 2205.05198, equation 2, for plain operators in half precision."""
+    assert kept_bytes(spelled_out, None, dtype) == S * B * H * 34 + 5 * A * S * S * B + STATISTICS
+
+
+def test_kernels_of_attention_keep_what_their_descriptions_say() -> None:
+    """Flash: 34 s b h, and 4 a s b of logarithms; torch's math kernel works in fp32: 6 s b h more, and 9 bytes a score;
+    memory-efficient attention in fp32: 34 s b h twice, less what is no float: two masks.
+    """
+    half, full = torch.bfloat16, torch.float32
+    flash = S * B * H * 34 + 4 * A * S * B + STATISTICS + RANDOM_STATE
+    assert kept_bytes(by_torch, "flash", half) == kept_bytes(by_torch, None, half) == flash
+    assert kept_bytes(by_torch, "efficient", half) == flash - 8
+    assert kept_bytes(by_torch, "math", half) == S * B * H * 40 + 9 * A * S * S * B + STATISTICS
+    efficient = S * B * H * (2 * 34 - 2) + 4 * A * S * B + STATISTICS + 16
+    assert kept_bytes(by_torch, "efficient", full) == kept_bytes(by_torch, None, full) == efficient
+
+
+def test_the_math_kernels_operators_compute_what_torchs_do() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 16, 8, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    for more in ({"is_causal": True}, {"attn_mask": torch.rand(16, 16) > 0.4}, {"scale": 0.3}):
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **more)  # type: ignore[arg-type]
+        assert torch.equal(attend("math", q, k, v, enable_gqa=True, **more), expected), more  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "dtype", "more", "words"),
+    [
+        ("flash", (1, 2, 8, 16), torch.float32, {}, "takes fp16 and bf16, .*float32; use attention=efficient or math"),
+        ("flash", (1, 2, 8, 264), torch.float16, {}, "up to 256, and they have 264"),
+        ("flash", (1, 2, 8, 16), torch.float16, {"attn_mask": torch.ones(8, 8)}, "takes no mask"),
+        ("efficient", (1, 2, 8, 12), torch.float16, {}, "a multiple of 8, .* 12 here; use attention=flash or math"),
+        ("efficient", (8, 16), torch.float16, {}, "here have 2 dimensions"),
+    ],
+)
+def test_a_kernel_refuses_what_cuda_refuses(
+    kernel: str, shape: tuple[int, ...], dtype: torch.dtype, more: dict[str, Any], words: str
+) -> None:
+    query = torch.empty(shape, dtype=dtype)
+    with pytest.raises(KernelRefusalError, match=words):
+        attend(kernel, query, query, query, **more)
+
+
+def test_a_refusal_is_the_sentence_of_an_execution() -> None:
+    config = cell("zero3", 4).config
+    assert execute(config, target=Target("cuda", "flash")).problem.startswith("attention=flash: this kernel takes fp16")

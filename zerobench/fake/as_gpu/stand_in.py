@@ -12,16 +12,20 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+from torch.nn import functional as F
+
 from ...zero import options, precision
 from ...zero.activations import offload as offloaded_activations
 from ...zero.comm import simulated
 from ...zero.comm.streams import CommStream
 from ...zero.offload import cpu as host_memory
 from ..listeners import listening
+from . import kernels
+from .attention import KERNELS, attend
 from .device_memory import Allocations
 from .null_streams import NullCuda
 
-ATTENTION_KERNELS = ("math", "flash", "efficient")
+ATTENTION_KERNELS = tuple(KERNELS)
 """Kernels of scaled_dot_product_attention that CUDA has."""
 
 ROWS: dict[str, dict[Any, Any]] = {
@@ -34,6 +38,9 @@ ROWS: dict[str, dict[Any, Any]] = {
 NAMES: dict[str, tuple[Any, str, Any]] = {
     "norms": (precision, "_norms_by_chunk", precision._norms_at_once),
     "copies of activations": (offloaded_activations, "AtOnce", partial(CommStream, NullCuda)),
+    "dropout": (F, "dropout", kernels.dropout),
+    "layer norm": (F, "layer_norm", kernels.layer_norm),
+    "rms norm": (F, "rms_norm", kernels.rms_norm),
 }
 """Functions and classes of a module, replaced."""
 
@@ -50,4 +57,5 @@ def as_gpu(attention: str | None, workspace_bytes: int) -> Iterator[Allocations]
             stack.enter_context(mock.patch.dict(row["table"], {"cpu": row["cpu"]}))
         for module, name, replacement in NAMES.values():
             stack.enter_context(mock.patch.object(module, name, replacement))
+        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", partial(attend, attention)))
         yield allocations
