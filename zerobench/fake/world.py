@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from ..zero.parameters import absent
+from . import shape_questions
 from .host_values import HostValues
 from .shortcuts import modes_called_directly
 from .undrawn import Undrawn
@@ -88,6 +89,7 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
+        shape_questions.apart(),
         modes_called_directly(),
         mode,
         HostValues(mode) as values,

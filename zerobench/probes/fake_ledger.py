@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..fake import shape_questions
 from ..fake.listeners import take_listeners
 from .ledger import Ledger
 from .ledger_maxima import StorageRecord
@@ -11,7 +12,8 @@ from .ledger_maxima import StorageRecord
 
 class ShapesOnly(Ledger):
     """Counts storages of fake tensors on the device that they stand for. Placeholders, which stand for the meta device
-    itself, count nothing. Its listeners hear of each change.
+    itself, count nothing, and nor do tensors that only answer a question about shapes. Its listeners hear of each
+    change.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -41,7 +43,8 @@ class ShapesOnly(Ledger):
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()
-        (self._placeholders.add if tensor.device.type == "meta" else self._placeholders.discard)(storage._cdata)
+        uncounted = tensor.device.type == "meta" or shape_questions.asked()
+        (self._placeholders.add if uncounted else self._placeholders.discard)(storage._cdata)
         return storage
 
     def _bytes_of(self, storage: torch.UntypedStorage) -> int:
