@@ -27,6 +27,7 @@ from ..zero.parameters import absent
 from . import shape_questions
 from .host_values import HostValues
 from .shortcuts import modes_called_directly
+from .transformers_masks import as_with_values
 from .undrawn import Undrawn
 
 ADDRESS_BITS = 48
@@ -65,7 +66,8 @@ class FakeWorld(RealWorld):
     @contextmanager
     def model_runs(self) -> Iterator[None]:
         self._values.of_model = True
-        yield
+        with as_with_values():
+            yield
         self._values.of_model = False
 
     def take(self, batch: Any) -> Any:
