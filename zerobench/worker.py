@@ -54,6 +54,11 @@ class RankJob:
         return self.config.offload.files_in(self.folder)
 
     @property
+    def is_foreign(self) -> bool:
+        """True where the strategy is neither DDP nor ours."""
+        return not strategies.predicts(self.config.strategy.values())
+
+    @property
     def records_history(self) -> bool:
         """True where a snapshot is asked for; the timed pass carries nothing."""
         return self.mode == "accounted" and self.config.measure.snapshot
@@ -69,7 +74,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         ) as device,
         world_of_tensors(config.tensors == FAKE) as world,
         snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
-        make_pass(job.mode, device, config.node_size, history, world.is_fake) as probe,
+        make_pass(job.mode, device, config.node_size, history, world.is_fake, job.is_foreign) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         with world.building():

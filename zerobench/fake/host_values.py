@@ -1,9 +1,9 @@
 """Values that the host decides by, where tensors have none.
 
-flags     small integer tensors that are made outside of a model's own code are real, and so is all that is computed
-          from real ones alone: which parameters had gradients, how many steps an optimizer has made
-numbers   every other number that is read there is answered as a healthy training has it: no overflow, no gradient
-          that is not finite
+flags     small integer tensors, and single numbers, that are made outside of a model's own code are real, and so is all
+          that is computed from real ones alone: which parameters had gradients, how many steps an optimizer has made
+numbers   every other number that is read there is answered as a healthy training has it: no overflow, nothing that is
+          not finite
 values    that a model's forward or backward reads do not exist: one sentence
 """
 
@@ -31,6 +31,12 @@ MOST_FLAGS = 1 << 22
 _ATEN = torch.ops.aten
 
 FACTORIES = {_ATEN.zeros.default, _ATEN.ones.default, _ATEN.full.default, _ATEN.empty.memory_format}
+
+NUMBERS = {_ATEN.zeros.default, _ATEN.ones.default}
+"""Factories of single numbers of any dtype that are flags: an optimizer's counters and factors."""
+
+ANY = {_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims}
+"""Operators that ask for something unusual: there is none."""
 
 INTEGERS = {torch.int32, torch.int64, torch.uint8, torch.bool}
 
@@ -65,16 +71,23 @@ class HostValues(TorchDispatchMode):
         if func is _ATEN._local_scalar_dense.default:
             return self._read(args[0])
         try:
-            return func(*args, **named)
+            out = func(*args, **named)
+            if func in ANY:
+                out.is_unusual = True
+            return out
         except WITHOUT_VALUES as error:
             raise ValueNeededError(needed(str(func))) from error
 
     def _makes_flags(self, func: Any, args: Any, named: dict[str, Any]) -> bool:
         dtype = named.get("dtype")
         in_ddp = func is _ATEN.empty.memory_format and dtype == torch.int32  # its reducer's, in the module's forward
+        device = named.get("device")
+        if func in NUMBERS and not self.of_model and not args[0]:
+            return device is None or device.type == "cpu"
         if func not in FACTORIES or dtype not in INTEGERS or (self.of_model and not in_ddp):
             return False
-        device = named.get("device")
+        if func is _ATEN.empty.memory_format and dtype == torch.uint8:
+            return False  # memory for tensors of another dtype
         elements = 1
         for size in args[0]:
             elements *= size
@@ -85,7 +98,9 @@ class HostValues(TorchDispatchMode):
             return tensor.constant.item()
         if self.of_model:
             raise ValueNeededError(needed("Tensor.item"))
-        return 0.0 if tensor.dtype.is_floating_point else tensor.dtype == torch.bool
+        if tensor.dtype.is_floating_point:
+            return 0.0
+        return tensor.dtype == torch.bool and not hasattr(tensor, "is_unusual")
 
 
 def kinds_of_tensors(arguments: Any) -> Iterator[type]:

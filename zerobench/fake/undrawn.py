@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.autograd.graph
 from torch.overrides import TorchFunctionMode
 
 DRAWS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_")
@@ -20,4 +22,6 @@ class Undrawn(TorchFunctionMode):
         named = kwargs or {}
         if getattr(func, "__name__", "") not in DRAWS:
             return func(*args, **named)
-        return args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
+        tensor: torch.Tensor = args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
+        torch.autograd.graph.increment_version(tensor)  # who looks for what was drawn asks for that
+        return tensor

@@ -5,6 +5,8 @@
     addresses    are made up, unique while a storage lives: code compares them to tell memory apart
     collectives  are launched on torch's fake process group, complete at once and change nothing
     values       that the host decides by: host_values.py
+    files        have sizes, and are not made: files.py
+    threads      of the engine's updates: threads.py
 
 FakeTensorMode is private to torch: this package and probes/fake_run.py import it, and a test fails where it moves.
 """
@@ -23,10 +25,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from ..zero.activations import offload as offloaded_activations
 from ..zero.parameters import absent
 from . import shape_questions
+from .files import no_files
 from .host_values import HostValues
 from .shortcuts import modes_called_directly
+from .threads import threads_done_at_start
 from .transformers_masks import as_with_values
 from .undrawn import Undrawn
 
@@ -88,6 +93,9 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         warnings.catch_warnings(),
         mock.patch.object(dist, "_verify_params_across_processes", return_value=None),  # it would send their shapes
         mock.patch.object(nn.Module, "_apply", _convert_in_place),
+        mock.patch.object(torch.utils, "weakref", _Unwatched),
+        mock.patch.object(offloaded_activations, "PLAIN", {*offloaded_activations.PLAIN, FakeTensor}),
+        no_files(),
         mock.patch.object(FakeTensor, "data_ptr", _address_of, create=True),
         mock.patch.object(torch.UntypedStorage, "data_ptr", _begin_of),
         mock.patch.dict(absent._nan, clear=True),  # one per dtype in a process: those of another world are not its own
@@ -95,22 +103,38 @@ def world_of_tensors(fake: bool) -> Iterator[RealWorld]:
         modes_called_directly(),
         mode,
         HostValues(mode) as values,
+        threads_done_at_start(mode, values),
     ):
         yield FakeWorld(mode, values)
+
+
+class _Unwatched:
+    """Stands for the module weakref in torch.utils, whose `swap_tensors` refuses what anything watches: FakeTensorMode
+    watches every tensor, by the identity of its object, which a swap keeps.
+    """
+
+    @staticmethod
+    def getweakrefs(_: torch.Tensor) -> tuple[()]:
+        return ()
 
 
 def _convert_in_place(
     module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> nn.Module:
     """Converts parameters and buffers as torch's `_apply` does for real tensors: for fake ones it would swap objects,
-    which it cannot where anything watches them.
+    which it cannot where anything watches them. A parameter that comes from the meta device is a new one.
     """
     for child in module.children() if recurse else ():
         _convert_in_place(child, convert)
     with torch.no_grad():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                parameter.data = convert(parameter)
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            converted = convert(parameter)
+            if converted.device.type == parameter.device.type:
+                parameter.data = converted
+            else:
+                module._parameters[name] = nn.Parameter(converted, parameter.requires_grad)
         for name, buffer in module._buffers.items():
             module._buffers[name] = buffer if buffer is None else convert(buffer)
     return module

@@ -12,6 +12,7 @@ import torch
 from .accounted import AccountedPass
 from .clock import TimedPass
 from .history import History
+from .in_transit import InTransit
 from .probe import Probe
 from .traced import TracedPass
 
@@ -23,17 +24,19 @@ PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
 
 
 def make_pass(
-    mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False
-) -> Probe:
+    mode: str, device: torch.device, node_size: int | None, history: History | None = None, fake: bool = False,
+    foreign: bool = False,
+) -> Probe:  # fmt: skip
     """The probe of a pass. `node_size`: ranks per node, for traffic between nodes; None: all ranks are on one.
 
-    `fake`: tensors are. `history`: what an accounted pass is to keep for a snapshot; None: nothing.
+    `fake`: tensors are. `foreign`: code that is not ours launches collectives, and drops tensors before gloo does.
+    `history`: what an accounted pass is to keep for a snapshot; None: nothing.
     """
-    if fake:
-        return AccountedPass(device, node_size, fake=True)
-    if history is not None:
-        return AccountedPass(device, node_size, history=history)
-    return PASSES[mode](device, node_size)
+    if mode != "accounted":
+        return PASSES[mode](device, node_size)
+    accounted = AccountedPass(device, node_size, history=history, fake=fake)
+    accounted.ledger.in_transit = InTransit() if foreign and not fake else None
+    return accounted
 
 
 __all__ = ["PASSES", "AccountedPass", "Probe", "TimedPass", "TracedPass", "make_pass"]

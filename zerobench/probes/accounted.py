@@ -49,7 +49,7 @@ class AccountedPass:
         fake: bool = False,
     ) -> None:  # fmt: skip
         witness = witness and not fake
-        self._cuda, self._fake = device.type == "cuda", fake
+        self._cuda = device.type == "cuda"
         source = (allocator_total.NONE, nothing)
         self.witness, take = allocator_total.take_allocated(device) if witness or self._cuda else source
         self.allocator = PhasePeaks(take, ALLOCATOR if self._cuda else IN_MEMORY)
@@ -179,10 +179,8 @@ class AccountedPass:
     """True: this pass measures no times."""
 
     def may_look(self, measured: bool) -> bool:
-        """Returns True where the harness may read gradients before the update: fake ones
-        have no values, and a profiler would count its memory.
-        """
-        return not self._fake and (self._profiled is None or not measured)
+        """Returns True where the harness may read gradients before the update: a profiler would count its memory."""
+        return self._profiled is None or not measured
 
     def end_steps(self) -> None:
         """Ends the steps; nothing to do for a ledger."""

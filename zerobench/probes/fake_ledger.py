@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..fake import shape_questions
+from ..fake.backend_copies import copied_by_backend
 from ..fake.listeners import take_listeners
 from .ledger import Ledger
 from .ledger_maxima import StorageRecord
@@ -40,6 +43,11 @@ class ShapesOnly(Ledger):
         super()._grow(stored, grown)
         for listener in self._listeners:
             listener.on_growth(stored, grown)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        self._meet_all(copied_by_backend(func, args))
+        return out
 
     def _see(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         storage = tensor.untyped_storage()

@@ -197,6 +197,8 @@ class Ledger(TorchDispatchMode):
             stored = self._born(storage, shape)
             self._live[key] = stored
             self._watches[key] = weakref.ref(storage, lambda _: self._bury(key))
+        elif size > stored.bytes:  # resized, as FSDP2's parameters are
+            self._settle()
         if size != stored.bytes:
             self._grow(stored, size - stored.bytes)
             if self.history is not None and device_of(storage) == "cuda":

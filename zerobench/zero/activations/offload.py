@@ -36,6 +36,9 @@ from .. import labels
 from ..comm.streams import Collective, CommStream, Waitable
 from ..modules.wrapping import tensors_that_require_grad
 
+PLAIN = {torch.Tensor, nn.Parameter}
+"""Types of tensors whose storage is all that there is of them."""
+
 WRITTEN = "backward: {} was written to in place after the forward had saved it; write to a copy of it"
 
 
@@ -76,20 +79,22 @@ class StreamPair:
         )
 
 
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Returns the storage as a (bytes,) uint8 tensor."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's whole storage as a (bytes,) uint8 tensor on its device."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 class OffloadedStorage:
-    """A storage of unit `name` on its way to the host and back (see the note); its creation starts the copy."""
+    """A tensor's storage, of unit `name`, on its way to the host and back (see the note); its creation starts the
+    copy.
+    """
 
-    def __init__(self, storage: torch.UntypedStorage, streams: StreamPair, name: str) -> None:
+    def __init__(self, tensor: torch.Tensor, streams: StreamPair, name: str) -> None:
         self.name = name
         self._streams = streams
-        self._device = storage.device
-        self._here: torch.Tensor | None = bytes_of(storage)
-        host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=streams.pinned)
+        self._device = tensor.device
+        self._here: torch.Tensor | None = bytes_of(tensor)
+        host = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, pin_memory=streams.pinned)
         self._host = labels.label(host, labels.ACTIVATIONS, name, labels.HOST)
         self._travel: Waitable | None = streams.down.launch(partial(_copy, self._here, self._host))
         self._seen: list[tuple[torch.Tensor, int]] = []
@@ -249,7 +254,7 @@ class Offloader:
         if moved is None or not moved.takes_more:
             if tensor.device.type not in self._streams:
                 self._streams[tensor.device.type] = StreamPair.of(tensor.device)
-            moved = OffloadedStorage(storage, self._streams[tensor.device.type], name)
+            moved = OffloadedStorage(tensor, self._streams[tensor.device.type], name)
             self._leaving[storage.data_ptr()] = moved
             run.add(moved)
         return moved.see(tensor)
@@ -267,5 +272,5 @@ def stays_put(unit: nn.Module, tensor: torch.Tensor, least_bytes: int) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Returns True where a tensor is a plain dense one, on a device with memory."""
-    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     return plain and tensor.device.type != "meta" and not (tensor.is_conj() or tensor.is_neg())

@@ -48,4 +48,4 @@ class SlotSwapper:
     def _pack(self, unit: nn.Module, name: str, tensor: torch.Tensor) -> View | KeptTensor:
         if stays_put(unit, tensor, self._least):
             return KeptTensor(tensor, tensor._version)
-        return view_of(tensor, InSlot(bytes_of(tensor.untyped_storage()), self._slots, name))
+        return view_of(tensor, InSlot(bytes_of(tensor), self._slots, name))

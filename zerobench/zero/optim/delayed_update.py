@@ -30,6 +30,9 @@ from .optimizer_step import stand_in, step_without_update, update_silently
 from .segments import OptimizerSegment
 from .update import Update
 
+Thread = labels.EngineThread
+"""In which an update runs behind the next step's forward."""
+
 
 class PendingShare(Share):
     """A segment with the gradient that its next update is to take, in host memory."""
@@ -101,7 +104,7 @@ class UpdateSchedule:
         """A training forward begins, and with it the pending update."""
         pending = self.pending
         if pending is not None and pending.thread is None:
-            pending.thread = labels.EngineThread(target=pending.run, args=(self._begin,), name="delayed update")
+            pending.thread = Thread(target=pending.run, args=(self._begin,), name="delayed update")
             self._update.is_running = True
             pending.thread.start()
 

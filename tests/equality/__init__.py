@@ -1,0 +1,1 @@
+"""Fake execution held against real ranks: cells, their two executions, and what differs between them."""
