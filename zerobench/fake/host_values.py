@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .shortcuts import VIEWS, view_of
+from .shortcuts import SETS, VIEWS, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""
@@ -62,6 +62,8 @@ class HostValues(TorchDispatchMode):
         named = kwargs or {}
         if func in VIEWS and type(args[0]) is FakeTensor:
             return view_of(self._fake, func, args, named)
+        if func in SETS and type(args[0]) is FakeTensor:
+            return set_storage(self._fake, func, args, named)
         kinds = set(kinds_of_tensors((*args, *named.values())))
         if kinds == {torch.Tensor} or (not kinds and self._makes_flags(func, args, named)):
             with no_dispatch():

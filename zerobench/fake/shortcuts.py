@@ -2,6 +2,7 @@
 
 guard      around each mode, against torch's compiler, which no fake world runs
 device     C++ asks a fake tensor for its device several times per operator, through all modes: the first one answers
+storages   that a tensor is set to: torch's cache would keep them
 views      of one tensor: torch keys its cache by everything that it knows of the arguments, which takes longer than
            the view itself
 """
@@ -30,6 +31,10 @@ VIEWS = {
 """Operators that return views of their one tensor and never the tensor itself."""
 
 
+SETS = {_ATEN.set_.source_Storage, _ATEN.set_.source_Storage_storage_offset}
+"""Operators that give a tensor another storage."""
+
+
 @contextmanager
 def modes_called_directly() -> Iterator[None]:
     """Calls every mode that is defined by now without torch's guard, and answers what a device is."""
@@ -49,6 +54,14 @@ def view_of(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -
     if isinstance(made, torch.Tensor):
         return FakeTensor(fake, made, device)
     return [FakeTensor(fake, one, device) for one in made]
+
+
+def set_storage(fake: FakeTensorMode, func: Any, args: Any, named: dict[str, Any]) -> FakeTensor:
+    """Carries out an operator of SETS and returns its tensor."""
+    with in_kernel_invocation_manager(fake):
+        func(*args, **named)
+    tensor: FakeTensor = args[0]
+    return tensor
 
 
 def _modes(kind: type) -> Iterator[type]:
