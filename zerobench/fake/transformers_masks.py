@@ -1,6 +1,6 @@
 """Attention masks of transformers' models, which look into positions for packed sequences, and make a mask of S × S
-elements where there are any. Of tensors without values they expect them always; here a row is one sequence, so that there
-are none, and no mask is made, as in a run.
+elements where there are any. Of tensors without values they expect them always; here a row is one sequence, so that
+there are none, and no mask is made, as in a run.
 """
 
 from __future__ import annotations
