@@ -181,6 +181,7 @@ def _build(
         options = config.precision.engine_options(config)
         options |= combinations.engine_options(config, job.scratch) | initial_options(config, device)
         engine = strategies.wrap(config.strategy.values(), model, optimizer, clips=config.clip is not None, **options)
+        del optimizer  # of a peer that builds another it would keep the whole model's parameters
         batches = data.build_batches(config.batching, job.rank, device)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what building has left there is no part of a step

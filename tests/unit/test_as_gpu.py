@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.cells import cell
 from zerobench.execution import CPU, CUDA, Execution, Target, execute
 from zerobench.fake import world_of_tensors
-from zerobench.fake.as_gpu import BLAS_WORKSPACE, as_gpu
+from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
 from zerobench.fake.as_gpu.attention import KernelRefusalError, attend
+from zerobench.fake.as_gpu.device_memory import Growth, Mark
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:
@@ -175,3 +176,16 @@ def test_a_kernel_refuses_what_cuda_refuses(
 def test_a_refusal_is_the_sentence_of_an_execution() -> None:
     config = cell("zero3", 4).config
     assert execute(config, target=Target("cuda", "flash")).problem.startswith("attention=flash: this kernel takes fp16")
+
+
+def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is emptied when all is built: what lives then, the whole model say, would keep its memory reserved."""
+    logs: list[Allocations] = []
+    summed = Allocations.memory
+    monkeypatch.setattr(Allocations, "memory", lambda self: (logs.append(self), summed(self))[1])
+    found = executed(CUDA, "fsdp2", model="untied")
+    built = logs[0].log.index(Mark("end", "init"))
+    living = sum(one.grown for one in logs[0].log[:built] if isinstance(one, Growth))
+    assert found.record is not None
+    whole = sum(shape.numel for shape in found.record.schedule.shapes) * 4
+    assert whole / 4 <= living < 1.1 * whole / 4
