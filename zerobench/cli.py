@@ -58,6 +58,7 @@ Verbs:
   zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
   zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
   zerobench versions --packages torch==2.12.1,2.13.0                   bytes and volume of DDP, FSDP2, ZeRO by release
+  zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
@@ -91,6 +92,7 @@ VERBS = {
     "versions": "versions.command",
     "budget": "budget.command",
     "prune": "prune",
+    "plan": "plan.command",
     "calibrate": "calibrate.command",
     "codes": "quantization_error",
     "gpu-suite": "gpu_suite.command",

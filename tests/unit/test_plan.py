@@ -1,0 +1,304 @@
+"""`zerobench plan`: the search along an axis, what is recommended and why, bad input, settings for other systems."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cells import cell
+from zerobench.commands.plan.axis import Axis, gpus_axis, layers_axis, micro_batch_axis, walk
+from zerobench.commands.plan.candidates import Candidate, candidates
+from zerobench.commands.plan.capacity import Capacity, Used
+from zerobench.commands.plan.choice import GOALS, recommended, sentence
+from zerobench.commands.plan.command import plan
+from zerobench.commands.plan.driver import run_searches
+from zerobench.commands.plan.family import family_axis, shapes
+from zerobench.commands.plan.report import nothing_fits
+from zerobench.commands.plan.search import Probe, Row, search_row
+from zerobench.commands.plan.settings import SYSTEMS, settings_of
+from zerobench.config.compose import compose_cells
+from zerobench.execution import Execution, execute
+
+MIB = 2**20
+
+SMALL = ("--device", "cpu", "--reserve", "0", "--jobs", "1")
+TINY = ("model=gpt", "model.hidden=32", "model.heads=2", "model.vocabulary=64", "sequence=16")
+
+
+def walked(axis: Axis, load_of: dict[int, float] | object, end: int | None = None) -> tuple[int | None, list[int]]:
+    """Runs a walk against a function of the value; returns the place found, and the places probed."""
+    search, probed, load = walk(axis, len(axis.values) if end is None else end), [], None
+    try:
+        while True:
+            place = search.send(load) if load is not None else next(search)
+            probed.append(place)
+            load = load_of(axis.values[place])  # type: ignore[operator]
+    except StopIteration as stop:
+        return stop.value, probed
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 7, 85, 300, 512])
+def test_the_last_value_that_fits_is_found_with_few_probes(wanted: int) -> None:
+    """The load has a step in it, as buckets and padding have; the answer and its neighbor are both probed."""
+    axis = layers_axis()
+
+    def load(layers: int) -> float:
+        return (0.1 + layers + (3 if layers > 40 else 0)) / (0.6 + wanted + (3 if wanted > 40 else 0))
+
+    found, probed = walked(axis, load)
+    assert found is not None
+    assert axis.values[found] == wanted
+    assert {found, min(found + 1, len(axis.values) - 1)} <= set(probed)
+    assert len(probed) <= 9
+
+
+def test_a_search_of_gpus_follows_one_over_n() -> None:
+    found, probed = walked(gpus_axis(1024), lambda ranks: 0.3 + 60.3 / ranks)
+    assert found is not None
+    assert gpus_axis(1024).values[found] == 87
+    assert len(probed) <= 8
+    assert walked(gpus_axis(8), lambda ranks: 3.0)[0] is None
+
+
+def test_a_strange_load_is_bracketed_all_the_same() -> None:
+    found, _ = walked(micro_batch_axis(), lambda size: 0.5 if size < 1000 else 2.0)
+    assert micro_batch_axis().values[found or 0] == 999
+
+
+def test_the_family_of_zero_grows_in_parameters_and_has_the_paper_s_shapes() -> None:
+    sizes = [one.numel for one in shapes()]
+    assert sizes == sorted(sizes)
+    assert {(34, 1920), (72, 3072), (62, 4096), (88, 6144), (125, 8192)} <= {(s.layers, s.hidden) for s in shapes()}
+    changed = family_axis().changed(cell("zero3", 8), 0).config.model
+    assert (changed.layers, changed.hidden, changed.heads) == (1, 1920, 16)  # type: ignore[attr-defined]
+
+
+def test_candidates_are_the_table_or_what_the_user_names() -> None:
+    names = {row.name for row in candidates({})}
+    assert {"ddp", "zero3 offload=nvme activation=checkpoint", "fsdp2 activation=checkpoint"} <= names
+    assert not any(name.startswith("ddp offload") for name in names)
+    chosen = candidates({"strategy": ("zero1",), "activation": ("none",)})
+    assert [row.name for row in chosen] == ["zero1", "zero1 offload=cpu", "zero1 offload=nvme"]
+
+
+def used(peak: int, psi: int = 1000, volume: float = 2.0, host: int = 0) -> Used:
+    return Used(psi, peak, host, 0, {"parameters": peak // 3, "activations": peak - peak // 3}, None, volume, 0.0)
+
+
+def row(name: str, peak: int | None, value: int = 1, offload: str = "none", **more: float) -> Row:
+    candidate = Candidate(name, offload, "none")
+    if peak is None:
+        return Row(candidate, problem="states alone", bound_bytes=10**9)
+    of = used(peak, **more)  # type: ignore[arg-type]
+    return Row(candidate, best=Probe(value, cell("ddp", 2), of))
+
+
+def test_the_cheapest_of_what_fits_is_recommended_and_a_peer_may_win() -> None:
+    goal = GOALS["least_traffic"]
+    rows = [
+        row("zero1", None),
+        row("zero3", 50, volume=3.0),
+        row("zero1", 10, offload="cpu"),
+        row("fsdp2", 60, volume=3.0),
+    ]
+    best = recommended(rows, goal)
+    assert best is rows[1]
+    assert "Take zero3: it moves the least of what fits (3.00 ψ" in sentence(rows, goal, 100)
+    assert "zero1 partitions less" in sentence(rows, goal, 100)
+    rows[1] = row("zero3", None)
+    assert "Take fsdp2 (PyTorch's own, not a strategy of zerobench)" in sentence(rows, goal, 100)
+    assert recommended([row("ddp", None)], goal) is None
+
+
+def test_a_larger_model_wins_over_a_cheaper_row_and_the_sentence_names_both() -> None:
+    goal = GOALS["largest_model"]
+    rows = [row("ddp", 90, psi=2_000_000_000), row("zero3", 80, psi=9_000_000_000), row("zero2", 80, psi=8_990_000_000)]
+    assert recommended(rows, goal) is rows[2]  # as large as zero3 within 2 %, and it moves less
+    assert "ddp, which costs less, ends at 2.00B parameters" in sentence(rows, goal, 100)
+
+
+def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
+    """Executed in this process: the layers that fit 3 MiB, under a strategy that theory bounds."""
+    words = ["-m", *TINY, "strategy=zero3", "world_size=4", "backend=simulated", "tensors=fake", "device=cpu"]
+    start = compose_cells([*words, "precision=bf16", "data=synthetic", "micro_batch=1"])[0]
+    executed: list[str] = []
+
+    def run(configs: list) -> list[Execution]:  # type: ignore[type-arg]
+        executed.extend(config.cell_id for config in configs)
+        return [execute(config) for config in configs]
+
+    capacity = Capacity(MIB // 4, reserve=0.0)
+    one, again = (search_row(Candidate("zero3", "none", "none"), start, layers_axis(), capacity) for _ in range(2))
+    found, same = run_searches([one, again], run)
+    assert found.best is not None
+    assert found.beyond is not None
+    assert found.best.value + 1 == found.beyond.value
+    assert found.best.used.peak_bytes <= capacity.device_bytes < found.beyond.used.peak_bytes
+    assert sum(found.best.used.at_peak.values()) == found.best.used.peak_bytes
+    assert len(executed) == len(set(executed)) == len(found.probes)
+    assert same.best is not None
+    tiny = Capacity(1024, reserve=0.0)
+    (pruned,) = run_searches([search_row(found.candidate, start, layers_axis(), tiny)], run)
+    assert "states alone" in pruned.problem
+    assert len(executed) == len(found.probes)
+
+
+def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:
+    probe = Probe(1, cell("zero3", 4), used(92 * MIB))
+    rows = [Row(Candidate("zero3", "none", "none"), beyond=probe, probes=(probe,))]
+    said = nothing_fits(rows, Capacity(50 * MIB, reserve=0.08))
+    assert "the smallest device that would do has 100.0 MiB" in said
+    assert "activation=checkpoint" in said
+    hosted = Probe(1, cell("zero3", 4), used(MIB, host=90 * MIB))
+    rows = [Row(Candidate("zero3", "cpu", "none"), beyond=hosted, probes=(hosted,))]
+    assert "raise --host-memory" in nothing_fits(rows, Capacity(50 * MIB, host_bytes=10 * MIB))
+
+
+def test_a_plan_is_told_as_json_with_settings_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device-memory", "1 MiB", "--gpus", "2", *SMALL, "--format", "json", *TINY, "model.layers=1"]
+    words += ["strategy=ddp,fsdp2", "activation=checkpoint", "--settings", "deepspeed", "--out", str(tmp_path)]
+    assert plan(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["strategy"] for one in told["rows"]] == ["ddp", "fsdp2"]
+    assert told["recommended"] == "ddp activation=checkpoint"
+    assert told["rows"][1]["best"]["peak_bytes"] <= told["usable_bytes"] == MIB
+    assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"] == {"stage": 0}
+    assert all("model.layers=1" in command for command in told["commands"])
+
+
+WRONG = {
+    "a size without a unit that there is": (["--device-memory", "80 GB/s"], "--device-memory: '80 GB/s' is no size"),
+    "no device": (["--device-memory", "0 GiB"], "--device-memory 0 GiB: must be above 0"),
+    "all of it reserved": (["--reserve", "1"], "--reserve 1: a fraction of the device"),
+    "no GPUs": (["--gpus", "0"], "--gpus 0: must be at least 1"),
+    "a world": (["world_size=4"], "give the number of GPUs as --gpus 4"),
+    "layers that are looked for": (["--goal", "largest_model", "model.layers=3"], "model.layers: is what --goal"),
+    "a batch that is looked for": (["--goal", "largest_batch", "micro_batch=2"], "leave them out"),
+    "a model without layers": (["--goal", "largest_model", "model=mlp"], "use model=gpt with model.hidden"),
+    "a family without its goal": (["--family", "zero"], "tried by --goal largest_model alone"),
+    "a sweep of another key": (["sequence=16,32"], "a plan takes several values of strategy, offload, activation"),
+    "a folder for nothing": (["--out", "x"], "--out: is for settings"),
+    "an unknown key": (["modle=gpt"], "modle"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_bad_input_is_a_sentence(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more, words = WRONG[wrong]
+    base = ["--device-memory", "1 MiB", "--gpus", "2", *SMALL, "strategy=zero1", "offload=none", "activation=none"]
+    assert plan([*base, *more]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert not said.out
+
+
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron", "fsdp2", "fsdp2_no_reshard")
+
+DEEPSPEED = {
+    "stage", "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "reduce_scatter", "allgather_bucket_size",
+    "stage3_prefetch_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_param_persistence_threshold", "offload_optimizer", "offload_param",
+}  # fmt: skip
+"""Documented keys of `zero_optimization` (deepspeed.ai/docs/config-json)."""
+
+DEEPSPEED_TOP = {
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
+    "fp16", "data_types", "zero_optimization", "activation_checkpointing",
+}  # fmt: skip
+
+MEGATRON = {
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size",
+    "--seq-length", "--num-layers", "--hidden-size", "--num-attention-heads", "--max-position-embeddings", "--bf16",
+    "--grad-reduce-in-bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather",
+    "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format", "--no-gradient-accumulation-fusion",
+    "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--optimizer-cpu-offload",
+    "--optimizer-offload-fraction", "--clip-grad", "--untie-embeddings-and-output-weights",
+}  # fmt: skip
+"""Documented arguments of Megatron-LM (megatron/training/arguments.py)."""
+
+ACCELERATE = {
+    "compute_environment", "debug", "downcast_bf16", "machine_rank", "main_training_function", "num_machines",
+    "num_processes", "mixed_precision", "rdzv_backend", "same_network", "use_cpu", "distributed_type", "fsdp_config",
+    "deepspeed_config", "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_reshard_after_forward", "fsdp_activation_checkpointing", "fsdp_offload_params",
+    "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type", "zero_stage", "gradient_accumulation_steps",
+    "gradient_clipping", "offload_optimizer_device", "offload_param_device", "zero3_init_flag",
+    "offload_optimizer_nvme_path", "offload_param_nvme_path",
+}  # fmt: skip
+"""Documented keys of accelerate's config file (huggingface.co/docs/accelerate)."""
+
+
+@pytest.fixture(scope="module")
+def chosen() -> dict[str, object]:
+    """One resolved cell per strategy and tier, with blocks recomputed."""
+    words = ["-m", *TINY, "model.layers=2", "precision=bf16", "data=synthetic", "device=cpu", "activation=checkpoint"]
+    words += ["world_size=4", "clip=1.0", "accumulation=2"]
+    plain = compose_cells([*words, f"strategy={','.join(STRATEGIES)}"])
+    moved = compose_cells([*words, "strategy=zero2,zero3", "offload=cpu"]) + compose_cells(
+        [*words, "strategy=zero3", "offload=nvme"]
+    )
+    return {f"{one.config.strategy.name} {one.config.offload.name}": one.config for one in [*plain, *moved]}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_settings_are_valid_and_have_documented_names_alone(system: str, chosen: dict) -> None:  # type: ignore[type-arg]
+    for name, config in chosen.items():
+        found = settings_of(system, config)
+        (text,) = found.files.values()
+        CHECKS[system](text)
+        assert settings_of(system, config) == found, name
+        assert all("\n" not in note for note in found.notes)
+
+
+def _valid_python(text: str) -> None:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def _valid_deepspeed(text: str) -> None:
+    found = json.loads(text)
+    assert set(found) <= DEEPSPEED_TOP
+    assert set(found["zero_optimization"]) <= DEEPSPEED
+    assert found["train_batch_size"] == 4 * found["train_micro_batch_size_per_gpu"] * 2
+
+
+def _valid_megatron(text: str) -> None:
+    assert {line.split()[0] for line in text.splitlines()} <= MEGATRON
+
+
+def _valid_accelerate(text: str) -> None:
+    found = yaml.safe_load(text)
+    keys = set(found) | set(found.get("fsdp_config", {})) | set(found.get("deepspeed_config", {}))
+    assert keys <= ACCELERATE
+    assert ("fsdp_config" in found) == (found["distributed_type"] == "FSDP")
+
+
+CHECKS = {
+    "fsdp2": _valid_python, "deepspeed": _valid_deepspeed, "megatron": _valid_megatron, "accelerate": _valid_accelerate,
+}  # fmt: skip
+
+
+def test_settings_say_what_the_cell_is(chosen: dict) -> None:  # type: ignore[type-arg]
+    zero = {name: json.loads(settings_of("deepspeed", chosen[name]).files["ds_config.json"]) for name in chosen}
+    assert [zero[f"{one} none"]["zero_optimization"]["stage"] for one in STRATEGIES] == [0, 1, 2, 3, 1, 3, 3]
+    assert zero["zero2 cpu"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert "offload_param" not in zero["zero3 cpu"]["zero_optimization"]
+    assert zero["zero3 nvme"]["zero_optimization"]["offload_param"]["nvme_path"]
+    shard = {name: settings_of("fsdp2", chosen[name]).files["shard.py"] for name in chosen}
+    assert "reshard_after_forward=True" in shard["zero3 none"]
+    assert "reshard_after_forward=False" in shard["fsdp2_no_reshard none"]
+    assert "param_dtype=torch.bfloat16" in shard["fsdp2 none"]
+    assert "CPUOffloadPolicy()" in shard["zero3 cpu"]
+    assert "DistributedDataParallel(" in shard["ddp none"]
+    assert settings_of("fsdp2", chosen["zero1 none"]).notes
+    whole = replace(chosen["zero3 none"], strategy=replace(chosen["zero2 none"].strategy, bucket_bytes=MIB))
+    again = json.loads(settings_of("deepspeed", whole).files["ds_config.json"])
+    assert again["zero_optimization"]["reduce_bucket_size"] == MIB // 2

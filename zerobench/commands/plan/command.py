@@ -1,0 +1,187 @@
+"""`zerobench plan`: candidates are bounded by theory and executed on fake tensors; the best of what fits is taken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+from ...config.compose import RefusedError
+from ...config.schema import Gpt
+from ...execution import Limits, Target, execute_all
+from ...results.printed_table import plain_table, stdout_console
+from ...sizes import parse_bytes, printable, show_bytes, show_count
+from .axis import Axis
+from .candidates import Candidate, candidates, compose, words_of
+from .capacity import RESERVE, Capacity
+from .choice import GOALS, Goal, recommended, sentence
+from .driver import progress, run_searches
+from .family import family_axis
+from .report import as_json, commands_of, notes_of, nothing_fits, table_of
+from .search import Row, search_row
+from .settings import SYSTEMS, settings_of
+
+LIMITS = Limits(seconds=3600.0)
+"""Of the execution of one cell. A model of hundreds of blocks takes minutes."""
+
+EPILOG = """\
+What fits 64 GPUs of 80 GiB, and which strategy moves least:
+  zerobench plan --device-memory "80 GiB" --gpus 64 model=zero_8b sequence=1024
+The largest model that each strategy holds, blocks recomputed, with 192 GiB of host memory per GPU for offload:
+  zerobench plan --device-memory "80 GiB" --gpus 8 --host-memory "192 GiB" --goal largest_model \\
+    model=gpt model.hidden=4096 model.heads=32 model.vocabulary=50257 sequence=1024 activation=checkpoint
+How few GPUs do, under these strategies, and DeepSpeed's settings for it:
+  zerobench plan --device-memory "40 GiB" --gpus 64 --goal fewest_gpus model=zero_8b strategy=zero2,zero3 \\
+    --settings deepspeed --out settings
+
+Every candidate is a cell of zerobench: its engine's own code is executed on fake tensors, which have sizes and no
+values. Theory's states prune what cannot fit; of what is left the furthest value that fits and the first that does not
+are both executed. A plan takes KEY=VALUE as `zerobench` does, with defaults of its own: precision=bf16 data=synthetic
+micro_batch=1.
+strategy=, offload= and activation= take several values with commas, and choose from the table of candidates.
+The peak is that of a step: a model that is built whole before it is partitioned needs more at the start
+(strategy.construct=meta).
+"""
+
+
+def plan(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code: 0 something fits, 1 nothing does, 2 the command was wrong."""
+    parser = _parser()
+    chosen = parser.parse_intermixed_args(arguments)
+    goal = GOALS[chosen.goal]
+    try:
+        capacity = _capacity(chosen)
+        words, axes = words_of(chosen.overrides, chosen.gpus)
+        cells = compose(_candidates(axes, goal, capacity), words)
+        _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
+        target = Target(chosen.device)
+    except RefusedError as refused:
+        for problem in refused.problems:
+            print(printable(f"zerobench plan: {problem}"), file=sys.stderr)
+        return 2
+    except ValueError as error:
+        print(printable(f"zerobench plan: {error}"), file=sys.stderr)
+        return 2
+    axis = _axis(goal, chosen)
+    searches = [search_row(one, cell, axis, capacity) for one, cell in cells.items()]
+    with progress() as tell:
+        rows = run_searches(searches, partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS), tell)
+    if chosen.format == "json":
+        print(json.dumps(as_json(rows, capacity, goal, words, chosen.device), indent=1))
+    else:
+        _print(rows, capacity, goal, words, chosen.device)
+    best = recommended(rows, goal)
+    if best is None:
+        return 1
+    return _settings(best, chosen) if chosen.settings else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerobench plan",
+        description="Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU.",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="the model and its training, as `zerobench` takes them")
+    add("--device-memory", required=True, metavar="SIZE", help='of one GPU, as "80 GiB"')
+    add("--gpus", type=int, required=True, metavar="N", help="GPUs there are; data-parallel ranks, one each")
+    add("--goal", choices=GOALS, default=next(iter(GOALS)), help="what is looked for (default: %(default)s)")
+    add("--reserve", type=float, default=RESERVE, metavar="FRACTION",
+        help="of the device, for CUDA's context, libraries, fragmentation (default: %(default)s)")  # fmt: skip
+    add("--host-memory", metavar="SIZE", help="for one GPU; without it offload has no limit")
+    add("--disk", metavar="SIZE", help="for one GPU; without it offload=nvme has no limit")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="what executed cells act as (default: %(default)s)")
+    add("--family", choices=("zero",), help="goal largest_model: layers and hidden sizes of the ZeRO paper's models")
+    add("--jobs", type=int, metavar="N", help="executions at once (default: one per core)")
+    add("--format", choices=("table", "json"), default="table", help="default: %(default)s")
+    add("--settings", choices=SYSTEMS, help="the recommended cell as settings of another system")
+    add("--out", type=Path, metavar="DIR", help="a folder for the settings' files (default: they are printed)")
+    return parser
+
+
+def _capacity(chosen: argparse.Namespace) -> Capacity:
+    def size(key: str) -> int | None:
+        text = getattr(chosen, key)
+        try:
+            return None if text is None else parse_bytes(text)
+        except ValueError as error:
+            raise ValueError(f"--{key.replace('_', '-')}: {error}") from error
+
+    if not 0 <= chosen.reserve < 1:
+        raise ValueError(f"--reserve {chosen.reserve:g}: a fraction of the device, from 0 to below 1")
+    if chosen.gpus < 1:
+        raise ValueError(f"--gpus {chosen.gpus}: must be at least 1")
+    if chosen.jobs is not None and chosen.jobs < 1:
+        raise ValueError(f"--jobs {chosen.jobs}: must be at least 1")
+    device = size("device_memory")
+    if not device:
+        raise ValueError(f"--device-memory {chosen.device_memory}: must be above 0")
+    return Capacity(device, chosen.reserve, size("host_memory"), size("disk"))
+
+
+def _candidates(axes: dict[str, tuple[str, ...]], goal: Goal, capacity: Capacity) -> list[Candidate]:
+    """Returns the rows to try. A model or batch that offload alone limits has no end without a limit of its tier."""
+    rows = candidates(axes)
+    if goal.name != "largest_model" or "offload" in axes:
+        return rows
+    limited = {"none": True, "cpu": capacity.host_bytes is not None, "nvme": capacity.disk_bytes is not None}
+    return [row for row in rows if limited[row.offload]]
+
+
+def _check(goal: Goal, chosen: argparse.Namespace, models: list[object], overrides: list[str]) -> None:
+    """Raises ValueError with a sentence where the goal and the rest of the command contradict each other."""
+    keys = {word.partition("=")[0] for word in overrides}
+    if goal.name == "largest_model" and not all(isinstance(model, Gpt) for model in models):
+        raise ValueError("--goal largest_model: the model needs layers to vary; use model=gpt with model.hidden=WIDTH")
+    if goal.name == "largest_model" and "model.layers" in keys:
+        raise ValueError("model.layers: is what --goal largest_model looks for; leave it out")
+    if goal.name == "largest_batch" and keys & {"micro_batch", "batch"}:
+        raise ValueError("micro_batch, batch: are what --goal largest_batch looks for; leave them out")
+    if goal.name == "fewest_gpus" and "batch" in keys:
+        raise ValueError("batch: changes with the number of GPUs that --goal fewest_gpus looks for; use micro_batch")
+    if chosen.family and goal.name != "largest_model":
+        raise ValueError(f"--family {chosen.family}: its shapes are tried by --goal largest_model alone")
+    if chosen.out and not chosen.settings:
+        raise ValueError("--out: is for settings; say which with --settings")
+
+
+def _axis(goal: Goal, chosen: argparse.Namespace) -> Axis:
+    return family_axis() if chosen.family else goal.axis(chosen.gpus)
+
+
+def _print(rows: list[Row], capacity: Capacity, goal: Goal, words: list[str], device: str) -> None:
+    console = stdout_console()
+    console.print(plain_table(*table_of(rows, capacity, goal), left=2))
+    executed = sum(len(row.probes) for row in rows)
+    lines = [
+        f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "
+        f"({capacity.reserve:.0%} reserved); {show_count(executed, 'cell')} executed",
+        *notes_of(rows),
+    ]
+    best = recommended(rows, goal)
+    if best is None or best.best is None:
+        lines += [nothing_fits(rows, capacity)]
+    else:
+        lines += ["", sentence(rows, goal, capacity.usable_bytes), "", "To confirm it, one rank of it, then all:"]
+        lines += [f"  {command}" for command in commands_of(best.best, best, words, goal, device)]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _settings(best: Row, chosen: argparse.Namespace) -> int:
+    """Prints or writes the settings of the recommended cell."""
+    assert best.best is not None
+    found = settings_of(chosen.settings, best.best.cell.config)
+    for name, text in found.files.items():
+        if chosen.out:
+            chosen.out.mkdir(parents=True, exist_ok=True)
+            (chosen.out / name).write_text(text)
+            print(f"wrote {chosen.out / name}", file=sys.stderr)
+        else:
+            print(f"\n# {name}" if chosen.format == "table" else "", text, sep="\n", end="")
+    for note in found.notes:
+        print(printable(f"note: {note}"), file=sys.stderr)
+    return 0

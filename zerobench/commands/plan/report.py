@@ -1,0 +1,150 @@
+"""A plan in words: the table of what fits and what binds, the commands that confirm it, JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ...sizes import show_bytes
+from .capacity import Capacity, name_of
+from .choice import Goal, recommended, sentence, shape_words
+from .search import Probe, Row
+
+HEADER = ["strategy", "fits", "peak", "free", "host", "files", "ψ moved", "binds", "largest tensor"]
+SOMETIMES = ("host", "files")
+"""Columns that are shown where any row has bytes there."""
+
+NAME_WIDTH = 44
+"""Characters of a tensor's name in the table; JSON has all of them."""
+
+HELPS = {
+    "activations": "activation=checkpoint, a smaller micro_batch or sequence",
+    "temporary": "a smaller micro_batch, sequence or vocabulary (logits and the loss), or model.tiles=4 under zero3",
+    "parameters": "model.tiles=4 under zero3 (each matrix is gathered in parts), offload=cpu, more --gpus",
+    "gradients": "zero2 or zero3, model.tiles=4 under zero3, offload=cpu, more --gpus",
+    "master": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "optimizer": "zero1 or beyond, offload=cpu or nvme, more --gpus",
+    "communication": "smaller buckets (strategy.bucket_bytes), model.tiles=4 under zero3",
+    "inputs": "a smaller micro_batch or sequence",
+}
+"""Category that binds -> what makes it smaller."""
+
+
+def table_of(rows: Sequence[Row], capacity: Capacity, goal: Goal) -> tuple[list[str], list[list[str]]]:
+    """Returns header and lines of the table, less columns that are empty."""
+    lines = [_line(row, capacity, goal) for row in rows]
+    kept = [n for n, name in enumerate(HEADER) if name not in SOMETIMES or any(line[n] != "–" for line in lines)]
+    return [HEADER[n] for n in kept], [[line[n] for n in kept] for line in lines]
+
+
+def _line(row: Row, capacity: Capacity, goal: Goal) -> list[str]:
+    shown = row.best or row.beyond
+    if shown is None:
+        states = f"states alone {show_bytes(row.bound_bytes)}" if row.bound_bytes else "–"
+        return [row.candidate.name, "no", *["–"] * (len(HEADER) - 3), states]
+    used, binding = shown.used, shown.used.binding
+    part = used.at_peak[binding] / used.peak_bytes if used.peak_bytes else 0
+    largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
+    fits = goal.short(shown) if row.best else "no"
+    return [
+        row.candidate.name, "≥ " * row.at_end * (fits != "yes") + fits, show_bytes(used.peak_bytes),
+        show_bytes(capacity.usable_bytes - used.peak_bytes), show_bytes(used.host_bytes or None),
+        show_bytes(used.file_bytes or None), f"{used.volume_psi:.2f}", f"{binding} {part:.0%}", largest,
+    ]  # fmt: skip
+
+
+def notes_of(rows: Sequence[Row]) -> list[str]:
+    """Returns why rows were not executed, one sentence for those of the same reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.problem and row.bound_bytes is None:
+            reasons.setdefault(row.problem, []).append(row.candidate.name)
+    return [f"not executed: {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def nothing_fits(rows: Sequence[Row], capacity: Capacity) -> str:
+    """Returns the sentence for a device on which nothing fits: the smallest that would do, what binds, what helps."""
+    tried = [probe for row in rows for probe in row.probes]
+    if not tried:
+        reasons = "; ".join(dict.fromkeys(f"{row.candidate.name}: {row.problem}" for row in rows))
+        return f"nothing could be executed: {reasons}"
+    least = min(tried, key=lambda probe: (capacity.load(probe.used), probe.used.peak_bytes))
+    used, tier = least.used, capacity.fullest(least.used)
+    row = next(row for row in rows if least in row.probes)
+    if tier != "device":
+        held, key = used.bytes_in(tier), {"host": "--host-memory", "nvme": "--disk"}[tier]
+        return f"nothing fits: {row.candidate.name} needs {show_bytes(held)} of {tier} per GPU; raise {key}"
+    needed = show_bytes(capacity.smallest_device(used))
+    return (
+        f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with "
+        f"{show_bytes(used.peak_bytes)} at its peak, so the smallest device that would do has {needed}; "
+        f"{used.binding} bind ({show_bytes(used.at_peak[used.binding])}, the largest tensor "
+        f"{show_bytes(used.largest.bytes if used.largest else None)}: {name_of(used.largest)}), and what would help is "
+        f"{HELPS[used.binding]}"
+    )
+
+
+def overrides_of(probe: Probe, row: Row, words: Sequence[str], goal: Goal) -> list[str]:
+    """Returns the overrides that compose to an executed cell, less the device and the world."""
+    config = probe.cell.config
+    own = [f"strategy={row.candidate.strategy}", f"offload={row.candidate.offload}"]
+    own += [f"activation={row.candidate.activation}"]
+    changed: dict[str, Any] = {}
+    if goal.name == "largest_model":
+        changed = {f"model.{key}": getattr(config.model, key) for key in ("layers", "hidden", "heads")}
+    elif goal.name == "largest_batch":
+        changed = {"micro_batch": probe.value}
+    kept = [word for word in words if word.partition("=")[0] not in (*changed, "world_size", *_ELSEWHERE)]
+    return [*(word for word in own if word not in _PLAIN), *kept, *(f"{key}={value}" for key, value in changed.items())]
+
+
+_PLAIN = ("offload=none", "activation=none")
+_ELSEWHERE = ("backend", "tensors", "device", "draw_on")
+
+
+def commands_of(probe: Probe, row: Row, words: Sequence[str], goal: Goal, device: str) -> list[str]:
+    """Returns the commands that confirm a plan: one rank of the world alone on one device, then the whole world."""
+    overrides, ranks = overrides_of(probe, row, words, goal), probe.cell.config.world_size
+    line = " ".join(shlex.quote(word) for word in overrides)
+    one_rank = f"zerobench {line} world_size={ranks} device={device} backend=simulated measure.warmup=2 measure.steps=1"
+    one_rank += " draw_on=device" * (device == "cuda")
+    per_node = min(ranks, 8)
+    nodes = f" --nnodes {ranks // per_node} --rdzv-backend c10d --rdzv-endpoint HOST:29400" * (ranks > per_node)
+    whole = f"torchrun{nodes} --nproc-per-node {per_node} -m zerobench {line} device={device}"
+    return [one_rank, whole]
+
+
+def as_json(rows: Sequence[Row], capacity: Capacity, goal: Goal, words: Sequence[str], device: str) -> dict[str, Any]:
+    """Returns the plan as plain values: sizes in bytes, volumes in ψ."""
+    best = recommended(rows, goal)
+    found: dict[str, Any] = {
+        "goal": goal.name, "device": device, "device_bytes": capacity.device_bytes,
+        "usable_bytes": capacity.usable_bytes, "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
+        "rows": [_row_as_json(row) for row in rows],
+        "recommended": best.candidate.name if best else None,
+        "sentence": sentence(rows, goal, capacity.usable_bytes) if best else nothing_fits(rows, capacity),
+    }  # fmt: skip
+    if best is not None and best.best is not None:
+        found["commands"] = commands_of(best.best, best, words, goal, device)
+    return found
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    one = row.candidate
+    named = {"strategy": one.strategy, "offload": one.offload, "activation": one.activation, "problem": row.problem}
+    return named | {"best": _probe_as_json(row.best), "beyond": _probe_as_json(row.beyond), "at_end": row.at_end,
+                    "bound_bytes": row.bound_bytes, "executed": len(row.probes)}  # fmt: skip
+
+
+def _probe_as_json(probe: Probe | None) -> dict[str, Any] | None:
+    if probe is None:
+        return None
+    used, config = probe.used, probe.cell.config
+    return {
+        "psi": used.psi, "shape": shape_words(config), "gpus": config.world_size, "micro_batch": config.micro_batch,
+        "peak_bytes": used.peak_bytes, "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
+        "at_peak": used.at_peak, "binds": used.binding, "largest_tensor": name_of(used.largest),
+        "largest_tensor_bytes": used.largest.bytes if used.largest else None,
+        "volume_psi": used.volume_psi, "wire_bytes": used.wire_bytes,
+    }  # fmt: skip
