@@ -1,7 +1,8 @@
 """The memory of one GPU, and how full an execution makes it.
 
 capacity   bytes of the device, and of host memory and disk behind it, per GPU; None: without a limit
-usable     the device less a fraction for all that no tensor is: CUDA's context, libraries, rounding, fragmentation
+usable     the device less a fraction for what the peak leaves out: CUDA's context, libraries, what the allocator
+           reserves beyond what it has given out
 load       the largest of the ratios used / usable: 1 is full
 """
 
@@ -60,8 +61,9 @@ class Capacity:
 class Used:
     """What one executed rank holds at its peak, and sends in a step.
 
-    `at_peak`: category -> bytes on the device at the peak instant. `largest`: the largest storage then. `psi`: number
-    of trainable parameters. `between_bytes`: bytes of host memory and files behind the device, together.
+    `peak_bytes`: as the device's allocator counts it, on a GPU in blocks of 512 bytes and with cuBLAS's workspaces.
+    `at_peak`: category -> bytes of tensors at the peak instant. `largest`: the largest storage then. `psi`: number of
+    trainable parameters. `reserved_bytes`: most that a GPU's caching allocator takes for the step, None for a CPU.
     """
 
     psi: int
@@ -72,6 +74,7 @@ class Used:
     largest: TensorRow | None
     volume_psi: float
     wire_bytes: float
+    reserved_bytes: int | None = None
 
     def bytes_in(self, tier: str) -> int:
         """Returns the peak of a tier."""
@@ -89,10 +92,12 @@ def used_of(execution: Execution, psi: int) -> Used:
     assert record is not None
     totals = {row.tier: row.max_bytes for row in record.memory if row.phase == "step" and row.category == "total"}
     tensors = [row for row in execution.tensors if row.tier == "device"]
+    allocated, reserved = execution.allocated_bytes, execution.reserved_bytes
     return Used(
-        psi=psi, peak_bytes=execution.peak_bytes, host_bytes=totals.get("host", 0), file_bytes=totals.get("nvme", 0),
+        psi=psi, peak_bytes=allocated or execution.peak_bytes, host_bytes=totals.get("host", 0), file_bytes=totals.get("nvme", 0),
         at_peak=execution.at_peak, largest=max(tensors, key=lambda row: row.bytes, default=None),
         volume_psi=execution.volume_elements / psi if psi else 0.0, wire_bytes=execution.wire_bytes,
+        reserved_bytes=max(reserved) if reserved else None,
     )  # fmt: skip
 
 
