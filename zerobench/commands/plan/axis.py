@@ -34,6 +34,8 @@ class Axis:
     """Places in `values` of the first probes, in order."""
     changed: Callable[[Cell, int], Cell]
     coordinate: Callable[[int], float] = float
+    in_states: bool = False
+    """True where the states change along it, so that theory's states are a better coordinate."""
 
 
 def with_layers(cell: Cell, layers: int) -> Cell:
@@ -56,7 +58,7 @@ def with_gpus(cell: Cell, ranks: int) -> Cell:
 
 def layers_axis() -> Axis:
     """Returns the axis of layers, which starts with models that execute in a moment."""
-    return Axis("layers", range(1, DEEPEST + 1), (1, 3), with_layers)
+    return Axis("layers", range(1, DEEPEST + 1), (1, 3), with_layers, in_states=True)
 
 
 def micro_batch_axis() -> Axis:
@@ -66,7 +68,7 @@ def micro_batch_axis() -> Axis:
 
 def gpus_axis(most: int) -> Axis:
     """Returns the axis of GPUs, from `most` down to 1."""
-    return Axis("gpus", range(most, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks)
+    return Axis("gpus", range(most, 0, -1), (0,), with_gpus, lambda ranks: 1.0 / ranks, in_states=True)
 
 
 def fixed_axis() -> Axis:

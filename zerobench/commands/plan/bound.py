@@ -4,6 +4,8 @@ executed. Strategies that theory has no schedule for have no bound.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config.cell import Cell
 from ...predict.estimate import Estimate, estimate
 from .axis import Axis, walk
@@ -30,6 +32,15 @@ def least_load(cell: Cell, capacity: Capacity) -> float:
         return 0.0
     tiers = {"device": found.states_bytes, "host": found.host_bytes or 0, "nvme": found.file_bytes or 0}
     return max(held / capacity.limit_of(tier) for tier, held in tiers.items())
+
+
+def by_states(cell: Cell, axis: Axis, capacity: Capacity) -> Axis:
+    """Returns the axis with theory's states as its coordinate, in which the load is a line of slope 1 but for
+    activations; the axis itself where the states do not change along it, or theory says nothing.
+    """
+    if not axis.in_states or least_load(axis.changed(cell, axis.values[0]), capacity) == 0:
+        return axis
+    return replace(axis, coordinate=lambda value: least_load(axis.changed(cell, value), capacity))
 
 
 def first_too_large(cell: Cell, axis: Axis, capacity: Capacity) -> int:

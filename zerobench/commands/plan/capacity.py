@@ -94,7 +94,8 @@ def used_of(execution: Execution, psi: int) -> Used:
     tensors = [row for row in execution.tensors if row.tier == "device"]
     allocated, reserved = execution.allocated_bytes, execution.reserved_bytes
     return Used(
-        psi=psi, peak_bytes=allocated or execution.peak_bytes, host_bytes=totals.get("host", 0), file_bytes=totals.get("nvme", 0),
+        psi=psi, peak_bytes=allocated or execution.peak_bytes,
+        host_bytes=totals.get("host", 0), file_bytes=totals.get("nvme", 0),
         at_peak=execution.at_peak, largest=max(tensors, key=lambda row: row.bytes, default=None),
         volume_psi=execution.volume_elements / psi if psi else 0.0, wire_bytes=execution.wire_bytes,
         reserved_bytes=max(reserved) if reserved else None,

@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...execution import Limits, Target, execute_all
 from ...results.printed_table import plain_table, stdout_console
+from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
 from .axis import Axis
 from .candidates import Candidate, candidates, compose, words_of
@@ -69,7 +71,8 @@ def plan(arguments: list[str]) -> int:
     with progress() as tell:
         rows = run_searches(searches, partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS), tell)
     if chosen.format == "json":
-        print(json.dumps(as_json(rows, capacity, goal, words, chosen.device), indent=1))
+        made = {"torch": version("torch"), "source_hash": source_hash("")}
+        print(json.dumps(made | as_json(rows, capacity, goal, words, chosen.device), indent=1))
     else:
         _print(rows, capacity, goal, words, chosen.device)
     best = recommended(rows, goal)

@@ -56,4 +56,4 @@ def family_axis() -> Axis:
         assert isinstance(model, Gpt)
         return cell.changed(model=replace(model, layers=one.layers, hidden=one.hidden, heads=one.heads))
 
-    return Axis("shape", range(len(family)), (1, 3), changed, lambda place: float(family[place].numel))
+    return Axis("shape", range(len(family)), (1, 3), changed, lambda place: float(family[place].numel), in_states=True)

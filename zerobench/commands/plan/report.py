@@ -47,10 +47,11 @@ def _line(row: Row, capacity: Capacity, goal: Goal) -> list[str]:
     part = used.at_peak[binding] / (sum(used.at_peak.values()) or 1)
     largest = f"{show_bytes(used.largest.bytes)} {name_of(used.largest)[:NAME_WIDTH]}" if used.largest else "–"
     fits = goal.short(shown) if row.best else "no"
+    sizes = [used.peak_bytes, capacity.usable_bytes - used.peak_bytes, used.reserved_bytes]
+    sizes += [used.host_bytes or None, used.file_bytes or None]
     return [
-        row.candidate.name, "≥ " * row.at_end * (fits != "yes") + fits, show_bytes(used.peak_bytes),
-        show_bytes(capacity.usable_bytes - used.peak_bytes), show_bytes(used.reserved_bytes),
-        show_bytes(used.host_bytes or None), show_bytes(used.file_bytes or None), f"{used.volume_psi:.2f}", f"{binding} {part:.0%}", largest,
+        row.candidate.name, "≥ " * (row.at_end and fits != "yes") + fits, *map(show_bytes, sizes),
+        f"{used.volume_psi:.2f}", f"{binding} {part:.0%}", largest,
     ]  # fmt: skip
 
 
@@ -143,7 +144,8 @@ def _probe_as_json(probe: Probe | None) -> dict[str, Any] | None:
     used, config = probe.used, probe.cell.config
     return {
         "psi": used.psi, "shape": shape_words(config), "gpus": config.world_size, "micro_batch": config.micro_batch,
-        "peak_bytes": used.peak_bytes, "reserved_bytes": used.reserved_bytes, "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
+        "peak_bytes": used.peak_bytes, "reserved_bytes": used.reserved_bytes,
+        "host_bytes": used.host_bytes, "file_bytes": used.file_bytes,
         "at_peak": used.at_peak, "binds": used.binding, "largest_tensor": name_of(used.largest),
         "largest_tensor_bytes": used.largest.bytes if used.largest else None,
         "volume_psi": used.volume_psi, "wire_bytes": used.wire_bytes,

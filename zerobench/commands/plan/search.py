@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...config.cell import Cell
 from .axis import Axis, walk
-from .bound import first_too_large, least_load, states_of
+from .bound import by_states, first_too_large, least_load, states_of
 from .candidates import Candidate
 from .capacity import Capacity, Used
 
@@ -56,7 +56,7 @@ def search_row(candidate: Candidate, cell: Cell, axis: Axis, capacity: Capacity)
     if end == 0:
         return _only_states(candidate, axis.changed(cell, axis.values[0]), capacity)
     probes: dict[int, Probe] = {}
-    places, load = walk(axis, end), None
+    places, load = walk(by_states(cell, axis, capacity), end), None
     try:
         while True:
             place = places.send(load) if load is not None else next(places)
