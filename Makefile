@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare gpu-suite peers clean
+.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -20,6 +20,7 @@ help:
 	@echo "make docs       the documents as a site: build/docs/index.html, which opens from the disk"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
+	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
@@ -104,6 +105,10 @@ compare: setup
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
 	done
 	$(RUN) analysis/compare.py $(COMPARE_TO)
+	$(RUN) documents/pages.py
+
+published: setup
+	$(RUN) -m zerobench published --out results/published/published.csv --out results/published/published.md
 	$(RUN) documents/pages.py
 
 OUT ?= results/runs/gpu-suite

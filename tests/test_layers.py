@@ -25,7 +25,7 @@ LAYERS = {
         {"rank_record"},
         {"worker"},
         {"launch", "execution"},
-        {"sweep"},
+        {"sweep", "published"},
         {"loops"},
         {"commands"},
         {"cli", "gate"},

@@ -46,6 +46,7 @@ What a command line composes to, without running it:
 
 Verbs:
   zerobench estimate KEY=VALUE ... [--device-memory "80 GiB"]          peak and traffic before any run, without a GPU
+  zerobench published [--only megatron,offload]                        the papers' figures: formula, executed, printed
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
@@ -91,6 +92,7 @@ VERBS = {
     "history": "history.command",
     "versions": "versions.command",
     "budget": "budget.command",
+    "published": "published",
     "prune": "prune",
     "plan": "plan.command",
     "calibrate": "calibrate.command",

@@ -1,0 +1,107 @@
+"""Published figures: rows, formulas, slopes and the verb. Executions of all rows are `thorough`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cells import cell
+from zerobench import cli
+from zerobench.config.compose import compose_cells
+from zerobench.execution import Execution, Target, execute
+from zerobench.published import SOURCES, Reproduced, Row, reproduce
+from zerobench.published.write import COLUMNS, FORMATS, record_of
+
+ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
+ROOT = Path(__file__).parents[2]
+
+
+def here(target: Target, lines: Sequence[str]) -> list[Execution]:
+    return [execute(compose_cells(words.split())[0].config, target=target) for words in lines]
+
+
+def small(name: str, number: int) -> tuple[str, Row]:
+    """A row with a smaller model: a slope depends on its shape by padding alone."""
+    row = SOURCES[name].rows[number]
+    words = row.cell.replace("hidden=1024", "hidden=128").replace("bucket_bytes=8388608", "bucket_bytes=65536")
+    return name, replace(row, cell=words)
+
+
+def test_formulas_are_what_is_printed_where_nothing_is_said_against_it() -> None:
+    for name, row in ROWS:
+        if not (row.misprint or row.note):
+            assert row.formula == pytest.approx(row.value, abs=row.digit or 1e-9), (name, row.quantity)
+    assert [row.quantity for _, row in ROWS if row.misprint and abs(row.formula - row.value) < 1] == [
+        "checkpoints of 100B, 125 layers, b = 32, s = 1024"  # the number is right, and its unit is not
+    ]
+
+
+@pytest.mark.slow
+def test_executed_slopes_are_those_printed_and_a_misprint_is_told() -> None:
+    misprinted, parts = reproduce([small("offload", 3), small("offload", 7)], here)
+    assert misprinted.executed == pytest.approx(2, abs=0.01)
+    assert misprinted.whole > misprinted.executed + 0.1  # nothing that is in flight has been taken off
+    assert misprinted.verdict.startswith("misprint, right is 2M")
+    assert abs(misprinted.executed - misprinted.row.value) > 1
+    assert parts.executed == pytest.approx(4, abs=0.01)
+    assert parts.verdict == "yes"
+    assert set(parts.in_flight or {}) == {"down", "up"}
+
+
+def test_a_row_that_differs_says_so_and_one_without_execution_says_why() -> None:
+    name, row = "zero", replace(SOURCES["zero"].rows[1], note="why")
+    assert Reproduced(name, row, row.value + 2 * row.margin).verdict == "no; why"
+    assert Reproduced(name, row, row.value + row.margin / 2).verdict == "yes"
+    failed = reproduce([(name, row)], lambda target, lines: [_failed for _ in lines])[0]
+    assert failed.verdict == "not executed: it has no values"
+
+
+_failed = Execution(cell("zero1", 2).config, 0, 0.0, None, "it has no values")
+
+
+def test_the_list_of_formulas_in_every_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.run(["published", "--list", "--only", "offload,zeropp"]) == 0
+    said = capsys.readouterr().out
+    assert "ZeRO-Offload, arXiv 2101.06840" in said
+    assert "misprint, right is 2M" in said
+    files = [tmp_path / f"new/published{ending}" for ending in (".csv", ".json", ".md")]
+    assert cli.run(["published", "--list", *(word for file in files for word in ("--out", str(file)))]) == 0
+    rows = list(csv.DictReader(files[0].read_text().splitlines()))
+    assert [row["quantity"] for row in rows] == [row.quantity for _, row in ROWS]
+    assert set(rows[0]) == set(COLUMNS) == set(json.loads(files[1].read_text())["columns"])
+    assert files[2].read_text().count("## ") == len(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "megaton"], "--only megaton: no such source; did you mean megatron?"),
+        (["--out", "published.txt"], "--out published.txt: end it in .csv, .json, .md, or say --format"),
+        (["--out", "a.md", "--format", "csv"], "--out a.md: its ending and --format csv differ"),
+        (["--out", "."], "--out .: is a folder; name a file"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["published", "--list", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_every_row_is_executed_as_in_the_committed_table() -> None:
+    """`make published` writes the table; values are exact, and the same on every machine."""
+    recorded = list(csv.DictReader((ROOT / "results/published/published.csv").read_text().splitlines()))
+    found = reproduce(ROWS)
+    assert [one.problem for one in found if one.problem] == []
+    assert {name: FORMATS[name](found) != "" for name in FORMATS} == dict.fromkeys(FORMATS, True)
+    for one, row in zip(found, recorded, strict=True):
+        assert {key: str(value) for key, value in record_of(one).items() if value is not None} == {
+            key: value for key, value in row.items() if value
+        }
+    disagreeing = [one.row.quantity for one in found if not one.is_within and not one.row.note]
+    assert disagreeing == []

@@ -1,0 +1,88 @@
+"""ZeRO-Infinity, arXiv 2104.07857: sections 3 and 4. One checkpoint per layer, ci = 1; its fp32 gradients are a switch
+here, so that 20 bytes a parameter are 16 (neither), 18 (fp32 in place of fp16) or 20 (fp16, and cast all at once).
+"""
+
+from __future__ import annotations
+
+from ..equations import AT_ONCE, WIDE, states_per_parameter
+from ..quantities import flops, most_of, moved, per_size, psi, states, sum_of
+from ..row import Row
+
+GPT = "model=gpt model.heads=8 model.vocabulary=256 data=synthetic backend=simulated precision=bf16"
+WIDE_GPT = f"strategy=zero3 world_size=1 {GPT} model.hidden=4096"
+WIDER = ("model.hidden=4096", "model.hidden=8192")
+B, S, H = 4, 256, 4096
+TRAINED = f"{WIDE_GPT} model.checkpointing=true micro_batch={B} sequence={S}"
+WORKING = f"offload=cpu offload.parameters=true strategy=zero3 world_size=1 strategy.prefetch=0 {GPT} model.layers=2"
+FP32 = "precision.gradient_dtype=fp32"
+MATH = "model=huggingface huggingface.architecture=gpt2 huggingface.hidden=1024 huggingface.heads=8"
+MATH += " huggingface.vocabulary=1024 huggingface.options.attn_implementation=eager"
+MATH += " huggingface.options.activation_function=gelu huggingface.options.attn_pdrop=0.0"
+MATH += " huggingface.options.resid_pdrop=0.0 sequence=512 micro_batch=2 data=synthetic backend=simulated"
+MATH += " precision=bf16 strategy=ddp world_size=1"
+HF_LAYERS = ("huggingface.layers=2", "huggingface.layers=4")
+MEMORY = (
+    Row(
+        "section 3", "model states, fp16 gradients cast to fp32 all at once", "B per parameter", "20ψ",
+        states_per_parameter("zero3", 1, AT_ONCE), "20", 20.0, f"{WIDE_GPT} buffers=fused", states, psi, digit=1.0,
+    ),
+    Row(
+        "section 3", f"model states, gradients in fp32 alone ({FP32})", "B per parameter", "18ψ",
+        states_per_parameter("zero3", 1, WIDE), "20", 20.0, f"{WIDE_GPT} {FP32}", states, psi, digit=1.0,
+        note="20 counts fp16 and fp32 gradients at once; with fp32 ones alone it is 18, without them 16",
+    ),
+    Row(
+        "section 3", "model states over nl·hd²", "B per nl·hd²", "20 · 12 nl·hd²", 240.0, "240 nl·hd²",
+        240.0, f"{WIDE_GPT} buffers=fused", states, per_size("L", "h", "h"), digit=1.0,
+    ),
+    Row(
+        "section 3", "activation checkpoints, ci = 1", "B per b·s·hd·nl", "2", 2.0, "2·b·s·hd·nl/ci", 2.0,
+        TRAINED, most_of("activations"), per_size("b", "s", "h", "L"),
+    ),
+    Row(
+        "section 3", "working memory of model states, a block a unit", "B per hd²", "16 hd²", 16.0,
+        "16 hd²", 16.0, WORKING, states, per_size("h", "h"), sizes=WIDER,
+        note="16 hd² is the largest Linear with its gradient; ours gathers a block, 24 hd² bytes, and holds the "
+        "gradients of two, one filling and one leaving, and the last that autograd made, 8 hd²",
+    ),
+    Row(
+        "section 3", "the same with the MLP in tiles of 1/8", "B per hd²", "16 hd²", 16.0,
+        "16 hd²", 16.0, f"{WORKING} model.tiles=8", states, per_size("h", "h"), sizes=WIDER,
+        note="attention, 4 hd², is a unit that stays whole while tiles of 0.5 hd² come and go",
+    ),
+    Row(
+        "section 3", "activations between checkpoints, a = 8, s = 512, hd = 1024", "B per b·s·hd·nl",
+        "2 · 16 + 2as/hd", 2 * 16 + 2 * 8 * 512 / 1024, "b·s·ci·(16 hd + 2as)",
+        16 + 2 * 8 * 512 / 1024, MATH, most_of("activations"), per_size("b", "s", "h", "L"), sizes=HF_LAYERS,
+        note="16 hd are elements, of 2 bytes each; 2as are the bytes of one fp16 matrix, kept without dropout",
+    ),
+)  # fmt: skip
+
+SIZED = f"{GPT} model.hidden={H} micro_batch={B} sequence={S}"
+
+EARLY = (
+    "recomputing ends before a block's last product, which is 1/12 of what is counted, and attention's are not counted"
+)
+
+INTENSITIES = (
+    Row(
+        "section 4", f"arithmetic intensity: parameters and gradients, b = {B}, s = {S}", "FLOPs per B",
+        "s·b", float(S * B), "s·b", float(S * B),
+        f"strategy=zero3 world_size=64 model.checkpointing=true {SIZED}", flops,
+        sum_of(moved("all_gather", "reduce_scatter")),
+        note=f"printed for 8ψ bytes a step; ours moves 6ψ, as recomputing and backward share a gather; {EARLY}",
+    ),
+    Row(
+        "section 4", f"arithmetic intensity: optimizer states, b = {B}, s = {S}", "FLOPs per B",
+        "s·b/4", S * B / 4, "s·b/4", S * B / 4, f"offload=nvme offload.parameters=false {FP32} {TRAINED}", flops,
+        sum_of(moved("read", "write")), note=EARLY,
+    ),
+    Row(
+        "section 4", f"arithmetic intensity: activation checkpoints, hd = {H}, ci = 1", "FLOPs per B",
+        "24·hd·ci", 24.0 * H, "24·hd·ci", 24.0 * H,
+        f"activation=checkpoint_offload strategy=zero3 world_size=1 {SIZED}", flops, sum_of(moved("down", "up")),
+        note=EARLY,
+    ),
+)  # fmt: skip
+
+ROWS = (*MEMORY, *INTENSITIES)
