@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
+from zerobench.config import schema_training
 from zerobench.execution import CPU, CUDA, Execution, Target, execute
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
@@ -189,3 +190,10 @@ def test_of_building_a_peer_nothing_stays_but_its_shards(monkeypatch: pytest.Mon
     assert found.record is not None
     whole = sum(shape.numel for shape in found.record.schedule.shapes) * 4
     assert whole / 4 <= living < 1.1 * whole / 4
+
+
+def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
+    """Nothing beside the rank's own steps is run: the model alone, whose queries are fp32, would be refused."""
+    found = executed(Target("cuda", "flash"), "fsdp2", precision=schema_training.Bf16())
+    assert found.record is not None
+    assert found.record.own_activation_bytes is None

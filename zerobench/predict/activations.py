@@ -11,6 +11,7 @@ from torch import nn
 from ..config.cell import CellConfig
 from ..config.residual import activation_policy
 from ..config.schema import Gpt
+from ..host.environment import FAKE
 from ..sections import known
 from ..theory.activations import GptShape, host_bytes
 
@@ -23,11 +24,11 @@ DATA = ("text", "synthetic")
 
 def of(config: CellConfig, batches: Any, build: Callable[[CellConfig], nn.Module]) -> int | None:
     """Returns the peak bytes on the device, for the model that `build` makes of a resolved cell; None where nothing is
-    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, and where a policy moves
-    activations.
+    predicted: for GPUs, whose kernels keep other tensors, for a user's models and data, where a policy moves
+    activations, and for fake tensors, whose run is such a prediction itself.
     """
     moved = config.activation.name != "none" or config.arena
-    if config.device != "cpu" or moved:
+    if config.device != "cpu" or config.tensors == FAKE or moved:
         return None
     if config.model.kind not in KINDS or config.data.name not in DATA:
         return None
