@@ -49,6 +49,8 @@ DEFAULTS: dict[str, Any] = {
     "measure.trace": False,
     "measure.snapshot": False,
     "model.tiles": 1,
+    "huggingface.loss": "plain",
+    "huggingface.config": None,
     "nodes": 1,
     "ranks_per_gpu": 1,
 }
@@ -57,7 +59,7 @@ DEFAULTS: dict[str, Any] = {
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search", VERSION_KEY)
 """Keys that do not change what is measured."""
 
-LOCAL = ("threads", "nodes", "data.path", "data.text_hash")
+LOCAL = ("threads", "nodes", "data.path", "data.text_hash", "huggingface.config")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
 
 MOVED = {"launch.threads": "threads", "launch.timeout_s": "timeout_s", "measure.repeats": "repeats",
@@ -101,6 +103,8 @@ def identity(config: Any) -> dict[str, Any]:
         del written["huggingface"]
     for key, default in DEFAULTS.items():
         section, _, last = key.rpartition(".")
+        if section and section not in written:
+            continue
         if (written[section].get(last, default) if section else written[key]) == default:
             _remove(written, section if last == "name" else key)
     return written

@@ -158,6 +158,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "huggingface.architecture": ("", "a causal language model of transformers, as gpt2 or llama"),
     **{f"huggingface.{name}": line for name, line in _SHAPE.items()},
     "huggingface.loss": ("", "what of the logits stays: plain, kept until the next forward, or fused"),
+    "huggingface.config": ("", "a local config.json, or its folder: the whole shape comes from it; read as data"),
     "huggingface.options": ("", "settings of the architecture's own config, as huggingface.options.NAME=VALUE"),
     "search.memory_limit": ("bytes", "limit per rank, as '96 MiB'; a cell then becomes a search"),
     "search.checkpointing": ("", "whether to recompute activations: the choices that are tried"),

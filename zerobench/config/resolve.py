@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from .. import strategies
 from ..data import TEXT_VOCABULARY, text_hash
-from ..models import huggingface
+from ..models import huggingface, huggingface_config
 from ..registry import DATA, MODELS
 from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
@@ -150,6 +150,12 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
     model, data = draft.model, draft.data
     where = "huggingface" if model.kind == "huggingface" else "model"
     shape: Any = draft.huggingface if model.kind == "huggingface" else model  # a user's has fields of its own
+    if isinstance(shape, Huggingface) and shape.config is not None:
+        try:
+            _take_shape(shape, huggingface_config.read_config(shape.config, shape.options))
+        except ValueError as error:
+            problems.append(str(error))
+            return
     wanted = TEXT_VOCABULARY if isinstance(data, Text) else getattr(data, "vocabulary", None)
     if hasattr(shape, "vocabulary"):
         shape.vocabulary = shape.vocabulary if shape.vocabulary is not None else wanted or TEXT_VOCABULARY
@@ -167,10 +173,18 @@ def _resolve_model(draft: Config, problems: list[str]) -> None:
         shape.sequence = draft.sequence
 
 
+def _take_shape(section: Huggingface, found: huggingface_config.Shape) -> None:
+    """Fills in the shape that a file describes: the cell has it all, and needs the file no more."""
+    for name, value in found._asdict().items():
+        setattr(section, name, value)
+
+
 def _problems_of_shape(where: str, shape: Any) -> list[str]:
     """Returns sentences on sizes that one of our models cannot have."""
     sizes = {key: getattr(shape, key) for key in ("layers", "hidden", "heads", "vocabulary") if hasattr(shape, key)}
     problems = [f"{where}.{key}={size}: must be at least 1" for key, size in sizes.items() if size < 1]
+    if isinstance(shape, Huggingface) and shape.config is not None:
+        return problems  # the file's own architecture has checked it
     if not problems and "heads" in sizes and shape.hidden % shape.heads:
         problems.append(f"{where}.heads={shape.heads}: it must divide hidden={shape.hidden}")
     if isinstance(shape, Gpt) and shape.tiles > shape.hidden:

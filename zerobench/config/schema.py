@@ -80,9 +80,10 @@ class HuggingfaceModel(Model):
 
 @dataclass
 class Huggingface(Section):
-    """The shape for model=huggingface. `options` go to the architecture's own config. `loss`: plain, the cross-entropy
-    of logits in fp32; kept: the same, with these logits alive until the next forward, as in a loop that holds on to
-    what the model returned; fused: a kernel that keeps the model's own logits alone.
+    """The shape for model=huggingface. `options` go to the architecture's own config. `config`: a local config.json
+    that the whole shape comes from; `options` then replace what it says. `loss`: plain, the cross-entropy of logits in
+    fp32; kept: the same, with these logits alive until the next forward, as in a loop that holds on to what the model
+    returned; fused: a kernel that keeps the model's own logits alone.
     """
 
     architecture: str = "gpt2"
@@ -93,6 +94,7 @@ class Huggingface(Section):
     positions: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     loss: str = "plain"
+    config: str | None = None
 
 
 @dataclass

@@ -85,8 +85,11 @@ def build(
     positions: int,
     options: dict[str, Any],
     loss: str = "plain",
+    config: str | None = None,
 ) -> nn.Module:
-    """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts."""
+    """Builds a causal language model of `architecture` ("gpt2", "llama", ...) that `problems_of` accepts. Where its
+    shape comes from a file, `config`, `options` are all of it (huggingface_config.py).
+    """
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     shape = {
@@ -102,5 +105,5 @@ def build(
         "pad_token_id": None,
     }
     plain = CONFIG_MAPPING[architecture]()
-    settings = {k: v for k, v in shape.items() if hasattr(plain, k)} | options
+    settings = options if config else {k: v for k, v in shape.items() if hasattr(plain, k)} | options
     return CausalLM(AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**settings)), loss)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...config.cell import Cell
+from ...config.cell import Cell, CellConfig
 from ...execution import Execution, Target
 from ...execution.parts import Parts
 from ...predict.estimate import closed_form
@@ -130,7 +130,7 @@ def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execut
 def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, most: int) -> EstimateRow:
     config = execution.config if execution is not None else cell.config
     setting: dict[str, Any] = {
-        "name": name, "strategy": config.strategy.name, "model": config.model_name, "world_size": config.world_size,
+        "name": name, "strategy": config.strategy.name, "model": _model_of(config), "world_size": config.world_size,
         "micro_batch": config.micro_batch, "accumulation": config.accumulation, "sequence": config.sequence,
         "precision": config.precision.label, "optimizer": config.optimizer_label, "systems": config.systems_label,
         "device": target.kind, "attention": target.attention, "config": config.as_dict(),
@@ -151,6 +151,10 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
         reserved_low_bytes=reserved[0], reserved_high_bytes=reserved[1],
         tensors=tuple(LargeTensor.of(one, parts) for one in execution.tensors[:most]), seconds=execution.seconds,
     )  # fmt: skip
+
+
+def _model_of(config: CellConfig) -> str:
+    return config.model_name if config.huggingface is None else f"{config.model_name} {config.huggingface.architecture}"
 
 
 def _closed_form(execution: Execution) -> tuple[int | None, int | None]:
