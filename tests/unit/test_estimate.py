@@ -1,0 +1,196 @@
+"""`zerobench estimate`: its figures against a real run's, models from files and scripts, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerobench.commands.estimate.ask import DEFAULTS, ask
+from zerobench.commands.estimate.command import estimate
+from zerobench.commands.estimate.row import EstimateRow, LargeTensor
+from zerobench.commands.estimate.show import too_small
+from zerobench.commands.estimate.write import as_csv, as_table
+from zerobench.config.cell import CellConfig
+from zerobench.config.compose import RefusedError
+from zerobench.execution.parts import PARTS
+from zerobench.launch.processes import launch
+from zerobench.models.huggingface_config import read_config
+from zerobench.worker import RankJob, run_rank
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 80,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 977,
+    "max_position_embeddings": 64, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def written(folder: Path, **more: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in {**LLAMA, **more}.items() if value is not None}))
+    return path
+
+
+def test_estimates_of_a_config_json_are_what_a_real_run_holds_and_sends(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out, keys = tmp_path / "found.json", ["strategy=zero2,fsdp2", "world_size=2", "sequence=48", "--device", "cpu"]
+    keys += [
+        "model=huggingface",
+        "huggingface.loss=kept",
+        f"huggingface.config={written(tmp_path)}",
+        "--format",
+        "json",
+        "--out",
+        str(out),
+    ]
+    assert estimate(keys) == 0
+    found = json.loads(out.read_text())["estimates"]
+    assert [one["name"] for one in found] == ["zero2", "fsdp2"]
+    for one in found[:1]:
+        config = replace(CellConfig.from_dict(one["config"]), backend="gloo", tensors="real")
+        jobs = [RankJob(config, "accounted", rank, f"{tmp_path}/{one['name']}", str(tmp_path)) for rank in range(2)]
+        outcome = launch(run_rank, jobs, tmp_path / "logs", 100)
+        assert outcome.status == "ok", outcome.reason
+        real = outcome.results[one["rank"]]
+        held = {row.category: row.max_bytes for row in real.memory if (row.phase, row.tier) == ("step", "device")}
+        assert (one["peak_bytes"], one["states_bytes"]) == (held["total"], held["states"])
+        assert one["wire_bytes"] == sum(row.wire_bytes for row in real.traffic if not row.control)
+    for one in found:
+        assert sum(one["parts_bytes"].values()) == one["peak_bytes"]
+        output = 4 * 4 * 48 * 977  # in fp32; kept, and beside it log-probabilities and two gradients as large
+        assert one["parts_bytes"]["logits"] == output
+        assert 0 <= one["parts_bytes"]["loss"] - 3 * output < 64  # and scalars
+        assert one["in_flight_bytes"] == one["states_bytes"] - one["formula_bytes"] > 0
+        # q and o, k and v of two heads, the MLP, norms; embedding and head
+        block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80 + 2 * 32
+        assert one["psi"] == 2 * block + 32 + 2 * 977 * 32
+
+
+REFUSED = {
+    "auto_map": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map names code of its own, which is not executed"),
+    "trust": ({"trust_remote_code": True}, "trust_remote_code asks for code of others, which is not executed"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config describes quantized weights"),
+    "near": ({"model_type": "lama"}, "knows no model_type lama; did you mean llama?"),
+    "far": ({"model_type": "zzzzzz"}, "a newer one may, or register the model in a script of yours"),
+    "vision": ({"model_type": "vit"}, "model_type vit is no causal language model"),
+    "none": ({"model_type": None}, "it has no model_type"),
+    "wrong": ({"hidden_size": "wide"}, "no config of llama: "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_config_json_that_is_no_model_is_one_sentence(tmp_path: Path, case: str) -> None:
+    pytest.importorskip("transformers")
+    more, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=r"huggingface\.config=") as refused:
+        read_config(str(written(tmp_path, **more)), {})
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_are_no_config_are_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for text, words in (("{", "no JSON"), ("[1]", "no mapping"), ("[" * 10**5, "no JSON")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_config(str(tmp_path), {})  # a folder's config.json
+    with pytest.raises(ValueError, match="there is no such file; nothing is downloaded"):
+        read_config("meta-llama/Llama-3", {})
+    shape = read_config(str(written(tmp_path)), {"num_hidden_layers": 3})
+    assert (shape.layers, shape.vocabulary, shape.options["num_key_value_heads"]) == (3, 977, 2)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        read_config(str(tmp_path), {"trust_remote_code": True})
+
+
+def test_what_is_left_out_serves_who_asks_first() -> None:
+    question = ask(["model=gpt_tiny"])
+    assert [cell.config.strategy.name for cell in question.cells] == DEFAULTS["strategy"].split(",")
+    assert {cell.config.world_size for cell in question.cells} == {8}
+    assert question.target.kind == "cuda"
+    assert ask(["model=gpt_tiny", "strategy=ddp", "device=cpu"]).target.kind == "cpu"
+    for words, sentence in (
+        (["backend=gloo"], "backend=gloo: an estimate runs no ranks"),
+        (["search.memory_limit=1GiB"], "zerobench plan"),
+        (["device=tpu"], "device=tpu: use one of cpu, cuda"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            ask(words)
+    with pytest.raises(RefusedError, match="modle"):
+        ask(["modle=gpt_tiny"])
+
+
+def row(name: str, **more: Any) -> EstimateRow:
+    setting = {"micro_batch": 4, "accumulation": 1, "sequence": 128, "precision": "bf16", "optimizer": "adamw/fused"}
+    known = {"strategy": name, "model": "gpt", "world_size": 8, "systems": "", "device": "cuda", "attention": None}
+    return EstimateRow(name=name, **known, **setting, **more)  # type: ignore[arg-type]
+
+
+def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
+    parts = dict.fromkeys(PARTS, 0) | {"parameters": 2**30, "loss": 3 * 2**30}
+    tensor = LargeTensor(2**30, "loss", "", "", "8x128", "train.py:3 in f")
+    rows = [
+        row("zero3", peak_bytes=2**32, parts_bytes=parts, states_bytes=2**30, psi=7, tensors=(tensor, tensor)),
+        row("deepspeed_zero3", problem="strategy=deepspeed_zero3: needs deepspeed"),
+    ]
+    text = as_table(rows, 2**31)
+    assert "gpt, 7 parameters, N = 8, 4 × 128 tokens a rank" in text
+    assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))
+    assert too_small(rows[0], 2**31) == "zero3: 2.00 GiB is 2.00 GiB too small; most of its peak are loss, 3.00 GiB"
+    first, second = csv.DictReader(as_csv(rows, None).splitlines())
+    assert [int(first[f"{key}_bytes"]) for key in ("peak", "loss", "largest")] == [2**32, 3 * 2**30, 2**30]
+    assert (second["peak_bytes"], second["problem"]) == ("", "strategy=deepspeed_zero3: needs deepspeed")
+    from zerobench.commands.estimate.figure import draw
+
+    draw(rows, tmp_path / "bars.svg", 2**31)
+    drawn = (tmp_path / "bars.svg").read_text()
+    assert "stroke-dasharray" in drawn
+    with pytest.raises(ValueError, match="no cell has an estimate"):
+        draw(rows[1:], tmp_path / "none.svg")
+
+
+SCRIPT = """
+import torch, zerobench
+
+class Own(torch.nn.Module):
+    def __init__(self, width, vocabulary, needy):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(vocabulary, width), torch.nn.Linear(width, vocabulary)
+        self.needy = needy
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        if self.needy and x.sum().item() > 0:
+            x = x[x.sum(-1) > 0]
+        return torch.nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+def build(width: int = 64, needy: bool = False, vocabulary: int = 333):
+    return Own(width, vocabulary, needy)
+
+zerobench.register_model("mine", build)
+zerobench.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    words = ["estimate", "model=mine", "model.needy=false,true", "model.vocabulary=333", "strategy=zero1"]
+    done = subprocess.run(
+        [sys.executable, "mine.py", *words, "--format", "json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stderr
+    plain, needy = json.loads(done.stdout)["estimates"]
+    assert (plain["psi"], plain["problem"]) == (333 * 64 + 333 * 65, "")
+    assert plain["parts_bytes"]["loss"] >= 3 * 4 * 4 * 128 * 333
+    assert "the model reads values in its forward or backward" in needy["problem"]
+    assert not (tmp_path / "results").exists()
