@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "measure.trace": False,
     "measure.snapshot": False,
     "model.tiles": 1,
+    "precision.masters": True,
     "huggingface.loss": "plain",
     "huggingface.config": None,
     "nodes": 1,

@@ -61,8 +61,7 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     settings = _parsed(where, path)
     for key in REFUSED.keys() & (settings.keys() | more.keys()):
         raise ValueError(f"huggingface.config={path}: {key} {REFUSED[key]}")
-    kind = settings.get("model_type")
-    _check_kind(path, kind)
+    kind = _check_kind(path, settings.get("model_type"))
     from transformers import CONFIG_MAPPING
 
     options = _without(settings, ABOUT_WEIGHTS) | more
@@ -77,7 +76,7 @@ def read_config(path: str, more: dict[str, Any]) -> Shape:
     layers, hidden, heads, vocabulary = sizes
     positions = getattr(text, "max_position_embeddings", None)
     positions = positions if isinstance(positions, int) else ANY_LENGTH
-    return Shape(str(kind), layers, hidden, heads, vocabulary, positions, options)
+    return Shape(kind, layers, hidden, heads, vocabulary, positions, options)
 
 
 def _parsed(where: Path, path: str) -> dict[str, Any]:
@@ -94,7 +93,8 @@ def _parsed(where: Path, path: str) -> dict[str, Any]:
     return settings
 
 
-def _check_kind(path: str, kind: Any) -> None:
+def _check_kind(path: str, kind: Any) -> str:
+    """Returns the name of an architecture that transformers itself knows as a causal language model."""
     try:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
@@ -103,7 +103,7 @@ def _check_kind(path: str, kind: Any) -> None:
     if not isinstance(kind, str):
         raise ValueError(f"huggingface.config={path}: it has no model_type, the name of its architecture")
     if kind in KNOWN:
-        return
+        return kind
     if kind in transformers.CONFIG_MAPPING:
         words = "is no causal language model; register the module in a script of yours"
         raise ValueError(f"huggingface.config={path}: model_type {kind} {words}")
