@@ -23,7 +23,7 @@ from pygments.lexers import TextLexer, get_lexer_for_filename
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from documents import commands, excerpts, keys, where
+from documents import commands, estimates, excerpts, keys, where
 from zerobench.commands.columns import as_markdown
 from zerobench.records.describe import ROWS, columns_of
 
@@ -34,6 +34,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "columns": lambda: as_markdown([column for table in ROWS for column in columns_of(table)]),
     "commands": commands.page,
     "where": where.everything,
+    "estimate": estimates.example,
+    "estimates": estimates.schema,
 }
 
 MARK = re.compile(r"<!-- generated: (\w+) -->")

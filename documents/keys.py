@@ -31,6 +31,7 @@ RULES: dict[str, str] = {
     "model.vocabulary": "at least that of the data",
     "model.positions": "at least `sequence`",
     "huggingface.options": "a mapping",
+    "huggingface.config": "a config.json, or its folder",
     "huggingface.architecture": "a causal language model of transformers",
     "search.checkpointing": "a list of `false`, `true`",
     "results_dir": "a folder",

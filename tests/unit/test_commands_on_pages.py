@@ -27,6 +27,8 @@ PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|\.\.\.")
 """In inline code: FILE, PATH, KEY=VALUE."""
 VALUED = ("--where", "--tolerance", "--packages", "--python")
 """Options whose value looks like an override."""
+SWEEP_ANYWAY = ("estimate",)
+"""Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
 SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "#")
 """What else a block of commands may begin with."""
@@ -108,7 +110,7 @@ def problem_of_arguments(words: list[str]) -> str:
         problem = parsed(lambda: importlib.import_module("zerobench.cli")._run(words))
         rest = words[words.index("--") + 1 :] if "--" in words else words
         overrides = [w for w, before in zip(rest, ["", *rest], strict=False) if is_override(w) and before not in VALUED]
-        return problem or problem_of_overrides(overrides, "-m" in words)
+        return problem or problem_of_overrides(overrides, "-m" in words or words[0] in SWEEP_ANYWAY)
     flags, overrides, dirs = split_arguments(words)
     if "--help" in flags:
         return "; ".join(word for word in overrides if word.partition("=")[0] not in {*GROUPS, *KEYS})

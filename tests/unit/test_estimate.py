@@ -194,3 +194,10 @@ def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentenc
     assert plain["parts_bytes"]["loss"] >= 3 * 4 * 4 * 128 * 333
     assert "the model reads values in its forward or backward" in needy["problem"]
     assert not (tmp_path / "results").exists()
+
+
+def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
+    from documents import estimates
+
+    assert f"zerobench {estimates.EXAMPLE}\n" in (estimates.ROOT / "docs/how-to/estimate.md").read_text()
+    assert all(f"| `{name}` | " in estimates.schema() for name in ("peak_bytes", "parts_bytes", "shape"))

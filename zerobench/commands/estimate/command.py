@@ -56,8 +56,8 @@ Exit code: 0 all cells were executed, 1 one was not, 2 the command itself was wr
 
 def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
-    fork_server.start()
     chosen = _parser().parse_intermixed_args(arguments)
+    fork_server.start()  # it loads while cells are composed
     try:
         memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
         _check(chosen)
