@@ -21,6 +21,7 @@ help:
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
+	@echo "make largest-model  the largest model for each strategy, executed, in an hour (results/largest_model/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
@@ -109,6 +110,28 @@ compare: setup
 
 published: setup
 	$(RUN) -m zerobench published --out results/published/published.csv --out results/published/published.md
+	$(RUN) documents/pages.py
+
+# A plan that is there is not made again: remove results/largest_model/*.json first.
+LARGEST_TO ?= results/largest_model
+LARGEST = $(RUN) -m zerobench plan --goal largest_model --family zero --format json model=gpt model.vocabulary=50257 \
+  sequence=1024 activation=checkpoint
+
+largest-model: setup
+	mkdir -p $(LARGEST_TO)
+	plan() { to=$(LARGEST_TO)/$$1.json; shift; test -s $$to || { $(LARGEST) "$$@" > $$to.part && mv $$to.part $$to; }; }; \
+	for size in 40GiB 80GiB; do \
+	  for name in ddp zero1 zero2 megatron fsdp2_no_reshard zero3 fsdp2; do \
+	    plan 8x$$size-$$name --device-memory $$size --gpus 8 strategy=$$name offload=none || exit 1; \
+	  done; \
+	  for name in zero1 zero2 zero3; do \
+	    plan 8x$$size-$$name-cpu --device-memory $$size --gpus 8 --host-memory 192GiB strategy=$$name offload=cpu || exit 1; \
+	  done; \
+	done; \
+	for name in ddp zero1 zero2 zero3; do \
+	  plan 64x32GB-$$name --device-memory 32GB --gpus 64 strategy=$$name offload=none || exit 1; \
+	done
+	$(RUN) analysis/largest_model.py $(LARGEST_TO)
 	$(RUN) documents/pages.py
 
 OUT ?= results/runs/gpu-suite

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis import largest_model
 from tests.cells import cell
 from zerobench.commands.plan.axis import Axis, gpus_axis, layers_axis, micro_batch_axis, walk
 from zerobench.commands.plan.candidates import Candidate, candidates
 from zerobench.commands.plan.capacity import Capacity, Used
 from zerobench.commands.plan.choice import GOALS, recommended, sentence
 from zerobench.commands.plan.command import plan
-from zerobench.commands.plan.driver import run_searches
+from zerobench.commands.plan.driver import run_searches, with_least
 from zerobench.commands.plan.family import family_axis, shapes
 from zerobench.commands.plan.report import nothing_fits
 from zerobench.commands.plan.search import Probe, Row, search_row
@@ -152,6 +153,8 @@ def test_a_search_executes_neighbors_and_prunes_by_the_states() -> None:
     (pruned,) = run_searches([search_row(found.candidate, start, layers_axis(), tiny)], run)
     assert "states alone" in pruned.problem
     assert len(executed) == len(found.probes)
+    (least,) = with_least([pruned], {found.candidate: start}, layers_axis(), run)
+    assert "nothing fits 1.0 KiB: the least is zero3 with" in nothing_fits([least], tiny)
 
 
 def test_where_nothing_fits_a_sentence_says_what_would_do_and_what_would_help() -> None:
@@ -312,3 +315,30 @@ def test_settings_say_what_the_cell_is(chosen: dict[str, CellConfig]) -> None:
     whole = replace(chosen["zero2 none"], strategy=replace(strategy, bucket_bytes=MIB))
     again = json.loads(settings_of("deepspeed", whole).files["ds_config.json"])
     assert again["zero_optimization"]["reduce_bucket_size"] == MIB // 2
+
+
+def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_it(tmp_path: Path) -> None:
+    """Plans made by hand: one without a neighbor, whose states are too large, and one of the paper's world."""
+    probe = {"psi": 2_400_000_000, "shape": "54 x 1920", "gpus": 8, "peak_bytes": 36 * 2**30, "host_bytes": 0,
+             "binds": "optimizer"}  # fmt: skip
+    same = {"device_bytes": 40 * 2**30, "usable_bytes": 37 * 2**30}
+    row = {"strategy": "ddp", "offload": "none", "best": probe, "beyond": None}
+    hosted = row | {"strategy": "zero3", "offload": "cpu", "best": probe | {"host_bytes": 2**30}, "beyond": probe}
+    none = row | {"strategy": "zero1", "best": None}
+    (tmp_path / "a.json").write_text(json.dumps(same | {"rows": [row, none, hosted]}))
+    world = {"device_bytes": 32 * 10**9, "usable_bytes": 29 * 10**9, "rows": [row | {"best": probe | {"gpus": 64}}]}
+    (tmp_path / "b.json").write_text(json.dumps(world))
+    assert largest_model.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in ("md", "png", "svg")}
+    text = (tmp_path / "out/largest_model.md").read_text()
+    assert "| 8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | – | optimizer | – (the states alone) |" in text
+    assert "ZeRO-3 + cpu" in text
+    assert "| ddp | 2.0B | 2.0B | 1.3B | 2.40B (54 × 1920) |" in text
+    assert "| zero1 | 7.6B | 7.6B | 6.2B | – |" in text
+    assert largest_model.main([str(tmp_path / "nowhere")]) == 2
+
+
+@pytest.mark.parametrize("strategy", largest_model.TABLE_2)
+def test_the_formula_gives_the_paper_s_theoretical_column(strategy: str) -> None:
+    theoretical, _ = largest_model.TABLE_2[strategy]
+    assert round(largest_model.by_formula(strategy), 1) == theoretical

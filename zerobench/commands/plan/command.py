@@ -19,7 +19,7 @@ from .axis import Axis
 from .candidates import Candidate, candidates, compose, words_of
 from .capacity import RESERVE, Capacity
 from .choice import GOALS, Goal, recommended, sentence
-from .driver import progress, run_searches
+from .driver import progress, run_searches, with_least
 from .family import family_axis
 from .report import as_json, commands_of, notes_of, nothing_fits, table_of
 from .search import Row, search_row
@@ -67,9 +67,11 @@ def plan(arguments: list[str]) -> int:
         print(printable(f"zerobench plan: {error}"), file=sys.stderr)
         return 2
     axis = _axis(goal, chosen)
-    searches = [search_row(one, cell, axis, capacity) for one, cell in cells.items()]
+    execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:
-        rows = run_searches(searches, partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS), tell)
+        rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
+        if not any(row.probes for row in rows):
+            rows = with_least(rows, cells, axis, execute)
     if chosen.format == "json":
         made = {"torch": version("torch"), "source_hash": source_hash("")}
         print(json.dumps(made | as_json(rows, capacity, goal, words, chosen.device), indent=1))

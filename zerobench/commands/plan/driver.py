@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell, CellConfig
 from ...execution import Execution
+from .axis import Axis
 from .bound import states_of
+from .candidates import Candidate
 from .capacity import Used, used_of
-from .search import Row, Search
+from .search import Probe, Row, Search
 
 Execute = Callable[[list[CellConfig]], list[Execution]]
 Tell = Callable[[int, int, str], None]
@@ -36,6 +39,22 @@ def run_searches(searches: list[Search], execute: Execute, tell: Tell = lambda *
             del wanted[number]
             _advance(number, searches[number], known[cell.cell_id], wanted, rows)
     return [rows[number] for number in range(len(searches))]
+
+
+def with_least(rows: list[Row], cells: dict[Candidate, Cell], axis: Axis, execute: Execute) -> list[Row]:
+    """Returns the rows with that of the least states executed at its emptiest, so that a plan in which theory has
+    pruned all can say which device would do.
+    """
+    pruned = [row for row in rows if row.bound_bytes is not None]
+    if not pruned:
+        return rows
+    least = min(pruned, key=lambda row: row.bound_bytes or 0)
+    cell = axis.changed(cells[least.candidate], axis.values[0])
+    used = _used(cell, execute([cell.config])[0])
+    if isinstance(used, str):
+        return [replace(row, problem=used, bound_bytes=None) if row is least else row for row in rows]
+    probe = Probe(axis.values[0], cell, used)
+    return [replace(row, problem="", beyond=probe, probes=(probe,)) if row is least else row for row in rows]
 
 
 def _advance(

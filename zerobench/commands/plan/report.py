@@ -80,7 +80,7 @@ def nothing_fits(rows: Sequence[Row], capacity: Capacity) -> str:
     return (
         f"nothing fits {show_bytes(capacity.device_bytes)}: the least is {row.candidate.name} with "
         f"{show_bytes(used.peak_bytes)} at its peak, so the smallest device that would do has {needed}; "
-        f"{used.binding} bind ({show_bytes(used.at_peak[used.binding])}, the largest tensor "
+        f"what binds most is {used.binding} ({show_bytes(used.at_peak[used.binding])}; the largest tensor has "
         f"{show_bytes(used.largest.bytes if used.largest else None)}: {name_of(used.largest)}), and what would help is "
         f"{HELPS[used.binding]}"
     )
@@ -120,7 +120,7 @@ def as_json(rows: Sequence[Row], capacity: Capacity, goal: Goal, words: Sequence
     """Returns the plan as plain values: sizes in bytes, volumes in ψ."""
     best = recommended(rows, goal)
     found: dict[str, Any] = {
-        "goal": goal.name, "device": device, "device_bytes": capacity.device_bytes,
+        "goal": goal.name, "device": device, "overrides": list(words), "device_bytes": capacity.device_bytes,
         "usable_bytes": capacity.usable_bytes, "host_bytes": capacity.host_bytes, "disk_bytes": capacity.disk_bytes,
         "rows": [_row_as_json(row) for row in rows],
         "recommended": best.candidate.name if best else None,

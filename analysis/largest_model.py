@@ -1,0 +1,196 @@
+"""The largest model for each strategy and device: bars, and a table with ZeRO's Table 2 beside it.
+
+    python analysis/largest_model.py [FOLDER] --out DIR
+
+FOLDER has the plans of `make largest-model` as JSON, one per device and strategy. Each bar is an executed cell that
+fits; the next larger shape of the family was executed too, and does not. Full fine-tuning in bf16 with fp32 masters and
+AdamW, batch 1, blocks recomputed, sequence 1,024.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.style import BLUE, ORANGE, SKY, patches, save
+from zerobench.sizes import show_bytes
+from zerobench.strategies import find
+
+FOLDER = Path("results/largest_model")
+
+ORDER = ("ddp", "zero1", "zero2", "megatron", "fsdp2_no_reshard", "zero3", "fsdp2")
+"""Strategies from left to right; those that offload come after the others."""
+
+FILLS = [(SKY, ""), (BLUE, "//"), (ORANGE, "..")]
+
+TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
+"""Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
+Table 2, row of 64 GPUs of 32 GB without model parallelism).
+"""
+
+SHARES = {"ddp": (1, 1, 1), "zero1": (1, 1, 64), "zero2": (1, 64, 64), "zero3": (64, 64, 64)}
+"""Strategy -> of how many ranks parameters, gradients and optimizer are divided among, at N = 64."""
+
+
+@dataclass(frozen=True)
+class Largest:
+    """One plan's row. `device_bytes`: of one GPU. `best`, `beyond`: executed cells, the last that fits and the next."""
+
+    gpus: int
+    device_bytes: int
+    usable_bytes: int
+    strategy: str
+    offload: str
+    best: dict[str, Any]
+    beyond: dict[str, Any] | None
+
+    @property
+    def label(self) -> str:
+        """The strategy as it is called, with its tier."""
+        spec = find(self.strategy)
+        name = spec.label if spec is not None else self.strategy
+        return f"{name} + {self.offload}" if self.offload != "none" else name
+
+    @property
+    def device(self) -> str:
+        """The device in words: "8 x 80 GiB"."""
+        binary = self.device_bytes % 2**30 == 0
+        size = f"{self.device_bytes // 2**30} GiB" if binary else f"{self.device_bytes / 1e9:g} GB"
+        return f"{self.gpus} × {size}"
+
+    @property
+    def billions(self) -> float:
+        """Parameters of the largest model."""
+        return float(self.best["psi"]) / 1e9
+
+
+def read(folder: Path) -> list[Largest]:
+    """Returns the rows of all plans in a folder, by device and strategy. Raises ValueError where there are none."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        plan = json.loads(path.read_text())
+        sizes = plan["device_bytes"], plan["usable_bytes"]
+        fitting = [row for row in plan["rows"] if row["best"] is not None]
+        found += [
+            Largest(row["best"]["gpus"], *sizes, row["strategy"], row["offload"], row["best"], row["beyond"])
+            for row in fitting
+        ]
+    if not found:
+        raise ValueError(f"no plan in {folder} has a model that fits; `make largest-model` makes some")
+    return sorted(found, key=lambda one: (one.gpus, one.device_bytes, one.offload != "none", ORDER.index(one.strategy)))
+
+
+def draw(rows: list[Largest]) -> Figure:
+    """Draws bars by strategy, a color for each device; billions of parameters on a logarithmic scale."""
+    devices = list(dict.fromkeys(one.device for one in rows))
+    keys = sorted({(one.offload != "none", ORDER.index(one.strategy), one.label) for one in rows})
+    labels = [label for *_, label in keys]
+    figure = Figure(figsize=(1.6 + 0.85 * len(labels), 3.6), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(devices)
+    for number, device in enumerate(devices):
+        color, hatch = FILLS[number % len(FILLS)]
+        for one in (one for one in rows if one.device == device):
+            place = labels.index(one.label) + (number - (len(devices) - 1) / 2) * width
+            axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
+            axes.annotate(
+                f"{one.billions:.3g}",
+                (place, one.billions),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+            )
+    axes.set(yscale="log", ylabel="largest model, billion parameters")
+    axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=7)
+    axes.set_title(
+        "Full fine-tuning, AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024; executed"
+    )
+    fills = {device: FILLS[number % len(FILLS)] for number, device in enumerate(devices)}
+    figure.legend(handles=patches(fills), loc="outside lower center", ncols=len(devices))
+    return figure
+
+
+HEADER = [
+    "GPUs",
+    "strategy",
+    "largest model",
+    "layers × hidden",
+    "peak",
+    "host per GPU",
+    "binds",
+    "the next, which does not fit",
+]
+
+
+def table(rows: list[Largest]) -> str:
+    """Returns the table of all rows in markdown."""
+    lines = [_markdown(HEADER), _markdown(["---"] * len(HEADER))]
+    for one in rows:
+        best, beyond = one.best, one.beyond
+        host = show_bytes(best["host_bytes"]) if best["host_bytes"] else "–"
+        then = f"{_shape(beyond)}: {show_bytes(beyond['peak_bytes'])}" if beyond else "– (the states alone)"
+        sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"]), host]
+        lines.append(_markdown([one.device, one.label, *sizes, best["binds"], then]))
+    return "\n".join(lines) + "\n"
+
+
+def table_2(rows: list[Largest]) -> str:
+    """Returns ZeRO's Table 2 in markdown, row of 64 GPUs, with what was executed beside it; empty without such rows."""
+    same = {one.strategy: one for one in rows if one.gpus == 64 and one.offload == "none"}
+    if not same:
+        return ""
+    header = ["strategy", "formula", "paper, theoretical", "paper, measured", "executed"]
+    lines = [_markdown(header), _markdown(["---"] * len(header))]
+    for strategy, (theoretical, measured) in TABLE_2.items():
+        one = same.get(strategy)
+        shown = f"{measured}B" if measured else "–"
+        executed = f"{one.billions:.2f}B ({_shape(one.best)})" if one else "–"
+        lines.append(_markdown([strategy, f"{by_formula(strategy):.1f}B", f"{theoretical}B", shown, executed]))
+    return "\n".join(lines) + "\n"
+
+
+def by_formula(strategy: str, device_bytes: float = 32e9) -> float:
+    """Returns the billions of parameters whose 2 + 2 + 12 bytes fill a device, each part divided among its ranks."""
+    return device_bytes / sum(size / ranks for size, ranks in zip((2, 2, 12), SHARES[strategy], strict=True)) / 1e9
+
+
+def _shape(probe: dict[str, Any]) -> str:
+    return str(probe["shape"]).replace(" x ", " × ")
+
+
+def _markdown(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figure and writes the tables. Exit code 2 where there is nothing to draw."""
+    parser = argparse.ArgumentParser(
+        "analysis/largest_model.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help="of plans (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="folder for the figure and tables (default: FOLDER)")
+    chosen = parser.parse_args(arguments)
+    try:
+        rows = read(chosen.folder)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"largest_model.py: {error}", file=sys.stderr)
+        return 2
+    out = chosen.out or chosen.folder
+    save(draw([one for one in rows if one.gpus != 64]), out, "largest_model")
+    text = "\n".join(filter(None, [table(rows), table_2(rows)]))
+    (out / "largest_model.md").write_text(text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
