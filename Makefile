@@ -21,7 +21,7 @@ help:
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
-	@echo "make largest-model  the largest model for each strategy, executed, in an hour (results/largest_model/)"
+	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"

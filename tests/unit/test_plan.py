@@ -176,7 +176,9 @@ def test_a_plan_is_told_as_json_with_settings_beside_it(tmp_path: Path, capsys: 
     assert [one["strategy"] for one in told["rows"]] == ["ddp", "fsdp2"]
     assert told["recommended"] == "ddp activation=checkpoint"
     assert told["rows"][1]["best"]["peak_bytes"] <= told["usable_bytes"] == MIB
-    assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"] == {"stage": 0}
+    written = (tmp_path / "ds_config.json").read_text()
+    assert json.loads(written)["zero_optimization"] == {"stage": 0}
+    assert told["settings"]["files"] == {"ds_config.json": written}
     assert all("model.layers=1" in command for command in told["commands"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from .driver import progress, run_searches, with_least
 from .family import family_axis
 from .report import as_json, commands_of, notes_of, nothing_fits, table_of
 from .search import Row, search_row
-from .settings import SYSTEMS, settings_of
+from .settings import SYSTEMS, Settings, settings_of
 
 LIMITS = Limits(seconds=3600.0)
 """Of the execution of one cell. A model of hundreds of blocks takes minutes."""
@@ -72,15 +73,17 @@ def plan(arguments: list[str]) -> int:
         rows = run_searches([search_row(one, cell, axis, capacity) for one, cell in cells.items()], execute, tell)
         if not any(row.probes for row in rows):
             rows = with_least(rows, cells, axis, execute)
+    best = recommended(rows, goal)
+    found = settings_of(chosen.settings, best.best.cell.config) if chosen.settings and best and best.best else None
     if chosen.format == "json":
         made = {"torch": version("torch"), "source_hash": source_hash("")}
-        print(json.dumps(made | as_json(rows, capacity, goal, words, chosen.device), indent=1))
+        told = made | as_json(rows, capacity, goal, words, chosen.device)
+        print(json.dumps(told | ({"settings": asdict(found)} if found else {}), indent=1))
     else:
         _print(rows, capacity, goal, words, chosen.device)
-    best = recommended(rows, goal)
-    if best is None:
-        return 1
-    return _settings(best, chosen) if chosen.settings else 0
+    if found is not None:
+        _tell_settings(found, chosen)
+    return int(best is None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,17 +179,14 @@ def _print(rows: list[Row], capacity: Capacity, goal: Goal, words: list[str], de
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _settings(best: Row, chosen: argparse.Namespace) -> int:
-    """Prints or writes the settings of the recommended cell."""
-    assert best.best is not None
-    found = settings_of(chosen.settings, best.best.cell.config)
+def _tell_settings(found: Settings, chosen: argparse.Namespace) -> None:
+    """Writes the settings of the recommended cell, or prints them; JSON has them already."""
     for name, text in found.files.items():
         if chosen.out:
             chosen.out.mkdir(parents=True, exist_ok=True)
             (chosen.out / name).write_text(text)
             print(f"wrote {chosen.out / name}", file=sys.stderr)
-        else:
-            print(f"\n# {name}" if chosen.format == "table" else "", text, sep="\n", end="")
+        elif chosen.format == "table":
+            print(f"\n# {name}", text, sep="\n", end="")
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
-    return 0
