@@ -15,10 +15,11 @@ import pytest
 from zerobench.commands.estimate.ask import DEFAULTS, ask
 from zerobench.commands.estimate.command import estimate
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
-from zerobench.commands.estimate.show import too_small
+from zerobench.commands.estimate.show import verdict
 from zerobench.commands.estimate.write import as_csv, as_table
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
+from zerobench.config.names import name_strategies
 from zerobench.execution.parts import PARTS
 from zerobench.launch.processes import launch
 from zerobench.models.huggingface_config import read_config
@@ -141,7 +142,12 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
     text = as_table(rows, 2**31)
     assert "gpt, 7 parameters, N = 8, 4 × 128 tokens a rank" in text
     assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))
-    assert too_small(rows[0], 2**31) == "zero3: 2.00 GiB is 2.00 GiB too small; most of its peak are loss, 3.00 GiB"
+    assert (
+        verdict(rows[0], 2**31) == "zero3: 2.00 GiB is 2.00 GiB too small; the largest part of its peak: loss, 3.00 GiB"
+    )
+    tight = replace(rows[0], allocated_bytes=2**32, reserved_low_bytes=2**32, reserved_high_bytes=2**33)
+    assert "6.00 GiB is tight: 4.00 GiB are allocated" in verdict(tight, 6 * 2**30)
+    assert verdict(tight, 2**34) == ""
     first, second = csv.DictReader(as_csv(rows, None).splitlines())
     assert [int(first[f"{key}_bytes"]) for key in ("peak", "loss", "largest")] == [2**32, 3 * 2**30, 2**30]
     assert (second["peak_bytes"], second["problem"]) == ("", "strategy=deepspeed_zero3: needs deepspeed")
@@ -201,3 +207,11 @@ def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
 
     assert f"zerobench {estimates.EXAMPLE}\n" in (estimates.ROOT / "docs/how-to/estimate.md").read_text()
     assert all(f"| `{name}` | " in estimates.schema() for name in ("peak_bytes", "parts_bytes", "shape"))
+
+
+def test_cells_side_by_side_are_named_by_what_tells_them_apart() -> None:
+    cells = ask(["model=gpt_tiny", "strategy=ddp,zero3", "world_size=4,8", "device=cpu"]).cells
+    names = name_strategies([cell.config for cell in cells])
+    assert names == ["ddp world_size=4", "ddp world_size=8", "zero3 world_size=4", "zero3 world_size=8"]
+    cells = ask(["model=gpt_tiny", "strategy=zero3", "offload=none,cpu", "device=cpu"]).cells
+    assert name_strategies([cell.config for cell in cells]) == ["zero3 offload=none", "zero3 offload=cpu"]

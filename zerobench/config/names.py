@@ -8,7 +8,7 @@ from typing import Any
 
 from ..host.environment import SIMULATED
 from .cell import CellConfig
-from .flat import flatten
+from .flat import LEFT_OUT, by_key, flatten
 from .identity import LOCAL
 from .schema import Gpt
 
@@ -72,6 +72,13 @@ def name_strategies(cells: Sequence[CellConfig]) -> list[str]:
     """The strategy of each, where cells stand side by side that have all else in common; those of one strategy get the
     keys in which they differ.
     """
-    flat = [flatten(cell.as_dict()) for cell in cells]
+    flat = [by_key(cell.as_dict()) for cell in cells]
+    chosen = [key for key in LEFT_OUT if len({one.get(key) for one in flat}) > 1]
     names = [cell.strategy.name + " tuned" * cell.strategy.is_tuned for cell in cells]
-    return _told_apart(names, [{k: v for k, v in one.items() if k not in (*LOCAL, *DERIVED, "batch")} for one in flat])
+    unsaid = (*LOCAL, *DERIVED, "batch", "strategy")
+    told = [
+        {key: value for key, value in one.items() if key not in unsaid and key.split(".")[0] not in chosen}
+        | {key: one.get(key) for key in chosen}  # a choice says what its keys are
+        for one in flat
+    ]
+    return _told_apart(names, told)

@@ -94,7 +94,8 @@ def _progress(cells: int) -> Iterator[Any]:
     """Shows how many cells are done, and in how many of their steps the others are."""
     columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
     steps = STEADY.warmup + STEADY.steps
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task, done = progress.add_task("", total=cells * steps), dict[int, int]()
 
         def tell(number: int, news: dict[str, Any] | Execution) -> None:

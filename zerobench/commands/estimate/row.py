@@ -117,8 +117,8 @@ class EstimateRow:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Bytes that a device must have free: reserved at most where an allocator is simulated, else the peak."""
-        return self.reserved_high_bytes or self.allocated_bytes or self.peak_bytes
+        """Bytes that no device can do without: what its allocator has given out at the peak."""
+        return self.allocated_bytes or self.peak_bytes
 
 
 def rows_of(cells: Sequence[Cell], names: Sequence[str], found: dict[str, Execution], target: Target,

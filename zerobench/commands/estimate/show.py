@@ -41,7 +41,7 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
     if any(row.tensors for row in known):
         console.print(_largest(known))
     sentences = [f"{row.name}: {row.problem}" for row in rows if row.problem]
-    for sentence in sentences + [too_small(row, memory) for row in known if memory and _left(row, memory) < 0]:
+    for sentence in sentences + [words for row in known if memory and (words := verdict(row, memory))]:
         console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -60,13 +60,23 @@ def heading(rows: Sequence[EstimateRow]) -> str:
     return ", ".join(same) + "; of the fullest rank:"
 
 
-def too_small(row: EstimateRow, memory: int) -> str:
-    """Returns the sentence on a cell that a device is too small for: by how much, and what takes most of it."""
+def verdict(row: EstimateRow, memory: int) -> str:
+    """Returns the sentence on a cell that a device is too small for, by how much, and what takes most of it; or that it
+    is tight for; empty where there is room.
+    """
     part = max(row.parts_bytes, key=lambda name: row.parts_bytes[name])
-    return (
-        f"{row.name}: {show_bytes(memory)} is {show_bytes(-_left(row, memory))} too small;"
-        f" most of its peak are {part}, {show_bytes(row.parts_bytes[part])}"
-    )
+    if _left(row, memory) < 0:
+        return (
+            f"{row.name}: {show_bytes(memory)} is {show_bytes(-_left(row, memory))} too small;"
+            f" the largest part of its peak: {part}, {show_bytes(row.parts_bytes[part])}"
+        )
+    if (row.reserved_high_bytes or 0) > memory:
+        return (
+            f"{row.name}: {show_bytes(memory)} is tight: {show_bytes(row.allocated_bytes)} are allocated, but the"
+            f" allocator reserves up to {show_bytes(row.reserved_high_bytes)}, and has to free and retry; with"
+            f" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {show_bytes(row.reserved_low_bytes)}"
+        )
+    return ""
 
 
 def _left(row: EstimateRow, memory: int) -> int:
