@@ -5,7 +5,8 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers clean
+.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
+.PHONY: fake-equality blind clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -23,6 +24,8 @@ help:
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
+	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
+	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
@@ -142,6 +145,15 @@ gpu-suite: setup
 peers: setup
 	$(RUN) -m pip install setuptools wheel
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(RUN) -m pip install -c constraints.txt --no-build-isolation deepspeed
+
+fake-equality: setup
+	$(RUN) -m tests.equality --out results/fake_equality
+
+# Two calls with a commit between them: the predictions of a seed are written first, and then held against real worlds.
+SEED ?= 1
+
+blind: setup
+	$(RUN) -m tests.blind --seed $(SEED)
 
 budget: setup
 	$(RUN) -m zerobench budget check results_dir=results/runs/budget

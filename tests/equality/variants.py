@@ -16,7 +16,7 @@ __all__ = ["VARIANTS", "Variant"]
 assert "half_frozen" in MODELS, tests.distributed.variants.__name__
 MODELS["transformers"] = schema.HuggingfaceModel()
 
-STEADY = Measure(steps=2, warmup=2, passes="accounted")
+STEADY = Measure(steps=1, warmup=2, passes="accounted")
 ALL_SIZES = (2, 3, 4)
 
 

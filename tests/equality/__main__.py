@@ -1,0 +1,65 @@
+"""`python -m tests.equality`: fake execution beside real ranks, for every variant; writes the tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .hold import hold
+from .report import summary, write_rows
+from .variants import VARIANTS
+
+HELP = """\
+Runs every variant in real worlds (gloo, tensors with values, a process per rank) and executes each of their ranks on
+fake tensors (backend=simulated tensors=fake), and compares all that is recorded: bytes by phase and category, every
+operation of traffic, and the allocator's own total.
+"""
+HEAD = """\
+# Fake execution beside real ranks
+
+Written by `make fake-equality`. A row of the table is a cell at all its world sizes, first and last rank; `rows off`
+counts rows of memory (tier, phase, category) and of traffic that differ in any byte. What the ledger does not see is in
+the allocator's total alone: buffers that gloo makes in its own threads (docs/explanation/fake-worlds.md). Each rank:
+`equality.csv`.
+
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns 0 where nothing differs, 1 where something does, 2 for a wrong command."""
+    parser = argparse.ArgumentParser("python -m tests.equality", description=HELP)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
+    parser.add_argument("--out", type=Path, default=Path("results/fake_equality"), metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    console, rows = Console(highlight=False), []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console, transient=True) as progress:
+        for n in options.sizes:
+            chosen = {
+                name: one.config(n)
+                for name, one in VARIANTS.items()
+                if n in one.sizes and any(fnmatchcase(name, pattern) for pattern in options.only)
+            }
+            task = progress.add_task(f"N = {n}", total=len(chosen))
+            rows += hold(chosen, Path(folder) / str(n), lambda cells, task=task: progress.advance(task, cells))
+    if not rows:
+        parser.error(f"--only {' '.join(options.only)}: no variant has that name")
+    write_rows(rows, options.out / "equality.csv")
+    (options.out / "equality.md").write_text(HEAD + summary(rows))
+    different = [row for row in rows if not row.is_none]
+    for row in different:
+        words = f"{row.memory_rows} rows of memory and {row.traffic_rows} of traffic differ"
+        console.print(f"{row.cell}, rank {row.rank} of {row.world_size}: {words}", markup=False)
+    console.print(f"{len(rows) - len(different)} of {len(rows)} ranks are equal; {options.out}", markup=False)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
