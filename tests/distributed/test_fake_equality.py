@@ -20,11 +20,7 @@ FEW = (
 
 
 @pytest.mark.parametrize(
-    "n",
-    [
-        2,
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4)),
-    ],
+    "n", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
 )
 def test_a_fake_rank_is_one_of_a_real_world(tmp_path: Path, n: int, request: pytest.FixtureRequest) -> None:
     """All variants in `make test-all`, the few above in every run."""

@@ -9,11 +9,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
 from .hold import hold
 from .report import summary, write_rows
 from .variants import VARIANTS
+
+AT_ONCE = 10
+"""Variants in one launch; the tables are written after each."""
 
 HELP = """\
 Runs every variant in real worlds (gloo, tensors with values, a process per rank) and executes each of their ranks on
@@ -39,20 +42,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/fake_equality"), metavar="FOLDER")
     options = parser.parse_args(arguments)
     console, rows = Console(highlight=False), []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console, transient=True) as progress:
+    names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in options.only)]
+    if not names:
+        parser.error(f"--only {' '.join(options.only)}: no variant has that name")
+    for begin in track(range(0, len(names), AT_ONCE), "variants, some at a time", console=console, transient=True):
         for n in options.sizes:
             chosen = {
-                name: one.config(n)
-                for name, one in VARIANTS.items()
-                if n in one.sizes and any(fnmatchcase(name, pattern) for pattern in options.only)
+                name: VARIANTS[name].config(n) for name in names[begin : begin + AT_ONCE] if n in VARIANTS[name].sizes
             }
-            task = progress.add_task(f"N = {n}", total=len(chosen))
-            rows += hold(chosen, Path(folder) / str(n), lambda cells, task=task: progress.advance(task, cells))
-    if not rows:
-        parser.error(f"--only {' '.join(options.only)}: no variant has that name")
-    write_rows(rows, options.out / "equality.csv")
-    (options.out / "equality.md").write_text(HEAD + summary(rows))
+            with tempfile.TemporaryDirectory() as folder:
+                rows += hold(chosen, Path(folder)) if chosen else []
+        write_rows(rows, options.out / "equality.csv")
+        (options.out / "equality.md").write_text(HEAD + summary(rows))
     different = [row for row in rows if not row.is_none]
     for row in different:
         words = f"{row.memory_rows} rows of memory and {row.traffic_rows} of traffic differ"

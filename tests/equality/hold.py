@@ -1,4 +1,4 @@
-"""Holds cells against one another, in launches of some at a time.
+"""Holds cells against their executions, all of one world size in one launch.
 
 attempt   a launch of a cell's real world: gloo's threads may keep a buffer of a peer a moment longer than its engine,
           and a machine that is busy elsewhere makes that moment long, so that a cell that differs is run again
@@ -6,7 +6,7 @@ attempt   a launch of a cell's real world: gloo's threads may keep a buffer of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from zerobench.config.cell import CellConfig
@@ -14,33 +14,20 @@ from zerobench.config.cell import CellConfig
 from .compare import Difference, compare
 from .worlds import Records, run_fake, run_real
 
-AT_ONCE = 12
-"""Cells in one launch."""
-
 ATTEMPTS = 4
 
-Heard = Callable[[int], None]
 
-
-def hold(
-    configs: Mapping[str, CellConfig], folder: Path, heard: Heard = lambda cells: None, attempts: int = ATTEMPTS
-) -> list[Difference]:
-    """Returns what differs between real ranks and their executions. `configs`: of one world size. `heard`: is told how
-    many cells more are done. Raises ValueError with the sentence of a cell that cannot be executed.
+def hold(configs: Mapping[str, CellConfig], folder: Path, attempts: int = ATTEMPTS) -> list[Difference]:
+    """Returns what differs between real ranks and their executions. `configs`: of one world size. Raises ValueError
+    with the sentence of a cell that cannot be executed.
     """
-    found: list[Difference] = []
-    for number, begin in enumerate(range(0, len(configs), AT_ONCE)):
-        names = list(configs)[begin : begin + AT_ONCE]
-        chosen = {name: configs[name] for name in names}
-        fake = run_fake(chosen, folder / f"{number}")
-        differences: dict[str, list[Difference]] = {}
-        for attempt in range(attempts):
-            left = {name: one for name, one in chosen.items() if not _equal(differences.get(name))}
-            if left:
-                differences |= _differences(left, run_real(left, folder / f"{number}-{attempt}"), fake, differences)
-        found += [row for name in names for row in differences[name]]
-        heard(len(names))
-    return found
+    fake = run_fake(configs, folder / "executed")
+    differences: dict[str, list[Difference]] = {}
+    for attempt in range(attempts):
+        left = {name: one for name, one in configs.items() if not _equal(differences.get(name))}
+        if left:
+            differences |= _differences(left, run_real(left, folder / f"attempt-{attempt}"), fake, differences)
+    return [row for name in configs for row in differences[name]]
 
 
 def _equal(rows: list[Difference] | None) -> bool:

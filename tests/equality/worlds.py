@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+import tests.distributed.variants  # noqa: F401  # registers models, which a rank's process must know as well
 from zerobench.config.cell import CellConfig
 from zerobench.launch.processes import launch
 from zerobench.worker import RankJob, RankRecord, run_rank

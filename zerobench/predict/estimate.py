@@ -108,13 +108,13 @@ def simulated_rank(config: CellConfig) -> int:
     """
     if config.rank is not None:
         return config.rank
-    if not predicts(config.strategy.values()):
-        return 0  # peers pad the last ranks, never the first
     try:
         with torch.device("meta"), Undrawn():
             shapes = shapes_of(build_model(config))
     except Exception:  # a user's builder may do things that a model without memory cannot
         return 0
+    if not predicts(config.strategy.values()):
+        return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size)
     return fullest_rank(shape_of(config.strategy.values()), shapes, config.groups)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+from ..theory.shapes import ParameterShape
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
@@ -63,6 +64,10 @@ class StrategySpec:
     look: Look
     theory: StrategyTheory | None = None
     """None: it is measured only, and predicted columns are empty."""
+    fullest_rank: Callable[[Sequence[ParameterShape], int], int] = lambda shapes, ranks: 0
+    """Where there is no theory: the rank that holds most, given the parameters and the number of ranks. The first,
+    where all are alike or the last ones are padded.
+    """
     composes: Composition = ALONE
     half: Half = None
     precision_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..theory import strategies as theory
-from . import options, peer_options
+from . import options, peer_options, whole_parameters
 from .registration import register_strategy
 from .spec import Composition, Look
 
@@ -92,6 +92,7 @@ register_strategy(
 register_strategy(
     "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=peer_options.ZeroRedundancy,
     label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=peer_options.ZERO_REDUNDANCY,
+    fullest_rank=whole_parameters.fullest_rank,
 )  # fmt: skip
 for _level, _settings, _tuning, _marker in (
     (1, peer_options.DeepspeedZero1, peer_options.DEEPSPEED_12, "h"),
