@@ -1,0 +1,124 @@
+"""What a fake world refuses, counts and leaves alone; and torch's private parts that it stands on."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn import functional as F
+from torch.utils import _python_dispatch
+
+import zerobench
+from tests.cells import MODELS, cell
+from zerobench.config.schema import Model
+from zerobench.config.schema_memory import NvmeOffload
+from zerobench.execution import execute
+from zerobench.host.environment import rank_environment
+from zerobench.predict.estimate import simulated_rank
+from zerobench.registry import MODELS as REGISTRY
+from zerobench.strategies.whole_parameters import fullest_rank
+from zerobench.theory.shapes import ParameterShape
+
+
+class ReadsValues(nn.Module):
+    """A model whose forward depends on its data in one of three `ways`."""
+
+    def __init__(self, vocabulary: int, way: str) -> None:
+        super().__init__()
+        self.embedding, self.head, self.way = nn.Embedding(vocabulary, 8), nn.Linear(8, vocabulary), way
+
+    def forward(self, tokens, targets):
+        x = self.head(self.embedding(tokens))
+        if self.way == "item" and x.mean().item() > 0:
+            x = x * 2
+        if self.way == "branch" and (x > 0).any():
+            x = x * 2
+        if self.way == "nonzero":
+            x = x + x[x > 0].sum()
+        return F.cross_entropy(x.flatten(0, 1), targets.flatten())
+
+
+def reads_values(vocabulary: int = 256, way: str = "item") -> nn.Module:
+    return ReadsValues(vocabulary, way)
+
+
+@pytest.mark.parametrize(
+    ("way", "operator"), [("item", "Tensor.item"), ("branch", "Tensor.item"), ("nonzero", "aten.index.Tensor")]
+)
+def test_a_model_that_reads_values_is_told_so_in_a_sentence(monkeypatch, way: str, operator: str) -> None:
+    zerobench.register_model("reads_values", reads_values)
+    schema = REGISTRY.schema_of("reads_values", reads_values, Model)
+    monkeypatch.setitem(MODELS, "reads_values", schema(way=way))
+    found = execute(cell("zero1", 2, "reads_values").config)
+    words = f"the model reads values in its forward or backward ({operator}), and fake tensors have none"
+    assert found.problem == f"tensors=fake: {words}: what it allocates depends on the data; use tensors=real"
+    assert not dist.is_initialized(), "what went wrong leaves nothing behind"
+
+
+def test_fake_tensors_of_a_real_world_are_refused() -> None:
+    words = "tensors=fake: ranks of a real world send values; use backend=simulated"
+    assert cell("zero1", 2, tensors="fake").problems == (words,)
+
+
+def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -> None:
+    one = cell("zero2", 2, "mlp", offload=NvmeOffload(path=str(tmp_path), block_bytes=2**30))
+    found = execute(one.config)
+    assert not found.problem
+    assert found.record is not None
+    in_files = {row.category: row.max_bytes for row in found.record.memory if (row.tier, row.phase) == ("nvme", "step")}
+    assert in_files["optimizer"] > 0
+    assert any(row.kind == "write" for row in found.record.traffic)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_fullest_rank_is_the_one_to_which_torch_gives_most() -> None:
+    draw = random.Random(3)
+    for ranks in (2, 3, 4):
+        numels = [draw.choice((1, 5, 9, 40, 41, 100)) for _ in range(draw.randint(ranks, 12))]
+        shapes = [ParameterShape(numel, 4, trainable=True, unit="") for numel in numels]
+        parameters = [nn.Parameter(torch.empty(numel)) for numel in numels]
+        with rank_environment(0, ranks, "cpu", "simulated", "", 1, 10):
+            given = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)._partition_parameters()
+        most = [sum(p.numel() for group in groups for p in group["params"]) for groups in given]
+        assert fullest_rank(shapes, ranks) == most.index(max(most))
+
+
+def test_the_rank_of_zero_redundancy_that_is_executed_has_the_largest_states() -> None:
+    config = cell("zero_redundancy", 3, "odd").config
+    states = [execute(replace(config, rank=rank)).states_bytes for rank in range(3)]
+    assert len(set(states)) > 1
+    assert states[simulated_rank(config)] == max(states)
+
+
+PRIVATE: list[tuple[ModuleType | type, str]] = [
+    *((fake_tensor, name) for name in ("FakeTensor", "FakeTensorMode", "in_kernel_invocation_manager")),
+    *((fake_tensor, name) for name in ("DataDependentOutputException", "DynamicOutputShapeException")),
+    *((fake_tensor.FakeTensor, name) for name in ("constant", "fake_device")),
+    (_python_dispatch, "_disable_current_modes"),
+    (torch.utils, "weakref"),
+    (nn.Module, "_apply"),
+    (torch.distributed, "_verify_params_across_processes"),
+    (torch.UntypedStorage, "_cdata"),
+]
+"""What fake worlds use of torch, or put something in the place of, and torch may move."""
+
+
+@pytest.mark.parametrize(("owner", "name"), PRIVATE, ids=lambda one: getattr(one, "__name__", one))
+def test_torchs_private_parts_are_where_they_were(owner: ModuleType | type, name: str) -> None:
+    annotated = getattr(owner, "__annotations__", {})
+    assert hasattr(owner, name) or name in annotated, f"{owner.__name__}.{name} has moved: zerobench/fake stands on it"
+
+
+def test_torchs_swap_asks_weakref_for_who_watches_and_nothing_else_there_does() -> None:
+    swap = inspect.getsource(torch.utils.swap_tensors)
+    assert "weakref.getweakrefs(t1)" in swap
+    assert inspect.getsource(torch.utils).count("weakref.") == swap.count("weakref.")
