@@ -64,6 +64,7 @@ Verbs:
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench codes [--steps N] [KEY=VALUE ...]                          what ZeRO++'s codes change, tensor by tensor
   zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
+  zerobench table1 [--only 7.5B N=64]                                  the ZeRO paper's table 1, executed up to 1T
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
@@ -98,6 +99,7 @@ VERBS = {
     "calibrate": "calibrate.command",
     "codes": "quantization_error",
     "gpu-suite": "gpu_suite.command",
+    "table1": "table1.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 

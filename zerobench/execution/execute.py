@@ -7,6 +7,7 @@ execution   that rank's records, as an accounted pass leaves them, or the senten
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from ..fake.as_gpu import DeviceMemory
 from ..host.environment import FAKE, SIMULATED
 from ..predict.estimate import simulated_rank
 from ..rank_record import RankRecord
-from ..records import CATEGORIES, MemoryRow, TensorRow
+from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
 from .target import CPU, Target
 
@@ -37,7 +38,8 @@ class Execution:
     """The findings on one rank of a cell: its memory, its traffic.
 
     `problem`: a sentence where it could not be executed, else empty. `seconds`: time that the execution itself took.
-    `memory`: a GPU's, under its allocator; None for a CPU.
+    `memory`: a GPU's, under its allocator; None for a CPU. `resident_bytes`: the most memory that the process which
+    executed it has had of this machine's.
     """
 
     config: CellConfig
@@ -46,6 +48,7 @@ class Execution:
     record: RankRecord | None
     problem: str = ""
     memory: DeviceMemory | None = None
+    resident_bytes: int = 0
 
     @property
     def allocated_bytes(self) -> int | None:
@@ -73,29 +76,35 @@ class Execution:
         return {category: self._of(category).at_peak_bytes or 0 for category in CATEGORIES}
 
     @property
+    def at_most_states(self) -> dict[str, int]:
+        """Category of states -> its bytes when their sum is largest; they add up to `states_bytes`."""
+        return {category: self._of(category).at_states_peak_bytes or 0 for category in STATES}
+
+    @property
     def tensors(self) -> list[TensorRow]:
         """The largest storages at the peak instant."""
-        return self._known.tensors
+        return self.known.tensors
 
     @property
     def volume_elements(self) -> float:
         """Elements that the rank moves in a step, by the paper's convention."""
-        return sum(row.volume_elements for row in self._known.traffic)
+        return sum(row.volume_elements for row in self.known.traffic)
 
     @property
     def wire_bytes(self) -> float:
         """Bytes that the rank sends in a step, without control traffic."""
-        return sum(row.wire_bytes for row in self._known.traffic if not row.control)
+        return sum(row.wire_bytes for row in self.known.traffic if not row.control)
 
     @property
-    def _known(self) -> RankRecord:
+    def known(self) -> RankRecord:
+        """The record. Raises ValueError where the cell could not be executed."""
         if self.record is None:
             raise ValueError(self.problem)
         return self.record
 
     @cached_property
     def _step(self) -> dict[str, MemoryRow]:
-        return {row.category: row for row in self._known.memory if row.phase == "step" and row.tier == "device"}
+        return {row.category: row for row in self.known.memory if row.phase == "step" and row.tier == "device"}
 
     def _of(self, category: str) -> MemoryRow:
         return self._step[category]
@@ -118,7 +127,8 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Execution(config, rank, time.perf_counter() - begun, record, problem, memory, resident)
 
 
 def sentence_of(error: BaseException) -> str:

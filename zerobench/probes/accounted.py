@@ -251,9 +251,12 @@ class AccountedPass:
         ]
 
     def line_rows(self, rank: int) -> list[LineRow]:
-        """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code."""
-        alive = self.ledger.extremes["step"].alive
-        return [*rows_by_line(rank, "peak", alive), *rows_by_line(rank, "growth", self._grown)]
+        """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code; of a
+        fake world, whose states are held against formulas, also these at their own maximum.
+        """
+        step = self.ledger.extremes["step"]
+        states = rows_by_line(rank, "states", step.alive_states) if self._fake else ()
+        return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:
         """Returns every operation of the measured steps, equal ones of a step combined."""

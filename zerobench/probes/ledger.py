@@ -279,7 +279,7 @@ class Ledger(TorchDispatchMode):
         totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
         for stored, size in sizes.items():
             totals[stored.tier][categories.get(stored, stored.category)] += size
-        on_device, best_at = totals[labels.DEVICE], -1
+        on_device, best_at, states_at = totals[labels.DEVICE], -1, -1
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(totals, whole, whole)
         instants: list[Instant] = []
@@ -293,8 +293,9 @@ class Ledger(TorchDispatchMode):
             self.extremes.setdefault(event.phase, Extremes()).see(on_device)
             if event.stored is None or event.stored.tier != labels.DEVICE:
                 self._see_elsewhere(totals, event.phase, whole)
-            if best.see(on_device):
-                best_at = number
+            before = best.states
+            best_at = number if best.see(on_device) else best_at
+            states_at = number if best.states > before else states_at
             others = {tier: totals[tier].total() for tier in TIERS[1:]}
             together = on_device.total() + others[labels.HOST]
             for name in (event.phase, whole):
@@ -308,6 +309,8 @@ class Ledger(TorchDispatchMode):
         }
         if best_at >= 0:
             best.alive = self._alive_at(best_at)
+        if states_at >= 0:
+            best.alive_states = [one for one in self._alive_at(states_at) if one[2] in STATES]
         if self.history is not None and whole == "step" and max(i.totals.total() for i in instants) == best.peak:
             self.history.step = interval
         self.timeline = thin_out(instants, INSTANTS)

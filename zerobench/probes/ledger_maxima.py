@@ -107,6 +107,8 @@ class Extremes:
     at_states: Counter[str] = field(default_factory=Counter)
     alive: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
     """Of whole intervals: size, storage and category of what lives at the peak, largest first."""
+    alive_states: list[tuple[int, StorageRecord, str]] = field(default_factory=list)
+    """The states among what lives when their sum is largest."""
     made: Counter[str] | None = None
     lasting: Counter[str] = field(default_factory=Counter)
 

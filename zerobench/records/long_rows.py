@@ -146,14 +146,15 @@ class TensorRow:
 class LineRow:
     """Storages on the device that one line of code made, in one module and category, on one rank.
 
-    All rows "peak" of a rank add up to its peak, all rows "growth" to its growth_bytes.
+    All rows "peak" of a rank add up to its peak, "growth" to its growth_bytes, "states" (of a world of fake tensors
+    alone) to its states_bytes.
     """
 
     rank: int
     """The rank that measured it, from 0."""
     at: str
     """peak: what lives at the peak instant of the measured steps; growth: what lives after them and did not before
-    them, less what lived before and does not after."""
+    them, less what lived before and does not after; states: the states when their sum is largest."""
     category: str
     """Their category in the ledger."""
     module: str

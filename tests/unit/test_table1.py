@@ -1,0 +1,60 @@
+"""Table 1, executed: what the paper prints, what the verb writes, and the tables that are committed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from zerobench.commands.table1 import cells, paper
+from zerobench.commands.table1.cells import Place, matching, places
+from zerobench.commands.table1.command import table1
+from zerobench.commands.table1.rows import GB, CellRow, StatesRow, place_of, read
+
+TABLE = [(size, ranks, stage) for size in paper.SIZES for ranks in paper.RANKS for stage in paper.STAGES]
+
+
+def test_all_54_printed_numbers_agree_with_the_formula_within_one_unit() -> None:
+    """The rule for all cells; which columns are rounded, and which are cut off; that a wrong number is seen."""
+    assert len(TABLE) == 54
+    how: dict[str, Counter[str]] = {size: Counter() for size in paper.SIZES}
+    for size, ranks, stage in TABLE:
+        text, value = paper.printed(size, ranks, stage), paper.formula_bytes(paper.SIZES[size], ranks, stage) / GB
+        assert paper.agrees(text, value), (size, ranks, stage)
+        how[size][paper.how_printed(text, value)] += 1
+    assert how["7.5B"]["cut off"] == 0
+    assert how["128B"]["cut off"] + how["1T"]["cut off"] > 0
+    assert not any(one["misprint"] for one in how.values())
+    assert [paper.how_printed(text, 4187.5) for text in ("4187", "4188", "4186")] == ["cut off", "rounded", "misprint"]
+
+
+def test_places_are_the_table_figure_1_and_variants_and_words_choose_among_them() -> None:
+    """54 cells without a name of a variant; a word that is none is refused."""
+    every = places()
+    assert len(set(every)) == len(every)
+    assert {(p.size, p.ranks, p.strategy) for p in every if p.strategy != "ddp" and not p.variant} == set(TABLE)
+    assert [str(p) for p in matching(every, ["7.5B", "N=64"])][:2] == ["7.5B ddp N=64", "7.5B zero1 N=64"]
+    with pytest.raises(ValueError, match=r"--only 8B: no such cell; use words of 7.5B, 128B, 1T"):
+        matching(every, ["8B"])
+
+
+def test_the_verb_executes_what_is_not_there_and_parts_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a small model: rows with formula, executed and replayed; a second run has nothing to do."""
+    monkeypatch.setitem(cells.MODELS, "7.5B", "gpt_tiny")
+    command = ["--only", "7.5B", "N=4", "zero3", "--out", str(tmp_path)]
+    assert table1(command) == 0
+    assert "1 cells executed" in capsys.readouterr().out
+    [row] = read(tmp_path / "cells.csv", CellRow)
+    assert place_of(row) == Place("7.5B", 4, "zero3")
+    assert row.replayed_bytes == row.executed_bytes > row.formula_bytes == -(-16 * row.psi // 4)
+    parts = read(tmp_path / "in_flight.csv", StatesRow)
+    assert sum(part.bytes for part in parts) == row.executed_bytes
+    assert (row.printed_gb, row.how_printed, row.paper_formula_bytes) == ("30", "exact", 30 * GB)
+    assert table1(command) == 0
+    assert "executed in" not in capsys.readouterr().out
+    (tmp_path / "cells.csv").write_text("a,b\n1,2\n")
+    assert table1(command) == 2
+    assert "its columns are not those of this version" in capsys.readouterr().err
