@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .remembered import Remembered
 from .shortcuts import SETS, VIEWS, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
@@ -56,6 +57,7 @@ class HostValues(TorchDispatchMode):
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
         self._fake = fake
+        self._remembered = Remembered(fake)
         self.of_model = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +75,7 @@ class HostValues(TorchDispatchMode):
         if func is _ATEN._local_scalar_dense.default:
             return self._read(args[0])
         try:
-            out = func(*args, **named)
+            out = self._remembered.call(func, args, named)
             if func in ANY:
                 out.is_unusual = True
             return out

@@ -255,7 +255,7 @@ class AccountedPass:
         fake world, whose states are held against formulas, also these at their own maximum.
         """
         step = self.ledger.extremes["step"]
-        states = rows_by_line(rank, "states", step.alive_states) if self._fake else ()
+        states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
 
     def traffic_rows(self, rank: int) -> list[TrafficRow]:

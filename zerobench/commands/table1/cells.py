@@ -11,9 +11,10 @@ variant   other options for the cell of which most is in flight: smaller units, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
-from ...config.cell import Cell
+from ...config.cell import CellConfig
 from ...config.compose import compose_cells
 from ...zero.options import TILE_BYTES
 from .paper import BASELINE, RANKS, SIZES, STAGES
@@ -23,10 +24,9 @@ MODELS = {"7.5B": "zero_7_5b", "128B": "zero_128b", "1T": "zero_1t"}
 PIECES = 1000
 
 COMMON = (
-    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "activation=checkpoint", "data=synthetic",
-    "sequence=1024",
+    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "data=synthetic", "sequence=1024",
 )  # fmt: skip
-"""A micro-batch of one sequence; blocks recompute their activations."""
+"""A micro-batch of one sequence."""
 
 VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "zero3": {
@@ -58,20 +58,31 @@ class Place:
     def arguments(self) -> list[str]:
         """The command line of the cell."""
         psi = SIZES[self.size]
-        shard = 1 if self.strategy == BASELINE else self.ranks
         changed = VARIANTS[self.strategy][self.variant] if self.variant else ()
         words = [
             f"strategy={self.strategy}", f"world_size={self.ranks}", f"batch={self.ranks}",
-            f"model={MODELS[self.size]}", *COMMON,
-            f"precision.tile_bytes={max(TILE_BYTES['cuda'], int(4 * psi / shard / PIECES))}",
+            f"model={MODELS[self.size]}", *COMMON, f"precision.tile_bytes={self._tile_bytes}",
         ]  # fmt: skip
         if self.strategy != "zero3" and not any(one.startswith("strategy.bucket_bytes") for one in changed):
             words.append(f"strategy.bucket_bytes={int(2 * psi / PIECES)}")
         return words + list(changed)
 
-    def compose(self) -> Cell:
-        """Composes the cell."""
-        return compose_cells(["-m", *self.arguments])[0]
+    @property
+    def config(self) -> CellConfig:
+        """The cell, resolved. It is composed once for all N: the command line decides over nothing else by it."""
+        base = _compose(replace(self, ranks=RANKS[0]))
+        precision = replace(base.precision, tile_bytes=self._tile_bytes)
+        return replace(base, world_size=self.ranks, batch=self.ranks, precision=precision)
+
+    @property
+    def _tile_bytes(self) -> int:
+        shard = 1 if self.strategy == BASELINE else self.ranks
+        return max(TILE_BYTES["cuda"], int(4 * SIZES[self.size] / shard / PIECES))
+
+
+@cache
+def _compose(place: Place) -> CellConfig:
+    return compose_cells(place.arguments)[0].config
 
 
 def places() -> list[Place]:

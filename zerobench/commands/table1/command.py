@@ -66,9 +66,9 @@ def table1(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "zerobench table1", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Table 1 of the ZeRO paper, executed: model states per rank at 7.5B, 128B and 1T parameters on 1 to"
-        " 1,024 ranks,\nunder each stage. Each cell runs the engine's own code on fake tensors; formula and printed number"
-        " stand beside it.",
+        description="Table 1 of the ZeRO paper, executed: model states per rank at 7.5B, 128B and 1T parameters on\n"
+        "1 to 1,024 ranks, under each stage. Each cell runs the engine's own code on fake tensors; formula and\n"
+        "printed number stand beside it.",
     )  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells with all of these: 7.5B, N=64, zero3 ...")
     parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
@@ -106,7 +106,7 @@ class Book:
 def _execute(due: Sequence[Place], book: Book, jobs: int | None) -> list[str]:
     """Executes cells, several at once. Returns a sentence per cell that was not."""
     problems: list[str] = []
-    configs = [place.compose().config for place in due]
+    configs = [place.config for place in due]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         whole = progress.add_task("cells", total=len(due))
