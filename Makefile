@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
-.PHONY: fake-equality blind clean
+.PHONY: fake-equality blind table1 clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -23,6 +23,7 @@ help:
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
+	@echo "make table1     table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks (results/table1/)"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
@@ -135,6 +136,11 @@ largest-model: setup
 	  plan 64x32GB-$$name --device-memory 32GB --gpus 64 strategy=$$name offload=none || exit 1; \
 	done
 	$(RUN) analysis/largest_model.py $(LARGEST_TO)
+
+# Cells that results/table1 has already are not executed again: TABLE1=--rerun, or TABLE1="--only 7.5B N=64 --rerun".
+table1: setup
+	$(RUN) -m zerobench table1 $(TABLE1)
+	$(RUN) analysis/table1.py
 	$(RUN) documents/pages.py
 
 OUT ?= results/runs/gpu-suite

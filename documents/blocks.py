@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.losses import losses
 from analysis.offload import parts_of
-from documents import blocks_stages, blocks_systems, blocks_versions, where
+from documents import blocks_stages, blocks_systems, blocks_table1, blocks_versions, where
 from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
 from documents.committed import load
@@ -157,7 +157,17 @@ def dated(make: Callable[[Path], str], experiment: str) -> Callable[[Path], str]
 EXPERIMENT = {"answer": "stages", "stage_bytes": "stages", "stage_traffic": "stages"}
 """Block -> the experiment that its runs are of, where the block has another name."""
 
-UNDATED = ("compare", "peer_bytes", "peer_volume", "peer_traffic", "codes", "disk", "versions", "packages")
+UNDATED = (
+    "compare",
+    "peer_bytes",
+    "peer_volume",
+    "peer_traffic",
+    "codes",
+    "disk",
+    "versions",
+    "packages",
+    *blocks_table1.BLOCKS,
+)
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
 MADE: dict[str, Callable[[Path], str]] = {
@@ -173,6 +183,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_systems.BLOCKS,
     **blocks_stages.BLOCKS,
     **blocks_versions.BLOCKS,
+    **blocks_table1.BLOCKS,
     "packages": where.packages,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}

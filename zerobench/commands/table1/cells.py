@@ -24,9 +24,10 @@ MODELS = {"7.5B": "zero_7_5b", "128B": "zero_128b", "1T": "zero_1t"}
 PIECES = 1000
 
 COMMON = (
-    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "data=synthetic", "sequence=1024",
+    "backend=simulated", "tensors=fake", "device=cpu", "precision=bf16", "activation=checkpoint", "data=synthetic",
+    "sequence=1024",
 )  # fmt: skip
-"""A micro-batch of one sequence."""
+"""A micro-batch of one sequence; blocks recompute their activations."""
 
 VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "zero3": {

@@ -1,0 +1,135 @@
+"""Table 1 and figure 1 of the ZeRO paper: formula, executed and printed, from `zerobench table1`.
+
+    python analysis/table1.py [FOLDER] --out DIR
+
+table1      a panel for each size and stage: states per rank against N, the formula's bar beside the executed one, and a
+            mark for what the paper prints
+figure1     the paper's figure: 7.5B on 64 ranks, without ZeRO and under each stage
+in_flight   what the executed states consist of beyond the formula, and how it shrinks with other options
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from analysis.common import show
+from analysis.style import CATEGORIES, patches, rule, save, stack
+
+FOLDER = Path("results/table1")
+STAGES = {"ddp": "no ZeRO", "zero1": "$P_{os}$", "zero2": "$P_{os+g}$", "zero3": "$P_{os+g+p}$"}
+STATES = ("parameters", "gradients", "master", "optimizer", "communication")
+FILLS = {name: CATEGORIES[name] for name in STATES}
+GB = 1e9
+WIDTH = 0.38
+
+
+def load(folder: Path) -> pd.DataFrame:
+    """Returns the executed cells. Raises ValueError where there are none."""
+    file = folder / "cells.csv"
+    if not file.is_file():
+        raise ValueError(f"{file}: is not there; `zerobench table1 --out {folder}` writes it")
+    return pd.read_csv(file, keep_default_na=False, dtype={"printed_gb": str})
+
+
+def draw_table(cells: pd.DataFrame) -> Figure:
+    """A panel for each size and stage."""
+    mine = cells[(cells["variant"] == "") & (cells["strategy"] != "ddp")]
+    sizes = list(dict.fromkeys(mine["size"]))
+    figure = Figure(figsize=(11, 3 * len(sizes) + 0.6), layout="constrained")
+    places = figure.subplots(len(sizes), 3, squeeze=False)
+    for size, row in zip(sizes, places, strict=True):
+        for stage, axes in zip(("zero1", "zero2", "zero3"), row, strict=True):
+            here = mine[(mine["size"] == size) & (mine["strategy"] == stage)].sort_values("ranks")
+            _bars(axes, here, [f"{n}" for n in here["ranks"]])
+            axes.set_title(f"{size}, {STAGES[stage]}", loc="left")
+            axes.set_xlabel("ranks N")
+        row[0].set_ylabel("model states per rank (GB)")
+    _legend(figure, "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight.")
+    return figure
+
+
+def draw_figure_1(cells: pd.DataFrame) -> Figure:
+    """7.5B on 64 ranks."""
+    mine = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
+    mine = mine.sort_values("strategy")
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    _bars(axes, mine, [STAGES[name] for name in mine["strategy"]])
+    axes.set_ylabel("model states per rank (GB)")
+    _legend(figure, "Figure 1 of the ZeRO paper, executed: 7.5B, N = 64, K = 12. Left: formula; right: executed.")
+    return figure
+
+
+def draw_in_flight(cells: pd.DataFrame) -> Figure:
+    """The executed states at 7.5B on the most ranks, as it is and with each variant."""
+    most = cells["ranks"].max()
+    mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, stage in zip(figure.subplots(1, 2), ("zero3", "zero2"), strict=True):
+        here = mine[mine["strategy"] == stage]
+        _bars(axes, here, [(name or "as it is").replace(", ", "\n") for name in here["variant"]])
+        axes.set_title(f"7.5B, N = {most}, {STAGES[stage]}", loc="left")
+    figure.axes[0].set_ylabel("model states per rank (GB)")
+    _legend(figure, "Left bars: the formula. Right bars: executed, with what is in flight.")
+    return figure
+
+
+def _bars(axes: Axes, cells: pd.DataFrame, names: list[str]) -> None:
+    for place, cell in enumerate(cells.to_dict("records")):
+        for side, values in ((-1, _formula(cell)), (1, {name: cell[f"{name}_bytes"] / GB for name in STATES})):
+            at = place + side * WIDTH / 2
+            height = stack(axes, at, values, FILLS, WIDTH)
+            how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 6}
+            axes.annotate(_number(height), (at, height), (0, 2), **how)
+        if cell["printed_gb"]:
+            axes.hlines(float(cell["printed_gb"]), place - WIDTH, place + WIDTH, color="black", lw=1.2)
+    axes.set_xticks(range(len(names)), names)
+
+
+def _formula(cell: Mapping[str, Any]) -> dict[str, float]:
+    return {name: cell[f"{name}_formula_bytes"] / GB for name in STATES if name != "communication"}
+
+
+def _number(gigabytes: float) -> str:
+    return show(gigabytes) if gigabytes >= 10 else f"{gigabytes:.2f}"
+
+
+def _legend(figure: Figure, caption: str) -> None:
+    figure.suptitle(caption, fontsize=8)
+    handles = [*patches(FILLS), rule("printed", lw=1.2)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6)
+
+
+FIGURES = {"table1": draw_table, "figure1": draw_figure_1, "in_flight": draw_in_flight}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draws the figures. Exit code 2 where there is nothing to draw."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("analysis/table1.py", description=__doc__, formatter_class=raw)
+    words = "what `zerobench table1` wrote (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help=words)
+    parser.add_argument("--out", type=Path, help="folder for PNG and SVG (default: the same)")
+    chosen = parser.parse_args(arguments)
+    try:
+        cells = load(chosen.folder)
+    except ValueError as error:
+        print(f"table1.py: {error}", file=sys.stderr)
+        return 2
+    for name, draw in FIGURES.items():
+        save(draw(cells), chosen.out or chosen.folder, name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The blocks on the ZeRO paper's table 1, from committed rows of `zerobench table1` (see blocks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from documents.blocks_systems import pipes
+from zerobench.commands.table1.command import CELLS, IN_FLIGHT
+from zerobench.commands.table1.paper import RANKS, SIZES, STAGES
+from zerobench.commands.table1.rows import GB
+
+LINES = 8
+"""Lines of code that the block on what is in flight lists."""
+
+
+def table1(root: Path) -> str:
+    """Formula, executed and printed of all 54 cells."""
+    cells = _read(root, CELLS)
+    lines = [
+        "| size | N | stage | printed GB | | formula | formula at own ψ | executed | × |",
+        "| --- | --: | --- | --: | --- | --: | --: | --: | --: |",
+    ]
+    mine = {(one.size, one.ranks, one.strategy): one for one in cells[cells["variant"] == ""].itertuples()}
+    missing = 0
+    for size in SIZES:
+        for ranks in RANKS:
+            for stage, name in STAGES.items():
+                one = mine.get((size, ranks, stage))
+                missing += one is None
+                if one is not None:
+                    sizes = (one.paper_formula_bytes, one.formula_bytes, one.executed_bytes)
+                    shown = [size, str(ranks), name, one.printed_gb, one.how_printed, *map(_gigabytes, sizes)]
+                    lines.append(pipes([*shown, f"{one.executed_bytes / one.formula_bytes:.2f}"]))
+    count = f"{len(SIZES) * len(RANKS) * len(STAGES) - missing} of {len(SIZES) * len(RANKS) * len(STAGES)} cells."
+    psi = {one.size: f"{one.size}: ψ = {one.psi:,}" for one in cells.itertuples()}
+    return "\n".join([*lines, "", f"{count} {'; '.join(psi.values())}."])
+
+
+def in_flight(root: Path) -> str:
+    """The cell of which most is in flight: by variant, and by line of code."""
+    cells, parts = _read(root, CELLS), _read(root, IN_FLIGHT)
+    most = cells["ranks"].max()
+    mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
+    lines = [
+        "| stage | options | formula GB | executed | × | parameters | gradients | communication |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for one in mine.itertuples():
+        beyond = (
+            one.parameters_bytes - one.parameters_formula_bytes, one.gradients_bytes - one.gradients_formula_bytes,
+            one.communication_bytes,
+        )  # fmt: skip
+        sizes = [_gigabytes(one.formula_bytes), _gigabytes(one.executed_bytes)]
+        times = f"{one.executed_bytes / one.formula_bytes:.1f}"
+        named = [STAGES[one.strategy], one.variant or "as it is"]
+        lines.append(pipes([*named, *sizes, times, *(f"+{_gigabytes(size)}" for size in beyond)]))
+    whole = parts[(parts["size"] == "7.5B") & (parts["ranks"] == most) & (parts["strategy"] == "zero3")]
+    lines += ["", "What holds the states of P_os+g+p as it is, when their sum is largest:", ""]
+    lines += ["| category | bytes | storages | largest | made by |", "| --- | --: | --: | --- | --- |"]
+    for one in whole[whole["variant"] == ""].sort_values("bytes", ascending=False).head(LINES).itertuples():
+        lines.append(pipes([one.category, f"{one.bytes:,}", str(one.storages), f"`{one.name}`", f"`{one.source}`"]))
+    return "\n".join(lines)
+
+
+def _read(root: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(root.parent.parent / "table1" / name, keep_default_na=False, dtype={"printed_gb": str})
+
+
+def _gigabytes(size: float) -> str:
+    gigabytes = size / GB
+    return f"{gigabytes:,.0f}" if gigabytes >= 1000 else f"{gigabytes:.1f}" if gigabytes >= 100 else f"{gigabytes:.2f}"
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"table1": table1, "table1_in_flight": in_flight}
