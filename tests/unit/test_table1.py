@@ -12,6 +12,8 @@ from zerobench.commands.table1.cells import Place, matching, places
 from zerobench.commands.table1.command import table1
 from zerobench.commands.table1.rows import GB, CellRow, StatesRow, place_of, read
 
+COMMITTED = Path(__file__).parents[2] / "results" / "table1"
+
 TABLE = [(size, ranks, stage) for size in paper.SIZES for ranks in paper.RANKS for stage in paper.STAGES]
 
 
@@ -39,6 +41,26 @@ def test_places_are_the_table_figure_1_and_variants_and_words_choose_among_them(
         matching(every, ["8B"])
 
 
+def test_the_committed_rows_are_the_papers_cells_and_their_parts_add_up() -> None:
+    """Printed numbers and formulas as of today; the executed states are the formula, what is in flight, and the sum of
+    their lines; the replay expects them to a millionth.
+    """
+    rows = read(COMMITTED / "cells.csv", CellRow)
+    parts = Counter[Place]()
+    for part in read(COMMITTED / "in_flight.csv", StatesRow):
+        parts[place_of(part)] += part.bytes
+    assert rows
+    assert {place_of(row) for row in rows} == set(parts) <= set(places())
+    for row in rows:
+        assert row.printed_gb == paper.printed(row.size, row.ranks, row.strategy)
+        assert row.paper_formula_bytes == round(paper.formula_bytes(paper.SIZES[row.size], row.ranks, row.strategy))
+        assert row.formula_bytes == pytest.approx(paper.formula_bytes(row.psi, row.ranks, row.strategy), rel=1e-9)
+        assert parts[place_of(row)] == row.executed_bytes >= row.formula_bytes
+        assert row.replayed_bytes == pytest.approx(row.executed_bytes, rel=1e-6)
+        assert row.resident_bytes < 4 * 2**30
+
+
+@pytest.mark.slow
 def test_the_verb_executes_what_is_not_there_and_parts_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,17 +36,17 @@ class CellRow:
     psi: int
     """Parameters of the executed model."""
     printed_gb: str
-    """What the paper prints, in 1e9 bytes; empty where it has no such cell."""
+    """Number that the paper prints, in 1e9 bytes; empty where it has no such cell."""
     paper_formula_bytes: int
     """The paper's formula at its own round size."""
     how_printed: str
     """exact, rounded, cut off, or misprint: the printed number beside the formula at the round size."""
     formula_bytes: int
-    """The same formula at `psi`."""
+    """Formula of the paper at `psi`."""
     executed_bytes: int
     """Model states of the execution: parameters, gradients, master weights, optimizer, and buffers on their way."""
     replayed_bytes: int
-    """What the replay of theory/ expects of `executed_bytes`, from the order that the execution had."""
+    """Expectation of theory's replay for `executed_bytes`, from the order that the execution had."""
     parameters_bytes: int
     gradients_bytes: int
     master_bytes: int
