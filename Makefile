@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
-.PHONY: fake-equality blind table1 clean
+.PHONY: fake-equality blind table1 published-runs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -28,6 +28,7 @@ help:
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
+	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
 setup: .venv/installed
@@ -147,6 +148,12 @@ OUT ?= results/runs/gpu-suite
 
 gpu-suite: setup
 	$(RUN) -m zerobench gpu-suite --out $(OUT) $(FLAGS)
+
+PUBLISHED := results/published_runs
+
+published-runs: setup
+	$(RUN) -m zerobench estimate --published $(PUBLISHED)/training.csv --out $(PUBLISHED)/errors.csv
+	$(RUN) documents/pages.py
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel

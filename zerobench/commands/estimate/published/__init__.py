@@ -1,0 +1,1 @@
+"""`zerobench estimate --published FILE`: others' measured peaks, each beside the estimate of its configuration."""
