@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.losses import losses
 from analysis.offload import parts_of
-from documents import blocks_stages, blocks_systems, blocks_table1, blocks_versions, where
+from documents import blocks_stages, blocks_systems, blocks_table1, blocks_validated, blocks_versions, where
 from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
 from documents.committed import load
@@ -167,6 +167,7 @@ UNDATED = (
     "versions",
     "packages",
     *blocks_table1.BLOCKS,
+    *blocks_validated.BLOCKS,
 )
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
@@ -184,6 +185,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_stages.BLOCKS,
     **blocks_versions.BLOCKS,
     **blocks_table1.BLOCKS,
+    **blocks_validated.BLOCKS,
     "packages": where.packages,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}

@@ -1,0 +1,60 @@
+"""The blocks on published runs, from the committed file of errors (`make published-runs`; see blocks.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from documents.blocks_systems import pipes
+
+NONE_YET = "No comparison is on record yet; `make published-runs` makes one."
+
+
+def validated(root: Path) -> str:
+    """The runs that were compared, the largest error first, and a sentence for each beyond 5 %."""
+    errors = _errors(root)
+    if errors is None:
+        return NONE_YET
+    there = errors[errors["status"] == "compared"]
+    there = there.reindex(there["error_percent"].astype(float).abs().sort_values(ascending=False, kind="stable").index)
+    head = ["run", "model", "GPUs", "sequence × micro-batch", "kind", "published GiB", "estimate GiB", "error %"]
+    lines = [pipes(head), "| --- | --- | --: | --: | --- | --: | --: | --: |"]
+    for one in there.itertuples():
+        low, high = one.estimate_low_gib, one.estimate_high_gib
+        estimate = low if low == high else f"{low} to {high}"
+        size = f"{one.seq} × {one.micro_batch}"
+        kind = "not said" if one.peak_kind == "?" else one.peak_kind
+        cells = [one.id, one.model, one.gpus, size, kind, one.published_gib, estimate, one.error_percent]
+        lines.append(pipes(cells))
+    close = there["error_percent"].astype(float).abs()
+    counts = Counter(errors["status"])
+    words = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    said = f"{len(errors)} rows: {words}. Of those compared {sum(close <= 5)} of {len(there)} are within 5 %,"
+    far = [f"- `{one.id}`: {one.explanation}" for one in there.itertuples() if one.explanation]
+    assumed = [f"- `{one.id}`: {one.assumed}" for one in there.itertuples()]
+    parts = ["\n".join(lines), f"{said} median |error| {close.median():.1f} %."]
+    parts += ["Beyond 5 %, executed again with one thing changed:", "\n".join(far)] if far else []
+    return "\n\n".join([*parts, "What each row leaves open, and what was executed:", "\n".join(assumed)])
+
+
+def not_compared(root: Path) -> str:
+    """The runs with a peak that have no estimate, by reason."""
+    errors = _errors(root)
+    if errors is None:
+        return NONE_YET
+    others = errors[errors["status"].isin(["no estimate", "failed"])]
+    lines = ["| why | runs |", "| --- | --- |"]
+    for reason, mine in others.groupby("reason", sort=False):
+        lines.append(pipes([str(reason), ", ".join(f"`{name}`" for name in mine["id"])]))
+    return "\n".join(lines)
+
+
+def _errors(root: Path) -> pd.DataFrame | None:
+    path = root.parent.parent / "published_runs" / "errors.csv"
+    return pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else None
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"validated": validated, "not_compared": not_compared}
