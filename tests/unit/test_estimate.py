@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cells import cell
 from zerobench.commands.estimate.ask import DEFAULTS, ask
 from zerobench.commands.estimate.command import estimate
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
@@ -40,37 +41,27 @@ def written(folder: Path, **more: Any) -> Path:
 
 def test_estimates_of_a_config_json_are_what_a_real_run_holds_and_sends(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    out, keys = tmp_path / "found.json", ["strategy=zero2,fsdp2", "world_size=2", "sequence=48", "--device", "cpu"]
-    keys += [
-        "model=huggingface",
-        "huggingface.loss=kept",
-        f"huggingface.config={written(tmp_path)}",
-        "--format",
-        "json",
-        "--out",
-        str(out),
-    ]
-    assert estimate(keys) == 0
-    found = json.loads(out.read_text())["estimates"]
-    assert [one["name"] for one in found] == ["zero2", "fsdp2"]
-    for one in found[:1]:
-        config = replace(CellConfig.from_dict(one["config"]), backend="gloo", tensors="real")
-        jobs = [RankJob(config, "accounted", rank, f"{tmp_path}/{one['name']}", str(tmp_path)) for rank in range(2)]
-        outcome = launch(run_rank, jobs, tmp_path / "logs", 100)
-        assert outcome.status == "ok", outcome.reason
-        real = outcome.results[one["rank"]]
-        held = {row.category: row.max_bytes for row in real.memory if (row.phase, row.tier) == ("step", "device")}
-        assert (one["peak_bytes"], one["states_bytes"]) == (held["total"], held["states"])
-        assert one["wire_bytes"] == sum(row.wire_bytes for row in real.traffic if not row.control)
-    for one in found:
-        assert sum(one["parts_bytes"].values()) == one["peak_bytes"]
-        output = 4 * 4 * 48 * 977  # in fp32; kept, and beside it log-probabilities and two gradients as large
-        assert one["parts_bytes"]["logits"] == output
-        assert 0 <= one["parts_bytes"]["loss"] - 3 * output < 64  # and scalars
-        assert one["in_flight_bytes"] == one["states_bytes"] - one["formula_bytes"] > 0
-        # q and o, k and v of two heads, the MLP, norms; embedding and head
-        block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80 + 2 * 32
-        assert one["psi"] == 2 * block + 32 + 2 * 977 * 32
+    out, path = tmp_path / "found.json", written(tmp_path)
+    keys = ["strategy=zero2", "world_size=2", "sequence=48", "model=huggingface", "huggingface.loss=kept"]
+    assert (
+        estimate([*keys, f"huggingface.config={path}", "--device", "cpu", "--format", "json", "--out", str(out)]) == 0
+    )
+    (one,) = json.loads(out.read_text())["estimates"]
+    config = replace(CellConfig.from_dict(one["config"]), backend="gloo", tensors="real")
+    jobs = [RankJob(config, "accounted", rank, f"{tmp_path}/meeting", str(tmp_path)) for rank in range(2)]
+    outcome = launch(run_rank, jobs, tmp_path / "logs", 100)
+    assert outcome.status == "ok", outcome.reason
+    real = outcome.results[one["rank"]]
+    held = {row.category: row.max_bytes for row in real.memory if (row.phase, row.tier) == ("step", "device")}
+    assert (one["peak_bytes"], one["states_bytes"]) == (held["total"], held["states"])
+    assert one["wire_bytes"] == sum(row.wire_bytes for row in real.traffic if not row.control)
+    assert sum(one["parts_bytes"].values()) == one["peak_bytes"]
+    output = 4 * 4 * 48 * 977  # in fp32; kept, and beside it log-probabilities and two gradients as large
+    assert one["parts_bytes"]["logits"] == output
+    assert 0 <= one["parts_bytes"]["loss"] - 3 * output < 64  # and scalars
+    assert one["in_flight_bytes"] == one["states_bytes"] - one["formula_bytes"] > 0
+    block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 80 + 2 * 32  # q and o, k and v of two heads, the MLP, norms
+    assert one["psi"] == 2 * block + 32 + 2 * 977 * 32
 
 
 REFUSED = {
@@ -111,8 +102,8 @@ def test_files_that_are_no_config_are_one_sentence(tmp_path: Path) -> None:
 
 def test_what_is_left_out_serves_who_asks_first() -> None:
     question = ask(["model=gpt_tiny"])
-    assert [cell.config.strategy.name for cell in question.cells] == DEFAULTS["strategy"].split(",")
-    assert {cell.config.world_size for cell in question.cells} == {8}
+    assert [one.config.strategy.name for one in question.cells] == DEFAULTS["strategy"].split(",")
+    assert {one.config.world_size for one in question.cells} == {8}
     assert question.target.kind == "cuda"
     assert ask(["model=gpt_tiny", "strategy=ddp", "device=cpu"]).target.kind == "cpu"
     for words, sentence in (
@@ -210,8 +201,7 @@ def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
 
 
 def test_cells_side_by_side_are_named_by_what_tells_them_apart() -> None:
-    cells = ask(["model=gpt_tiny", "strategy=ddp,zero3", "world_size=4,8", "device=cpu"]).cells
-    names = name_strategies([cell.config for cell in cells])
+    names = name_strategies([cell(name, ranks).config for name in ("ddp", "zero3") for ranks in (4, 8)])
     assert names == ["ddp world_size=4", "ddp world_size=8", "zero3 world_size=4", "zero3 world_size=8"]
     cells = ask(["model=gpt_tiny", "strategy=zero3", "offload=none,cpu", "device=cpu"]).cells
-    assert name_strategies([cell.config for cell in cells]) == ["zero3 offload=none", "zero3 offload=cpu"]
+    assert name_strategies([one.config for one in cells]) == ["zero3 offload=none", "zero3 offload=cpu"]

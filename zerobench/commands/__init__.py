@@ -1,5 +1,6 @@
 """The verbs of the command line: one module per verb, with a function of its name.
 
+estimate               peak and traffic of cells before any run, side by side (execution/)
 status, show, prune    results folders (commands/holdings.py); a run as an account (account/account.py)
 export, columns        tables for other programs; the meaning of their columns
 compare, noise         differences between runs (compare/comparison.py, paired.py), and between identical ones
