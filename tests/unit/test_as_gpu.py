@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
+from tests.equality.variants import VARIANTS
 from zerobench.config import schema_training
 from zerobench.execution import CPU, CUDA, Execution, Target, execute
 from zerobench.fake import world_of_tensors
@@ -197,3 +198,18 @@ def test_a_peer_in_bf16_attends_by_flash_though_its_module_is_in_fp32() -> None:
     found = executed(Target("cuda", "flash"), "fsdp2", precision=schema_training.Bf16())
     assert found.record is not None
     assert found.record.own_activation_bytes is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", range(4))
+def test_every_option_runs_on_a_gpu_with_the_traffic_of_a_cpu(first: int) -> None:
+    for name, variant in list(VARIANTS.items())[first::4]:
+        config = variant.config(variant.sizes[-1])
+        on_cpu, on_gpu = execute(config, target=CPU), execute(config, target=CUDA)
+        assert not on_gpu.problem, name
+        assert (on_gpu.volume_elements, on_gpu.wire_bytes) == pytest.approx(
+            (on_cpu.volume_elements, on_cpu.wire_bytes), abs=0.01
+        ), name
+        assert on_gpu.memory is not None
+        low, high = on_gpu.memory.reserved_bytes
+        assert on_gpu.peak_bytes <= on_gpu.memory.allocated_bytes <= low <= high, name
