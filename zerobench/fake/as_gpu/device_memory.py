@@ -1,7 +1,7 @@
 """A GPU's memory under its caching allocator: the allocations of a run, in order, replayed through the allocator.
 
-    allocated   bytes that are given out: each storage rounded up to 512 bytes, one above 1 MiB with up to 1 MiB that its
-                block was not split from; and the workspaces of cuBLAS
+    allocated   bytes that are given out: each storage rounded up to 512 bytes, one above 1 MiB with up to 1 MiB that
+                its block was not split from; and the workspaces of cuBLAS
     reserved    bytes that the allocator has taken from the device and not given back; nvidia-smi shows these, and the
                 CUDA context beside them. Between two figures: that of the default allocator, and that with expandable
                 segments, whichever is larger
