@@ -3,8 +3,8 @@
     python analysis/largest_model.py [FOLDER] --out DIR
 
 FOLDER has the plans of `make largest-model` as JSON, one per device and strategy. Each bar is an executed cell that
-fits; the next larger shape of the family was executed too, and does not. Full fine-tuning in bf16 with fp32 masters and
-AdamW, batch 1, blocks recomputed, sequence 1,024.
+fits; the next shape of the family does not: executed as well, or its states alone are too large. Full fine-tuning in
+bf16 with fp32 masters and AdamW, batch 1, blocks recomputed, sequence 1,024.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ ORDER = ("ddp", "zero1", "zero2", "megatron", "fsdp2_no_reshard", "zero3", "fsdp
 """Strategies from left to right; those that offload come after the others."""
 
 FILLS = [(SKY, ""), (BLUE, "//"), (ORANGE, "..")]
+
+TICKS = (1, 2, 5, 10, 20, 50, 100)
+"""Billions of parameters on the axis."""
 
 TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
 """Strategy -> the largest model in billions by the paper's analysis, and as it measured (ZeRO, arXiv 1910.02054v3,
@@ -110,10 +113,11 @@ def draw(rows: list[Largest]) -> Figure:
                 fontsize=7,
             )
     axes.set(yscale="log", ylabel="largest model, billion parameters")
+    axes.set_yticks(TICKS, [str(tick) for tick in TICKS])
+    axes.minorticks_off()
+    axes.set_ylim(1, 1.4 * max(one.billions for one in rows))
     axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=7)
-    axes.set_title(
-        "Full fine-tuning, AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024; executed"
-    )
+    axes.set_title("AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024; executed")
     fills = {device: FILLS[number % len(FILLS)] for number, device in enumerate(devices)}
     figure.legend(handles=patches(fills), loc="outside lower center", ncols=len(devices))
     return figure

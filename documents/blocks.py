@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.largest_model import read, table, table_2
 from analysis.losses import losses
 from analysis.offload import parts_of
 from documents import blocks_stages, blocks_systems, blocks_table1, blocks_validated, blocks_versions, where
@@ -149,6 +150,14 @@ def delayed(root: Path) -> str:
     return f"Mean loss of the last 50 steps: {means[False]:.3f} as it is, {means[True]:.3f} delayed ({gap:+.3f})."
 
 
+def largest_model(root: Path) -> str:
+    """Returns the largest model for each strategy and device, and ZeRO's Table 2 beside what was executed."""
+    rows = read(root.parent.parent / "largest_model")
+    said = "ZeRO's Table 2 (64 GPUs of 32 GB, no model parallelism), beside executed cells of the same world:"
+    paper = table_2(rows)
+    return "\n".join([table(rows), *([said, "", paper] if paper else [])]).strip()
+
+
 def dated(make: Callable[[Path], str], experiment: str) -> Callable[[Path], str]:
     """Returns `make` with a sentence below its block on the code that recorded the experiment's runs."""
     return lambda root: f"{make(root)}\n\n{recorded(root, experiment)}"
@@ -168,6 +177,7 @@ UNDATED = (
     "packages",
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
+    "largest_model",
 )
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
@@ -181,6 +191,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     "offload_time": offload_time,
     "delayed": delayed,
     "disk": disk,
+    "largest_model": largest_model,
     **blocks_systems.BLOCKS,
     **blocks_stages.BLOCKS,
     **blocks_versions.BLOCKS,

@@ -1,5 +1,6 @@
 """Theory's states as a bound: no execution holds less at its peak than its states alone, so what they exceed is not
-executed. Strategies that theory has no schedule for have no bound.
+executed. Strategies that theory has no schedule for have no bound. Theory replays gloo's exchange; on a GPU buffers in
+flight differ a little from that, so what is pruned has to exceed the limit by SURE.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from ...config.cell import Cell
 from ...predict.estimate import Estimate, estimate
 from .axis import Axis, walk
 from .capacity import Capacity
+
+SURE = 1.02
+"""Times the limit that theory's states must be, for a cell not to be executed."""
 
 _ESTIMATES: dict[str, Estimate | None] = {}
 """Identity -> the prediction, for a search comes back to a cell."""
@@ -49,6 +53,6 @@ def first_too_large(cell: Cell, axis: Axis, capacity: Capacity) -> int:
     try:
         while True:
             place = search.send(load) if load is not None else next(search)
-            load = least_load(axis.changed(cell, axis.values[place]), capacity)
+            load = least_load(axis.changed(cell, axis.values[place]), capacity) / SURE
     except StopIteration as stop:
         return 0 if stop.value is None else stop.value + 1
