@@ -302,11 +302,7 @@ class Ledger(TorchDispatchMode):
                 self.in_memory[name] = max(self.in_memory[name], together)
             instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
         best.see_births(births.end())
-        self.kept = {
-            stored: size
-            for stored, size in self._at_begin.items()
-            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
-        }
+        self.kept = self._find_kept()
         if best_at >= 0:
             best.alive = self._alive_at(best_at)
         if states_at >= 0:
@@ -314,6 +310,13 @@ class Ledger(TorchDispatchMode):
         if self.history is not None and whole == "step" and max(i.totals.total() for i in instants) == best.peak:
             self.history.step = interval
         self.timeline = thin_out(instants, INSTANTS)
+
+    def _find_kept(self) -> dict[StorageRecord, int]:
+        return {
+            stored: size
+            for stored, size in self._at_begin.items()
+            if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
+        }
 
     def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:
         for tier in TIERS[1:]:
