@@ -21,7 +21,7 @@ KINDS = ("gpt", "mlp", "transformers")
 TRIES = 200
 
 FOR_DTENSORS = ("sgd", "adam", "adamw", "asgd", "rmsprop", "adadelta")
-"""Optimizers whose operators torch has for DTensors: with Adagrad or Rprop a cell of FSDP2 fails, in a run as well."""
+"""Optimizers whose operators torch has for DTensors: with Adagrad, say, or Rprop a cell of FSDP2 fails, in a run as well."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def _options(chance: random.Random, strategy: str) -> dict[str, Any]:
             )
         ),
     }  # fmt: skip
+    if shards and options["optimizer"].name == "sgd":
+        options["optimizer"] = schema_training.Sgd(implementation="loop")  # torch's fused one is not for DTensors
     if spec.tuning:
         options["tuned"] = chance.random() < 0.5
     return options | (_of_ours(chance, strategy) if spec.composes.arena else {})
