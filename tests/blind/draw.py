@@ -21,7 +21,7 @@ KINDS = ("gpt", "mlp", "transformers")
 TRIES = 200
 
 FOR_DTENSORS = ("sgd", "adam", "adamw", "asgd", "rmsprop", "adadelta")
-"""Optimizers whose operators torch has for DTensors: with Adagrad, say, or Rprop a cell of FSDP2 fails, in a run as well."""
+"""Optimizers whose operators torch has for DTensors: with Rprop, say, a cell of FSDP2 fails, in a run as well."""
 
 
 @dataclass(frozen=True)
