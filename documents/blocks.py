@@ -16,7 +16,15 @@ import pandas as pd
 from analysis.largest_model import read, table, table_2
 from analysis.losses import losses
 from analysis.offload import parts_of
-from documents import blocks_stages, blocks_systems, blocks_table1, blocks_validated, blocks_versions, where
+from documents import (
+    blocks_published,
+    blocks_stages,
+    blocks_systems,
+    blocks_table1,
+    blocks_validated,
+    blocks_versions,
+    where,
+)
 from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
 from documents.committed import load
@@ -178,6 +186,7 @@ UNDATED = (
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
     "largest_model",
+    *blocks_published.BLOCKS,
 )
 """Blocks that are of no experiment below the reference, or say their date themselves."""
 
@@ -197,6 +206,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_versions.BLOCKS,
     **blocks_table1.BLOCKS,
     **blocks_validated.BLOCKS,
+    **blocks_published.BLOCKS,
     "packages": where.packages,
 }
 BLOCKS = {name: make if name in UNDATED else dated(make, EXPERIMENT.get(name, name)) for name, make in MADE.items()}

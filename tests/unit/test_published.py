@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +11,12 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
-from zerobench.config.compose import compose_cells
-from zerobench.execution import Execution, Target, execute
+from zerobench.execution import Execution
 from zerobench.published import SOURCES, Reproduced, Row, reproduce
 from zerobench.published.write import COLUMNS, FORMATS, record_of
 
 ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
 ROOT = Path(__file__).parents[2]
-
-
-def here(target: Target, lines: Sequence[str]) -> list[Execution]:
-    return [execute(compose_cells(words.split())[0].config, target=target) for words in lines]
 
 
 def small(name: str, number: int) -> tuple[str, Row]:
@@ -43,7 +37,7 @@ def test_formulas_are_what_is_printed_where_nothing_is_said_against_it() -> None
 
 @pytest.mark.slow
 def test_executed_slopes_are_those_printed_and_a_misprint_is_told() -> None:
-    misprinted, parts = reproduce([small("offload", 3), small("offload", 7)], here)
+    misprinted, parts = reproduce([small("offload", 3), small("offload", 7)])
     assert misprinted.executed == pytest.approx(2, abs=0.01)
     assert misprinted.whole > misprinted.executed + 0.1  # nothing that is in flight has been taken off
     assert misprinted.verdict.startswith("misprint, right is 2M")

@@ -14,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..config.unknown_keys import nearest
 from ..execution import Execution, Target
-from ..launch import fork_server
 from ..published import SOURCES, Reproduced, Row, reproduce
-from ..published.reproduce import Run, in_processes
+from ..published.reproduce import Run, here
 from ..published.write import FORMATS, HEADER, cells_of, remarks
 from ..results.printed_table import plain_table, stdout_console
 from ..sizes import printable, show_count
@@ -27,7 +26,7 @@ is printed; the difference, and whether it is within the printed precision. Misp
 
 An executed value is a slope: two models, one with more layers than the other, are executed, one rank of each, and how
 much more the larger holds or moves is divided by how much larger it is. What does not grow with the model is `in
-flight`: a bucket, a gathered block, logits. Nothing else is taken off. About two minutes on two cores.
+flight`: a bucket, a gathered block, logits. Nothing else is taken off. About two minutes.
 """
 
 EXAMPLES = """\
@@ -89,7 +88,6 @@ def _rows(only: str | None) -> list[tuple[str, Row]]:
 
 
 def _reproduced(rows: Sequence[tuple[str, Row]]) -> list[Reproduced]:
-    fork_server.start()
     cells = {(row.target, words) for _, row in rows for words in row.cells}
     with _progress(len(cells)) as run:
         return reproduce(rows, run)
@@ -101,8 +99,10 @@ def _progress(cells: int) -> Iterator[Run]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=cells)
 
-        def run(target: Target, lines: Sequence[str]) -> list[Execution]:
-            return in_processes(target, lines, lambda: progress.advance(task))
+        def run(target: Target, lines: Sequence[str]) -> Iterator[Execution]:
+            for one in here(target, lines):
+                progress.advance(task)
+                yield one
 
         yield run
 

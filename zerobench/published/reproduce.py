@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.compose import compose_cells
-from ..execution import Execution, Target
-from ..execution.many import execute_all
+from ..execution import Execution, Target, execute
 from .row import Parts, Row
 
 Cell = tuple[Target, str]
@@ -58,20 +57,14 @@ class Reproduced:
 
 def reproduce(rows: Sequence[tuple[str, Row]], run: Run | None = None) -> list[Reproduced]:
     """Executes all cells of (source, row) pairs and returns the rows with their values, in order."""
-    executed = _executed(
-        dict.fromkeys((row.target, words) for _, row in rows for words in row.cells), run or in_processes
-    )
+    executed = _executed(dict.fromkeys((row.target, words) for _, row in rows for words in row.cells), run or here)
     return [_reproduced(source, row, executed) for source, row in rows]
 
 
-def in_processes(target: Target, lines: Sequence[str], tell: Callable[[], None] = lambda: None) -> list[Execution]:
-    """Executes command lines, each in a process of its own. `tell` is called as each is done."""
-
-    def told(_: int, news: object) -> None:
-        if isinstance(news, Execution):
-            tell()
-
-    return execute_all([compose_cells(words.split())[0].config for words in lines], target, tell=told)
+def here(target: Target, lines: Sequence[str]) -> Iterator[Execution]:
+    """Executes command lines in this process, one after the other: the models are ours, and small."""
+    for words in lines:
+        yield execute(compose_cells(words.split())[0].config, target=target)
 
 
 def _executed(cells: Iterable[Cell], run: Run) -> dict[Cell, Execution]:

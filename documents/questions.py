@@ -1,0 +1,213 @@
+"""PyTorch's list of questions on memory, pull request 125323 of pytorch/pytorch: a command for each, and its output.
+
+    python documents/questions.py [--again]
+
+Runs every command that has no output on record yet (--again: all), and writes what it printed to RECORDED. The page
+docs/how-to/memory-questions.md shows these. The questions are in our words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from zerobench import cli
+
+HERE = Path(__file__).resolve().parents[1]
+RECORDED = Path("results/published/questions")
+
+COLUMNS = "120"
+"""Width of the recorded outputs."""
+
+SIZE = "model=gpt_small precision=bf16 sequence=512"
+EIGHT = f"{SIZE} world_size=8"
+
+
+@dataclass(frozen=True)
+class Question:
+    """`number`: the list's own, t for tuning, d for debugging. `reading`: how to read the answer off the output."""
+
+    number: str
+    text: str
+    command: str
+    reading: str
+
+
+QUESTIONS = (
+    Question(
+        "t1", "What peak is to be expected of this configuration?", f"zerobench estimate {EIGHT} strategy=fsdp2",
+        "The first row, and below it what it is made of at that instant; *reserved* is what a GPU shows as in use.",
+    ),
+    Question(
+        "t2", "What does another wrapping into FSDP units do to the peak?",
+        f"zerobench estimate {EIGHT} strategy=zero3 micro_batch=1 model.tiles=1,4 --tensors 0",
+        "Of ZeRO-3, whose units are FSDP2's: a unit is a block; with `model.tiles` each part of its MLP's matrices is "
+        "one, too. In flight is what the wrapping decides.",
+    ),
+    Question(
+        "t3", "Which batch size is best?",
+        f'zerobench estimate {EIGHT} strategy=fsdp2 micro_batch=1,2,4,8 --device-memory "1 GiB" --tensors 0',
+        "The largest that fits, and by how much; which one trains fastest under a limit is measured: "
+        "[a memory cap](memory-cap.md).",
+    ),
+    Question(
+        "t4", "How long can sequences be?",
+        "zerobench estimate model=gpt_small precision=bf16 world_size=8 strategy=fsdp2 micro_batch=1 "
+        'sequence=1024,2048,4096,8192 --device-memory "1 GiB" --tensors 0',
+        "Attention is fused, so that activations grow with the sequence and not with its square; with "
+        "`--attention math` they do.",
+    ),
+    Question(
+        "t5", "What does the number of data-parallel ranks do to the peak?",
+        f"zerobench estimate {SIZE} strategy=fsdp2 world_size=8,64 --tensors 0",
+        "Parameters and optimizer states shrink with N; activations, and what is in flight, do not.",
+    ),
+    Question(
+        "t6", "What is saved by an optimizer on the CPU?",
+        f"zerobench estimate {EIGHT} strategy=zero3 offload=none,cpu_optimizer --tensors 0",
+        "The second column lacks masters and optimizer states; with `offload=cpu` gradients leave as well.",
+    ),
+    Question(
+        "t7", "Which activation policy should be used?",
+        f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,selective,checkpoint "
+        "--tensors 0",
+        "Each policy computes more again than the one before; `activation=offload` and "
+        "`activation=checkpoint_offload` wait for the bus instead.",
+    ),
+    Question(
+        "t8", "How do selective policies compare?",
+        f"zerobench estimate {EIGHT} strategy=fsdp2 activation=selective,checkpoint --tensors 4",
+        "One selective policy is built in, torchtitan's by operators; another one is written into a model of your "
+        "own, as in question 9.",
+    ),
+    Question(
+        "t9", "What if units have different policies?",
+        "python examples/recompute_some_blocks.py estimate model=mixed model.recomputed=0,2 strategy=fsdp2 "
+        "precision=bf16 sequence=512 world_size=8 --tensors 0",
+        "A model of your own decides block by block; here none and the first 2 of 4 blocks are recomputed.",
+    ),
+    Question(
+        "t10", "What does a gradient reduction in fp32 cost?",
+        f"zerobench estimate {EIGHT} strategy=fsdp2 micro_batch=1 precision.wire_dtype=bf16,fp32 --tensors 0",
+        "Communication at the peak, states in flight, and bytes sent a step.",
+    ),
+    Question(
+        "t11", "What does a mixed-precision policy of one's own do to the peak?",
+        f"zerobench estimate {EIGHT} strategy=zero3 precision.gradient_dtype=bf16,fp32 --tensors 0",
+        "Parameters, gradients and their reduction have a dtype each: `precision`, `precision.gradient_dtype`, "
+        "`precision.wire_dtype`.",
+    ),
+    Question(
+        "t12", "When is hybrid sharding (HSDP) worth it?",
+        f"zerobench estimate {SIZE} world_size=64 strategy=zero3 shard_group=8,64 --tensors 0",
+        "States grow as groups shrink, and bytes sent over all ranks become an all-reduce of a shard: the smallest "
+        "group that fits keeps gathers inside it.",
+    ),
+    Question(
+        "t13", "Can parameters be resharded to a smaller mesh without a much higher peak?",
+        f"zerobench estimate {SIZE} world_size=64 node_size=8 strategy=zero3 zeropp=none,hpz --tensors 0",
+        "hpZ keeps a second shard per node, from which backward gathers: FSDP2's `reshard_after_forward=8`.",
+    ),
+    Question(
+        "t14", "Can resharding after forward be left out without running out of memory?",
+        f'zerobench estimate {EIGHT} strategy=fsdp2,fsdp2_no_reshard --device-memory "1 GiB" --tensors 0',
+        "The second column keeps parameters whole between forward and backward, and sends less.",
+    ),
+    Question(
+        "d1", "Which module has the most activations?",
+        f"zerobench estimate {EIGHT} strategy=fsdp2 --tensors 8",
+        "The table below: the largest tensors at the peak, the module and the line of code that made each. In a loop "
+        "of your own: [watch](watch.md).",
+    ),
+    Question(
+        "d2", "Which unit holds much unsharded memory?",
+        f"zerobench estimate {EIGHT} strategy=zero3 micro_batch=1 strategy.reshard_after_forward=true,false "
+        "--tensors 6",
+        "Gathered parameters and unsharded gradients bear the name of their unit.",
+    ),
+    Question(
+        "d3", "Is activation checkpointing releasing no memory?",
+        f"zerobench estimate {EIGHT} strategy=fsdp2 activation=none,checkpoint --tensors 4",
+        "Activations at the peak with and without; were blocks still kept, their tensors would be in the second list.",
+    ),
+)  # fmt: skip
+
+
+def record(question: Question) -> int:
+    """Runs the command and writes its output. Returns the exit code; nothing is written where it failed."""
+    words = shlex.split(question.command)
+    code, said = printed(words[1:]) if words[0] == "zerobench" else printed_by(words[1:])
+    if code == 0:
+        path = HERE / RECORDED / f"{question.number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        said = "\n".join(line.rstrip() for line in said.splitlines()).strip("\n")
+        path.write_text(f"$ {question.command}\n\n{said}\n")
+    else:
+        print(f"{question.number}: exit code {code}: {said.strip()[-500:]}", file=sys.stderr)
+    return code
+
+
+def printed(words: list[str]) -> tuple[int, str]:
+    """The exit code and output of `zerobench WORDS`, run in this process, which has imported torch."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = cli.run(words)
+    return code, said.getvalue()
+
+
+def printed_by(words: list[str]) -> tuple[int, str]:
+    """The exit code and output of `python WORDS`."""
+    done = subprocess.run([sys.executable, *words], cwd=HERE, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def main() -> int:
+    """Records what is missing. Exit code 1 where a command failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="run all commands")
+    parser.add_argument("--only", help="of these numbers, comma-separated, as t1,d2")
+    chosen = parser.parse_args()
+    os.environ["COLUMNS"] = COLUMNS
+    codes = []
+    for question in QUESTIONS:
+        if chosen.only is not None and question.number not in chosen.only.split(","):
+            continue
+        if not recorded(question) or chosen.again:
+            print(f"{question.number}: {question.command}", file=sys.stderr, flush=True)
+            codes.append(record(question))
+    return int(any(codes))
+
+
+def recorded(question: Question) -> str:
+    """What the command printed, empty where nothing of this command is on record."""
+    path = HERE / RECORDED / f"{question.number}.txt"
+    first, _, said = path.read_text().partition("\n\n") if path.is_file() else ("", "", "")
+    return said.rstrip("\n") if first == f"$ {question.command}" else ""
+
+
+def page() -> str:
+    """A section per question: the command, what it printed, and how to read it."""
+    sections = []
+    for kind, title in (("t", "Tuning"), ("d", "Debugging")):
+        sections.append(f"## {title}")
+        for question in QUESTIONS:
+            if question.number.startswith(kind):
+                said = recorded(question) or "not on record yet; python documents/questions.py runs it"
+                heading = f"### {question.number[1:]}. {question.text}"
+                sections.append(
+                    f"{heading}\n\n```bash\n{question.command}\n```\n\n```text\n{said}\n```\n\n{question.reading}"
+                )
+    return "\n\n".join(sections)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
