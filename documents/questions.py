@@ -188,7 +188,7 @@ def main() -> int:
 
 
 def recorded(question: Question) -> str:
-    """What the command printed, empty where nothing of this command is on record."""
+    """Returns what the command printed, empty where nothing of this command is on record."""
     path = HERE / RECORDED / f"{question.number}.txt"
     first, _, said = path.read_text().partition("\n\n") if path.is_file() else ("", "", "")
     return said.rstrip("\n") if first == f"$ {question.command}" else ""

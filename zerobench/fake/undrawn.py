@@ -23,5 +23,5 @@ class Undrawn(TorchFunctionMode):
         if getattr(func, "__name__", "") not in DRAWS:
             return func(*args, **named)
         tensor: torch.Tensor = args[0] if args else named["tensor"]  # torch.nn.init's functions pass it by name
-        torch.autograd.graph.increment_version(tensor)  # who looks for what was drawn asks for that
+        torch.autograd.graph.increment_version(tensor)  # versions tell what was drawn
         return tensor

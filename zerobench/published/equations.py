@@ -16,7 +16,7 @@ ADAM = OptimizerShape(2, 1)
 MIXED = PrecisionShape(2, 2)
 """Half-precision gradients, cast to fp32 tile by tile."""
 AT_ONCE = PrecisionShape(2, 2, None)
-"""The same, cast all at once."""
+"""Half-precision gradients, cast to fp32 all at once."""
 WIDE = PrecisionShape(4, 4)
 """fp32 gradients."""
 

@@ -1,4 +1,4 @@
-"""What an executed cell holds, moves and computes in a step, by parts; and the sizes that it is divided by."""
+"""Quantities of an executed cell: bytes held and moved, operations of a step; and the sizes that divide them."""
 
 from __future__ import annotations
 

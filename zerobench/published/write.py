@@ -49,7 +49,7 @@ def record_of(one: Reproduced) -> dict[str, Any]:
 
 
 def parts_of(one: Reproduced) -> str:
-    """What is in flight, in words: "gradients 8.4e+06, communication 1.7e+07"."""
+    """Returns what is in flight, in words: "gradients 8.4e+06, communication 1.7e+07"."""
     parts, least = one.in_flight or {}, LEAST_SHARE * (one.total or 0.0)
     return ", ".join(f"{name} {_number(size)}" for name, size in parts.items() if abs(size) > least)
 

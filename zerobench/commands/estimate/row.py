@@ -95,7 +95,7 @@ class EstimateRow:
     volume_psi: float | None = None
     """Elements that the rank moves in a step, by the paper's convention, over psi."""
     volume_elements: float | None = None
-    """The same in elements."""
+    """Elements that the rank moves in a step, by the paper's convention."""
     wire_bytes: float | None = None
     """Bytes that the rank sends in a step."""
     allocated_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What is looked for, one number of a cell: its layers, its micro-batch, the number of GPUs.
+"""Axes of the search: one number of a cell: its layers, its micro-batch, the number of GPUs.
 
 axis        its values, in the order in which they fill the device, and a coordinate in which the load is about a line
 bracket     the last value that fits and the first that does not; the search ends when they are neighbors

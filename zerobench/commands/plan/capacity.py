@@ -31,7 +31,7 @@ class Capacity:
 
     @property
     def usable_bytes(self) -> int:
-        """What tensors on the device may take."""
+        """Bytes that tensors on the device may take."""
         return int(self.device_bytes * (1 - self.reserve))
 
     def limit_of(self, tier: str) -> float:
@@ -59,7 +59,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Used:
-    """What one executed rank holds at its peak, and sends in a step.
+    """Bytes that one executed rank holds at its peak, and sends in a step.
 
     `peak_bytes`: as the device's allocator counts it, on a GPU in blocks of 512 bytes and with cuBLAS's workspaces.
     `at_peak`: category -> bytes of tensors at the peak instant. `largest`: the largest storage then. `psi`: number of

@@ -29,7 +29,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for a candidate. `best`: the executed cell that fits and goes furthest; None where none fits.
+    """Findings for one candidate. `best`: the executed cell that fits and goes furthest; None where none fits.
 
     `beyond`: the next value's execution, which does not fit, or the least that was tried. `problem`: why it was not
     executed. `at_end`: the axis has no further value.

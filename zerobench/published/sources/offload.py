@@ -21,7 +21,7 @@ PLACED: tuple[tuple[str, str, TierShape, str, str], ...] = (
         "2M: fp16 parameters alone stay, as the text says",
     ),
 )  # fmt: skip
-"""What leaves, the choice of `offload`, its tiers, the bytes that are printed, and what is wrong with these."""
+"""Rows of Table 1: what leaves, the choice of `offload`, its tiers, the printed bytes, and what is wrong with these."""
 
 
 def _table(number: int, what: str, choice: str, tiers: TierShape, printed: str, misprint: str) -> Row:

@@ -1,4 +1,4 @@
-"""What all systems' settings have in common."""
+"""The common part of all systems' settings."""
 
 from __future__ import annotations
 
