@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import zerobench
+from zerobench.predict.build import shapes_of
 from zerobench.zero import NvmeOffload, Offload
 
 
@@ -48,3 +49,16 @@ def test_an_engine_that_nobody_holds_is_collected(strategy: str, tier: str, tmp_
     assert [one() for one in left] == [None] * len(left)
     assert list(tmp_path.iterdir()) == [], "files go with it"
     assert threading.active_count() == threads, "and so do threads"
+
+
+def test_looking_at_a_model_leaves_no_circle_that_keeps_its_parameters() -> None:
+    model = Tied()
+    left = [weakref.ref(parameter) for parameter in model.parameters()]
+    gc.collect()
+    gc.disable()  # a circle would be collected some time, and count in the memory of a run until then
+    try:
+        assert len(shapes_of(model)) == len(left)
+        del model
+        assert [one() for one in left] == [None] * len(left)
+    finally:
+        gc.enable()

@@ -71,14 +71,13 @@ def unit_of_parameters(root: nn.Module, units: list[tuple[str, nn.Module]]) -> d
     names = {module: name for name, module in units}
     found: dict[nn.Parameter, set[str]] = {parameter: set() for parameter in root.parameters()}
 
-    def visit(module: nn.Module, unit: str) -> None:
-        unit = names.get(module, unit)
+    pending = [(root, ROOT)]  # no recursive closure, whose circle would keep the parameters until the next collection
+    while pending:
+        module, outer = pending.pop()
+        unit = names.get(module, outer)
         for parameter in module.parameters(recurse=False):
             found[parameter].add(unit)
-        for child in module.children():
-            visit(child, unit)
-
-    visit(root, ROOT)
+        pending += [(child, unit) for child in module.children()]
     return {parameter: around.pop() if len(around) == 1 else ROOT for parameter, around in found.items()}
 
 
