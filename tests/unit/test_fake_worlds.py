@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,15 @@ from torch.utils import _python_dispatch
 
 import zerobench
 from tests.cells import MODELS, cell
+from zerobench.config import schema_training
 from zerobench.config.schema import Model
-from zerobench.config.schema_memory import NvmeOffload
+from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.execution import execute
 from zerobench.host.environment import rank_environment
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.strategies.whole_parameters import fullest_rank
-from zerobench.theory.shapes import ParameterShape
+from zerobench.theory.shapes import OptimizerShape, ParameterShape
 
 
 class ReadsValues(nn.Module):
@@ -89,12 +91,33 @@ def test_the_fullest_rank_is_the_one_to_which_torch_gives_most() -> None:
         with rank_environment(0, ranks, "cpu", "simulated", "", 1, 10):
             given = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)._partition_parameters()
         most = [sum(p.numel() for group in groups for p in group["params"]) for groups in given]
-        assert fullest_rank(shapes, ranks) == most.index(max(most))
+        assert fullest_rank(shapes, ranks, OptimizerShape(1, 0)) == most.index(max(most))
 
 
-def test_the_rank_of_zero_redundancy_that_is_executed_has_the_largest_states() -> None:
-    config = cell("zero_redundancy", 3, "odd").config
-    states = [execute(replace(config, rank=rank)).states_bytes for rank in range(3)]
+def test_of_ranks_with_as_many_elements_the_one_with_more_parameters_is_fullest() -> None:
+    shapes = [ParameterShape(numel, 4, trainable=True, unit="") for numel in (8, 4, 4)]
+    assert fullest_rank(shapes, 2, OptimizerShape(1, 0)) == 0
+    assert fullest_rank(shapes, 2, OptimizerShape(1, counts=1)) == 1
+
+
+RMSPROP = {"optimizer": schema_training.RMSprop()}
+RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n", "model", "more"),
+    [
+        ("zero_redundancy", 3, "odd", {}),
+        ("zero2", 3, "tiny", RMSPROP),
+        ("zero1", 4, "words", {"node_size": 2, **RADAM}),
+        ("zero3", 3, "odd", {"offload": CpuOffload(fraction=0.5)}),
+    ],
+)
+def test_the_rank_that_is_executed_has_the_largest_states(
+    strategy: str, n: int, model: str, more: dict[str, Any]
+) -> None:
+    config = cell(strategy, n, model, **more).config
+    states = [execute(replace(config, rank=rank)).states_bytes for rank in range(n)]
     assert len(set(states)) > 1
     assert states[simulated_rank(config)] == max(states)
 

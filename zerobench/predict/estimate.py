@@ -11,7 +11,7 @@ import torch
 from ..config.cell import CellConfig
 from ..fake.undrawn import Undrawn
 from ..strategies import predicts, shape_of, spec_of
-from ..theory.ranks import fullest_rank
+from ..theory.replay.fullest import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
 from ..theory.replay.states import predict_states
 from ..theory.replay.traffic import predict_traffic
@@ -113,9 +113,11 @@ def simulated_rank(config: CellConfig) -> int:
             shapes = shapes_of(build_model(config))
     except Exception:  # a user's builder may do things that a model without memory cannot
         return 0
+    optimizer, precision = training_shapes(config)
     if not predicts(config.strategy.values()):
-        return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size)
-    return fullest_rank(shape_of(config.strategy.values()), shapes, config.groups)
+        return spec_of(config.strategy.name).fullest_rank(shapes, config.world_size, optimizer)
+    strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
+    return fullest_rank(strategy, shapes, config.groups, optimizer, precision, tiers)
 
 
 def norms_of(config: CellConfig) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from ..theory.shapes import ParameterShape
+from ..theory.shapes import OptimizerShape, ParameterShape
 from ..theory.strategy import StrategyTheory
 
 Build = Callable[..., Any]
@@ -64,9 +64,9 @@ class StrategySpec:
     look: Look
     theory: StrategyTheory | None = None
     """None: it is measured only, and predicted columns are empty."""
-    fullest_rank: Callable[[Sequence[ParameterShape], int], int] = lambda shapes, ranks: 0
-    """Where there is no theory: the rank that holds most, given the parameters and the number of ranks. The first,
-    where all are alike or the last ones are padded.
+    fullest_rank: Callable[[Sequence[ParameterShape], int, OptimizerShape], int] = lambda shapes, ranks, optimizer: 0
+    """Where there is no theory: the rank that holds most, given the parameters, the number of ranks and the optimizer.
+    The first, where all are alike or the last ones are padded.
     """
     composes: Composition = ALONE
     half: Half = None

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..theory.shapes import ParameterShape
+from ..theory.shapes import OptimizerShape, ParameterShape, master_bytes
 
 
-def fullest_rank(shapes: Sequence[ParameterShape], ranks: int) -> int:
-    """Returns the rank whose trainable parameters have most elements, and so the largest optimizer states; the lowest
-    of several.
-    """
-    given, trained = [0] * ranks, [0] * ranks
+def fullest_rank(shapes: Sequence[ParameterShape], ranks: int, optimizer: OptimizerShape) -> int:
+    """Returns the rank whose optimizer keeps most bytes for its trainable parameters; the lowest of several."""
+    given, kept = [0] * ranks, [0] * ranks
     for shape in sorted(shapes, key=lambda one: -one.numel):
         rank = given.index(min(given))
         given[rank] += shape.numel
-        trained[rank] += shape.numel * shape.trainable
-    return trained.index(max(trained))
+        kept[rank] += optimizer.bytes_of(master_bytes(shape), 1) * shape.trainable
+    return kept.index(max(kept))

@@ -87,11 +87,11 @@ class FlatBuffer:
 
     def held(self, rank: int, most: int | None = None) -> list[tuple[int, int, int, int, int]]:
         """Segments as (parameter, number of the unit, first element in the shard, elements, elements of the shard)."""
-        found = _runs(self._pattern, rank, most)
+        found = _runs(self.pattern, rank, most)
         return [(self.spans[at].parameter, unit, first, numel, shard) for at, unit, first, numel, shard in found]
 
     @cached_property
-    def _pattern(self) -> FlatBuffer:
+    def pattern(self) -> FlatBuffer:
         """The buffer with its parameters numbered from 0, which is equal for equal layers of a model."""
         return replace(self, spans=tuple(Span(at, s.start, s.stop) for at, s in enumerate(self.spans)))
 

@@ -123,6 +123,11 @@ class Shards:
         sizes = {b.master_bytes for b in self.buffers} if self.tiers.optimizer else set()
         return sum(sizes | ({b.element_bytes for b in self.buffers} if self.tiers.parameters else set()))
 
+    def kept_bytes(self, rank: int, away: bool) -> int:
+        """Returns the bytes of the states of all segments that are updated on the host (`away`), or here."""
+        used = {span.parameter for buffer in self.buffers for span in buffer.spans}
+        return self._kept_bytes(rank, used, away)
+
     def _kept_bytes(self, rank: int, used: set[int], away: bool, counts_only: bool = False) -> int:
         return sum(
             self.optimizer.bytes_of(0 if counts_only else numel * buffer.master_bytes, 1)
