@@ -21,9 +21,6 @@ from ..theory.strategy import StrategyShape
 from . import activations as own_activations
 from .build import build_model, schedule_options, shapes_of
 
-PARTITIONS_AS = {"fsdp2": "zero3", "fsdp2_no_reshard": "zero3", "zero_redundancy": "zero1"}
-"""Peer, whose schedule theory does not know -> the stage of ours that partitions the same states."""
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -78,7 +75,8 @@ def closed_form(config: CellConfig) -> tuple[int, int | None]:
         shapes = shapes_of(build_model(config))
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     section = config.strategy.values()
-    theory = spec_of(PARTITIONS_AS.get(section["name"], section["name"])).theory
+    own = spec_of(section["name"])
+    theory = spec_of(own.partitions_as).theory if own.partitions_as else own.theory
     if theory is None:
         return psi, None
     strategy, trained = StrategyShape.of(theory, section), training_shapes(config)

@@ -64,6 +64,8 @@ class StrategySpec:
     look: Look
     theory: StrategyTheory | None = None
     """None: it is measured only, and predicted columns are empty."""
+    partitions_as: str | None = None
+    """Of a peer, whose schedule theory does not know: the stage of ours that partitions the same states."""
     fullest_rank: Callable[[Sequence[ParameterShape], int, OptimizerShape], int] = lambda shapes, ranks, optimizer: 0
     """Where there is no theory: the rank that holds most, given the parameters, the number of ranks and the optimizer.
     The first, where all are alike or the last ones are padded.

@@ -84,15 +84,17 @@ register_strategy(
 register_strategy(
     "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=peer_options.Fsdp2, label="FSDP2",
     look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=peer_options.FSDP2,
+    partitions_as="zero3",
 )  # fmt: skip
 register_strategy(
     "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=peer_options.Fsdp2NoReshard,
     label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=peer_options.FSDP2,
+    partitions_as="zero3",
 )  # fmt: skip
 register_strategy(
     "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=peer_options.ZeroRedundancy,
     label="ZeroRedundancyOptimizer", look=Look(YELLOW, "<", (0, (3, 1))), tuning=peer_options.ZERO_REDUNDANCY,
-    fullest_rank=whole_parameters.fullest_rank,
+    fullest_rank=whole_parameters.fullest_rank, partitions_as="zero1",
 )  # fmt: skip
 for _level, _settings, _tuning, _marker in (
     (1, peer_options.DeepspeedZero1, peer_options.DEEPSPEED_12, "h"),
@@ -102,5 +104,5 @@ for _level, _settings, _tuning, _marker in (
     register_strategy(
         f"deepspeed_zero{_level}", _peer("deepspeed", "DeepspeedEngine", level=_level), options=_settings,
         label=f"DeepSpeed ZeRO-{_level}", look=Look(GRAY, _marker, (0, (5, 2))), composes=Composition(clip=False),
-        tuning=_tuning, requires="deepspeed", install=DEEPSPEED,
+        tuning=_tuning, partitions_as=f"zero{_level}", requires="deepspeed", install=DEEPSPEED,
     )  # fmt: skip
