@@ -138,6 +138,7 @@ def train_in_groups(rank: int, n: int) -> dict[Any, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_stage_trains_in_groups_as_under_ddp() -> None:
     found = run_ranks(4, train_in_groups)
     for mine in found:

@@ -96,6 +96,7 @@ def start_by_hand(cwd: Path, world_size: int, *arguments: str) -> list[subproces
     ]
 
 
+@pytest.mark.thorough
 def test_a_job_by_hand_survives_its_ranks_and_stops_as_one(tmp_path: Path) -> None:
     job = start_by_hand(tmp_path, 2, "-m", "strategy=zero1,zero2", "world_size=3,2", *LONG)
     first = [rank for process in job for rank in ranks_of(process, 1)]
