@@ -7,13 +7,14 @@ import csv
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
+from tests.csv_rows import write_rows
 from tests.equality.worlds import run_real
 from zerobench.execution import execute
 from zerobench.worker import RankRecord
@@ -79,17 +80,8 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def write(rows: list[Figures], file: Path) -> None:
-    """Writes a row per cell."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [one.name for one in fields(Figures)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
 def read(file: Path) -> list[Figures]:
-    """Returns the rows of `write`."""
+    """Returns the rows that were written."""
     kinds = {"cell": str, "wire_bytes": float}
     with file.open(newline="") as source:
         rows = list(csv.DictReader(source))
@@ -124,7 +116,9 @@ def main(arguments: list[str]) -> int:
     folder, cells = options.out / f"seed-{options.seed}", draw(options.seed)
     file = folder / "predictions.csv"
     if not file.exists():
-        write([predict(one) for one in track(cells, "predictions", console=console, transient=True)], file)
+        write_rows(
+            Figures, [predict(one) for one in track(cells, "predictions", console=console, transient=True)], file
+        )
         console.print(f"{file}: commit it, then call this again", markup=False)
         return 0
     try:
@@ -137,7 +131,7 @@ def main(arguments: list[str]) -> int:
             measure(one, before, Path(scratch) / str(one.number))
             for one, before in track(list(zip(cells, predicted, strict=True)), "runs", console=console, transient=True)
         ]
-    write(measured, folder / "measured.csv")
+    write_rows(Figures, measured, folder / "measured.csv")
     told = summary(options.seed, commit, predicted, measured)
     (folder / "summary.md").write_text(told)
     verdict = next(line for line in told.splitlines() if " cells: " in line)

@@ -11,8 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from tests.csv_rows import write_rows
+
+from .compare import Difference
 from .hold import hold
-from .report import summary, write_rows
+from .report import summary
 from .variants import VARIANTS
 
 AT_ONCE = 10
@@ -52,7 +55,7 @@ def main(arguments: list[str]) -> int:
             }
             with tempfile.TemporaryDirectory() as folder:
                 rows += hold(chosen, Path(folder)) if chosen else []
-        write_rows(rows, options.out / "equality.csv")
+        write_rows(Difference, rows, options.out / "equality.csv")
         (options.out / "equality.md").write_text(HEAD + summary(rows))
     different = [row for row in rows if not row.is_none]
     for row in different:

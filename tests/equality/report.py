@@ -1,39 +1,11 @@
-"""Tables of differences: a row per rank for machines, a row per cell for people."""
+"""The table of differences for people: a line per cell."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from .compare import Difference
-
-
-def write_rows(rows: Iterable[Difference], file: Path) -> None:
-    """Writes a row per rank as CSV."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [one.name for one in fields(Difference)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
-def read_rows(file: Path) -> list[Difference]:
-    """Returns the rows of `write_rows`."""
-    whole = {one.name for one in fields(Difference) if one.type.startswith("int")}
-    with file.open(newline="") as source:
-        return [
-            Difference(**{key: _value(key, value, key in whole) for key, value in row.items()})  # type: ignore[arg-type]
-            for row in csv.DictReader(source)
-        ]
-
-
-def _value(key: str, value: str, is_whole: bool) -> str | int | float | None:
-    if key.endswith("wire_bytes"):
-        return float(value)
-    return (int(value) if value else None) if is_whole else value
 
 
 def summary(rows: Sequence[Difference]) -> str:

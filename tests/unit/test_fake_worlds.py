@@ -1,4 +1,4 @@
-"""What a fake world refuses, counts and leaves alone; and torch's private parts that it stands on."""
+"""Refusals of a fake world, what it counts and leaves alone; and torch's private parts that it stands on."""
 
 from __future__ import annotations
 
