@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
             scale = scale_of(engine)
             with probe.step(measured=(measured := number >= measure.warmup)):
                 loss = _accumulate(engine, batches, probe, world, model, number, config)
-                squares = _look(engine, scale, probe, measured)
+                squares = _look(engine, scale, probe, measured, world)
                 with probe.phase("update"):
                     norm = _clip(engine, config)
                     engine.step()
@@ -151,12 +152,16 @@ def _accumulate(
     return mean
 
 
-def _look(engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: bool) -> torch.Tensor | None:
-    """This rank's part of the gradients' squared norm, before they are clipped; in a phase that no figure counts."""
+def _look(
+    engine: Engine, scale: torch.Tensor | float, probe: Probe, measured: bool, world: RealWorld
+) -> torch.Tensor | None:
+    """This rank's part of the gradients' squared norm, before they are clipped; in a phase that no figure counts. Of
+    gradients without values the first is enough: the number takes as much memory.
+    """
     if not probe.may_look(measured):
         return None
     with probe.phase(ASIDE):
-        return gradient_norm.squares(engine, scale)
+        return gradient_norm.squares(islice(engine.reduced_gradients(), 1 if world.is_fake else None), scale)
 
 
 def _clip(engine: Engine, config: CellConfig) -> torch.Tensor | None:

@@ -88,7 +88,7 @@ def norms(rank: int, n: int, cases: list[tuple[str, dict[str, Any]]], folder: st
                 last = micro == config.accumulation - 1
                 with strategies.synchronizing(engine, config.strategy.reduces, last):
                     engine.backward(engine(*batches.batch(step, micro)) / config.accumulation)
-            squares = gradient_norm.squares(engine, scale)
+            squares = gradient_norm.squares(engine.reduced_gradients(), scale)
             assert squares is not None
             told = engine.clip_grad_norm_(1e9)
             engine.step()

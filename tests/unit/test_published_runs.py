@@ -15,7 +15,7 @@ from zerobench.commands.estimate.published.judge import GIB, Sizes, error_of
 from zerobench.commands.estimate.published.plan import plan_of
 from zerobench.commands.estimate.published.rows import NEEDED, Run
 from zerobench.commands.estimate.published.said import NotGivenError
-from zerobench.execution.execute import STEADY
+from zerobench.execution.settled import settled
 from zerobench.launch.processes import launch
 from zerobench.worker import RankJob, run_rank
 
@@ -51,7 +51,7 @@ def written(path: Path, rows: list[dict[str, Any]], header: list[str] = HEADER) 
 
 
 def measured_gib(run: Run, folder: Path) -> float:
-    config = replace(plan_of(run).config, backend="gloo", tensors="real", measure=STEADY)
+    config = replace(settled(plan_of(run).config), backend="gloo", tensors="real")
     jobs = [RankJob(config, "accounted", rank, f"{folder}/{run.id}", str(folder)) for rank in range(2)]
     outcome = launch(run_rank, jobs, folder / "logs", 100)
     assert outcome.status == "ok", outcome.reason

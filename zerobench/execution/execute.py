@@ -18,17 +18,14 @@ from typing import Any
 import torch.distributed as dist
 
 from ..config.cell import CellConfig
-from ..config.schema import Measure
 from ..fake.as_gpu import DeviceMemory
 from ..host.environment import FAKE, SIMULATED
 from ..predict.estimate import simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
+from .settled import settled
 from .target import CPU, Target
-
-STEADY = Measure(steps=1, warmup=2, passes="both")
-"""Optimizer states and the order of gathers are there from the third step on, and every later one is like it."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -114,7 +111,7 @@ def execute(config: CellConfig, tell: Tell = lambda _: None, target: Target = CP
     """Executes one rank of a resolved cell as on `target`. Whatever goes wrong is a sentence of the result. `tell`
     takes progress.
     """
-    config = replace(target.defaults(config), backend=SIMULATED, device="cpu", tensors=FAKE, measure=replace(STEADY))
+    config = replace(settled(target.defaults(config)), backend=SIMULATED, device="cpu", tensors=FAKE)
     rank, begun = simulated_rank(config), time.perf_counter()
     record, memory, problem = None, None, ""
     with tempfile.TemporaryDirectory(prefix="zerobench-") as folder:

@@ -8,20 +8,21 @@ order of the sum differs between strategies, which in fp64 changes it by about 1
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from ..strategies import Engine
 from ..zero.precision import sum_of_powers
 from .dtensor import parts_of
 
 
-def squares(engine: Engine, scale: torch.Tensor | float) -> torch.Tensor | None:
-    """Returns Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None for an
-    engine whose gradients are not accessible. `scale`: the factor of the loss.
+def squares(gradients: Iterable[torch.Tensor], scale: torch.Tensor | float) -> torch.Tensor | None:
+    """Returns Σ g² over this rank's part of the reduced gradients, unscaled, 0-dim fp64 on the device; None where there
+    are none. `scale`: the factor of the loss.
     """
     total: torch.Tensor | None = None
     with torch.no_grad():
-        for gradient in engine.reduced_gradients():
+        for gradient in gradients:
             for held in parts_of(gradient):  # of a DTensor this rank's shard
                 part = sum_of_powers([held.reshape(-1)], 2.0, held.device)
                 total = part if total is None else total + part.to(total.device)

@@ -211,12 +211,15 @@ class TrafficMeter(TorchDispatchMode):
         """Returns fraction of an operation's wire bytes that leaves a node -> number of such operations. `peer`: in the
         group, of a send, which may stand for several sends.
         """
-        peers = [] if peer is None else labels.current_peers() or [peer]
+        peers, each = labels.current_sends()
+        if peer is None or not peers:
+            peers, each = [] if peer is None else [peer], 1
         if self.node_size is None:
-            return {0.0: len(peers) or 1}
+            return {0.0: each * len(peers) or 1}
         nodes = [rank // self.node_size for rank in dist.get_process_group_ranks(group)]
         if peers:
-            return dict(Counter(float(nodes[one] != nodes[group.rank()]) for one in peers))
+            outside = Counter(float(nodes[one] != nodes[group.rank()]) for one in peers)
+            return {fraction: each * sends for fraction, sends in outside.items()}
         leaving = sum(here != following for here, following in zip(nodes, nodes[1:] + nodes[:1], strict=True))
         return {leaving / len(nodes): 1}
 

@@ -83,6 +83,10 @@ class StrategySpec:
     """Of the one that others are held against: its options in a run that is made for that."""
     rounds_as_reference: bool = False
     """On one and two ranks it adds up what the reference adds up, in its order."""
+    settles_after: int = 2
+    """Steps after which every later one is alike in memory and traffic: where an engine arranges its buffers anew after
+    the first, two.
+    """
     read_by_harness: tuple[str, ...] = ("accumulate",)
     """Options that are not the engine's: its builder gets them where it names them."""
 

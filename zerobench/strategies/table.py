@@ -73,23 +73,23 @@ for _name, _options, _theory, _label, _look, _composes in (
 ):
     register_strategy(
         _name, _stage(_name), options=_options, theory=_theory, label=_label, look=_look, composes=_composes,
-        half="masters", rounds_as_reference=True, read_by_harness=("accumulate", "mode", "construct"),
+        half="masters", rounds_as_reference=True, settles_after=1, read_by_harness=("accumulate", "mode", "construct"),
     )  # fmt: skip
 register_strategy(
     "megatron", _stage("megatron"), options=options.Megatron, theory=theory.MEGATRON, label="Megatron",
     look=Look(GREEN, "P", (0, (5, 1, 1, 1, 1, 1))),
     composes=Composition(simulated=True, gradient_dtypes=True), half="masters",
-    precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None},
+    precision_defaults={"gradient_dtype": "fp32", "tile_bytes": None}, settles_after=1,
 )  # fmt: skip
 register_strategy(
     "fsdp2", _peer("fsdp2", "Fsdp2Engine", reshard=True), options=peer_options.Fsdp2, label="FSDP2",
     look=Look(SKY, ">", (0, (1, 1))), half="casts", tuning=peer_options.FSDP2,
-    partitions_as="zero3",
+    partitions_as="zero3", settles_after=1,
 )  # fmt: skip
 register_strategy(
     "fsdp2_no_reshard", _peer("fsdp2", "Fsdp2Engine", reshard=False), options=peer_options.Fsdp2NoReshard,
     label="FSDP2, no reshard", look=Look(PURPLE, "v", (0, (3, 1, 1, 1))), half="casts", tuning=peer_options.FSDP2,
-    partitions_as="zero3",
+    partitions_as="zero3", settles_after=1,
 )  # fmt: skip
 register_strategy(
     "zero_redundancy", _peer("zero_redundancy", "ZeroRedundancyEngine"), options=peer_options.ZeroRedundancy,

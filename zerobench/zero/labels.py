@@ -53,7 +53,7 @@ class Observer(Protocol):
 _observers: list[Observer] = []
 _collectives: list[tuple[str, str]] = []
 _tiers: list[str] = []
-_peers: list[Sequence[int]] = []
+_sends: list[tuple[Sequence[int], int]] = []
 
 
 def listen(observer: Observer) -> None:
@@ -114,18 +114,18 @@ def collective(name: str, unit: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def standing_for(peers: Sequence[int]) -> Iterator[None]:
-    """Accounts a send inside as one to each of `peers`, ranks of its group: for a simulated world."""
-    _peers.append(peers)
+def standing_for(peers: Sequence[int], each: int = 1) -> Iterator[None]:
+    """Accounts a send inside as `each` sends to each of `peers`, ranks of its group: for a simulated world."""
+    _sends.append((peers, each))
     try:
         yield
     finally:
-        _peers.pop()
+        _sends.pop()
 
 
-def current_peers() -> Sequence[int] | None:
-    """Returns the peers of the innermost `standing_for`, or None outside any."""
-    return _peers[-1] if _peers else None
+def current_sends() -> tuple[Sequence[int], int]:
+    """Returns the peers of the innermost `standing_for` and the sends to each; no peers outside any."""
+    return _sends[-1] if _sends else ((), 1)
 
 
 def current_collective() -> tuple[str, str]:

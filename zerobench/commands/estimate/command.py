@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ...config.compose import RefusedError
 from ...config.names import name_strategies
 from ...execution import Execution, Limits, execute_all
-from ...execution.execute import STEADY
+from ...execution.settled import steps_of
 from ...execution.target import KINDS
 from ...fake.as_gpu import ATTENTION_KERNELS
 from ...launch import fork_server
@@ -85,7 +85,7 @@ def estimate_all(
     """Executes the cells of a question, with progress on standard error, and returns a row for each."""
     sound = [cell for cell in question.cells if not cell.problems]
     names = name_strategies([cell.config for cell in question.cells])
-    with _progress(len(sound)) as tell:
+    with _progress([steps_of(cell.config) for cell in sound]) as tell:
         found = execute_all(
             [cell.config for cell in sound], question.target, jobs, tell, Limits(seconds=timeout_s)
         )  # fmt: skip
@@ -94,16 +94,15 @@ def estimate_all(
 
 
 @contextmanager
-def _progress(cells: int) -> Iterator[Any]:
-    """Shows how many cells are done, and in how many of their steps the others are."""
+def _progress(steps: Sequence[int]) -> Iterator[Any]:
+    """Shows how many of the cells' steps are done; `steps`: each cell's."""
     columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    steps = STEADY.warmup + STEADY.steps
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task, done = progress.add_task("", total=cells * steps), dict[int, int]()
+        task, done = progress.add_task("", total=sum(steps)), dict[int, int]()
 
         def tell(number: int, news: dict[str, Any] | Execution) -> None:
-            done[number] = steps if isinstance(news, Execution) else news["step"]
+            done[number] = steps[number] if isinstance(news, Execution) else news["step"]
             progress.update(task, completed=sum(done.values()))
 
         yield tell

@@ -14,7 +14,9 @@ The fake group is private to torch; a test compares a simulated run with real on
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from .. import labels
 from .backends import GlooComm, GroupComm, NcclComm
 from .base import Comm
 from .desync import Stamp
-from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS, Pieces, pieces_of
+from .gloo import GATHER_PIECE_BYTES, REDUCE_PIECE_BYTES, SLOTS
 from .streams import Handle, Waitable
 
 TAG = 7000
@@ -51,17 +53,19 @@ class Unstamped(Comm):
 
 
 class SimulatedGloo(Unstamped, GlooComm):
-    """The pairwise exchange of gloo at constant cost: each piece is sent once and accounted once per other rank.
+    """The pairwise exchange of gloo at constant cost: of equal pieces one is sent, and accounted once per piece and
+    other rank.
 
-    Nothing is received and nothing summed, so that a world of 1 024 ranks costs no more than one of 8.
+    Nothing is received and nothing summed, so that a world of 1 024 ranks costs no more than one of 8, and a shard of
+    1 GB no more than one of 1 MB.
     """
 
     def reduce_scatter(
         self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None, into: torch.Tensor | None = None
     ) -> Handle:
         own = self._part(full)
-        pieces = pieces_of(own, REDUCE_PIECE_BYTES)
-        slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces[0].numel())
+        pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
+        slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
         with labels.collective("reduce_scatter", unit):
             self._send_to_all(pieces)
@@ -72,7 +76,7 @@ class SimulatedGloo(Unstamped, GlooComm):
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         with labels.collective("all_gather", unit):
-            self._send_to_all(pieces_of(self._part(full), GATHER_PIECE_BYTES))
+            self._send_to_all(Pieces.of(self._part(full), GATHER_PIECE_BYTES))
         self._zero_others(full)
         return Handle([])
 
@@ -83,13 +87,13 @@ class SimulatedGloo(Unstamped, GlooComm):
         self._zero_others(here)
         peer = (self.rank + 1) % self.size
         self.group.recv([here.view(self.size, -1)[peer]], peer, TAG)
-        self._send_to_all(pieces_of(self._part(to), REDUCE_PIECE_BYTES))
+        self._send_to_all(Pieces.of(self._part(to), REDUCE_PIECE_BYTES))
         return []
 
     def _send_to_all(self, pieces: Pieces) -> None:
-        others = range(self.rank + 1, self.rank + self.size)
-        with labels.standing_for([peer % self.size for peer in others]):
-            for piece in pieces:
+        others = [peer % self.size for peer in range(self.rank + 1, self.rank + self.size)]
+        for piece, times in pieces.different():
+            with labels.standing_for(others, times):
                 self.group.send([piece], (self.rank + 1) % self.size, TAG)
 
     def _part(self, full: torch.Tensor) -> torch.Tensor:
@@ -102,6 +106,31 @@ class SimulatedGloo(Unstamped, GlooComm):
         with torch.no_grad():
             full[: self.rank * numel].zero_()
             full[(self.rank + 1) * numel :].zero_()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The parts in which gloo's ranks exchange a slice: `count` of `largest` elements, and one of the rest."""
+
+    slice: torch.Tensor
+    largest: int
+    count: int
+
+    @classmethod
+    def of(cls, part: torch.Tensor, most_bytes: int) -> Self:
+        """Splits `part`, (numel,), into pieces of at most so many bytes each."""
+        largest = max(1, min(part.numel(), most_bytes // part.element_size()))
+        return cls(part, largest, part.numel() // largest)
+
+    def __len__(self) -> int:
+        return self.count + (self.count * self.largest < self.slice.numel())
+
+    def different(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yields a piece of each size, and how many there are."""
+        if self.count:
+            yield self.slice[: self.largest], self.count
+        if len(self) > self.count:
+            yield self.slice[self.count * self.largest :], 1
 
 
 class _Held:

@@ -1,0 +1,27 @@
+"""The step that an execution measures: the first that every later one is like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .. import strategies
+from ..config.cell import CellConfig
+from ..config.offload import CpuOffload
+from ..config.schema import Measure
+
+
+def settled(config: CellConfig) -> CellConfig:
+    """Returns the cell with one measured step, after as many as the strategy takes to settle. Updates that a run would
+    delay after some steps are delayed from the second on.
+    """
+    warmup = strategies.spec_of(config.strategy.name).settles_after
+    if isinstance(config.offload, CpuOffload) and config.offload.delayed:
+        config = replace(config, offload=replace(config.offload, delayed_after=1))
+        warmup = 2
+    return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both"))
+
+
+def steps_of(config: CellConfig) -> int:
+    """Returns how many steps an execution of the cell takes."""
+    measure = settled(config).measure
+    return measure.warmup + measure.steps
