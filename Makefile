@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
-.PHONY: fake-equality blind table1 published-runs clean
+.PHONY: setup-browser fake-equality blind table1 published-runs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -29,6 +29,7 @@ help:
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
+	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
 	@echo "make setup      what all of them use: .venv with the pinned versions"
 
 setup: .venv/installed
@@ -37,6 +38,16 @@ setup: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(RUN) -m pip install -c constraints.txt -e ".[dev]"
 	@touch .venv/installed
+
+# Tests of pages skip without a browser. Chromium and its driver are the system's, of one version: apt's, on Debian.
+setup-browser: .venv/browser
+	@$(RUN) -c 'import sys; from documents.chromium import missing; sys.exit(bool(missing()))' 2> /dev/null || \
+	  { test "$$(id -u)" = 0 && apt-get install --yes chromium chromium-driver ffmpeg; } || \
+	  { echo "run: sudo apt-get install chromium chromium-driver ffmpeg"; exit 1; }
+
+.venv/browser: pyproject.toml constraints.txt | setup
+	$(RUN) -m pip install -c constraints.txt -e ".[browser]"
+	@touch .venv/browser
 
 bench: setup
 	@code=0; $(RUN) -m zerobench experiment=stages || code=$$?; \
