@@ -15,39 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from zerobench.records import palette
+from zerobench.records.palette import Fills
 from zerobench.results.tables import Results, run_folders
 from zerobench.strategies import Look, find, spare_look
 
-# Okabe and Ito's palette, told apart by all common kinds of color vision.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILION, PURPLE, GRAY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
-
-Fills = Mapping[str, tuple[str, str]]
-"""Name of a bar's part -> its color and hatch."""
-
-CATEGORIES: Fills = {
-    "parameters": (BLUE, ""),
-    "gradients": (ORANGE, "//"),
-    "master": (SKY, "++"),
-    "optimizer": (GREEN, "\\\\"),
-    "communication": (VERMILION, "xx"),
-    "activations": (PURPLE, ".."),
-    "inputs": (YELLOW, ""),
-    "temporary": (GRAY, "--"),
-}
-COLLECTIVES: Fills = {
-    "all_reduce": (BLUE, ""),
-    "reduce_scatter": (ORANGE, "//"),
-    "all_gather": (GREEN, "\\\\"),
-    "other": (GRAY, "--"),
-}
-OVERLAP: Fills = {
-    "traced: no communication": (GRAY, ""),
-    "traced: communication hidden": (GREEN, ".."),
-    "traced: communication exposed": (VERMILION, "xx"),
-}
-PHASES: Fills = {"forward": (SKY, ""), "backward": (BLUE, "//"), "update": (ORANGE, "\\\\")}
-
+BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.GREEN
+YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
+CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
+OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
 
 mpl.rcParams.update(
     {

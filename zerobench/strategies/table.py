@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..records.palette import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from ..theory import strategies as theory
 from . import options, peer_options, whole_parameters
 from .registration import register_strategy
@@ -16,9 +17,6 @@ from .spec import Composition, Look
 
 if TYPE_CHECKING:
     from torch import nn, optim
-
-BLACK, ORANGE, SKY, YELLOW = "#000000", "#E69F00", "#56B4E9", "#F0E442"
-BLUE, VERMILION, PURPLE, GRAY, GREEN = "#0072B2", "#D55E00", "#CC79A7", "#999999", "#009E73"
 
 STAGE = Composition(
     offload=("optimizer", "gradients"), groups=True, fused_buffers=True, arena=True, simulated=True,

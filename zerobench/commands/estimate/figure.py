@@ -9,17 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...execution.parts import PARTS
+from ...records.palette import CATEGORIES
 from ...sizes import SIZES, show_bytes
 from ..history.figures import SETTINGS, save
 from .row import EstimateRow
 from .show import heading
 
-LOOKS = {
-    "parameters": ("#0072B2", ""), "gradients": ("#E69F00", "//"), "master": ("#56B4E9", "++"),
-    "optimizer": ("#009E73", "\\\\"), "communication": ("#D55E00", "xx"), "activations": ("#CC79A7", ".."),
-    "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//"), "inputs": ("#F0E442", ""), "temporary": ("#999999", "--"),
-}  # fmt: skip
-"""Part -> color and hatch; Okabe and Ito's palette, as in the figures of runs."""
+LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
+"""Part -> color and hatch; two parts of the activations have their own."""
 
 VISIBLE = 1e-3
 """Fraction of the highest peak from which on a part is drawn."""
