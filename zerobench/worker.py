@@ -75,7 +75,9 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
         ) as device,
         world_of_tensors(config.tensors == FAKE) as world,
         snapshots(Path(job.folder), job.rank, device, job.records_history) as history,
-        make_pass(job.mode, device, config.node_size, history, world.is_fake, job.is_foreign) as probe,
+        make_pass(
+            job.mode, device, config.node_size, history, world.is_fake, job.is_foreign, measure.events
+        ) as probe,
     ):  # fmt: skip
         # 1 build: the same seed on every rank, the same model for every strategy
         with world.building():

@@ -14,7 +14,10 @@ IDENTITY = ("name", "kind")
 LEFT_OUT = {key.removesuffix(".name"): name for key, name in DEFAULTS.items() if key.endswith(".name")}
 """Group -> the choice that an identity does not name."""
 
-OPTIONS = ("deterministic", "draw_on", "measure.passes", "measure.trace", "measure.snapshot", "model.tiles")
+OPTIONS = (
+    "deterministic", "draw_on", "measure.passes", "measure.trace", "measure.snapshot", "measure.events",
+    "model.tiles",
+)  # fmt: skip
 """Keys that an identity leaves out at their defaults, and that are told as these all the same."""
 
 

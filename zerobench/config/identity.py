@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "measure.passes": "both",
     "measure.trace": False,
     "measure.snapshot": False,
+    "measure.events": False,
     "model.tiles": 1,
     "precision.masters": True,
     "huggingface.loss": "plain",

@@ -135,6 +135,10 @@ KEYS: dict[str, tuple[str, str]] = {
         "",
         "each allocation with its labels, a file per rank for torch's viewer (pytorch.org/memory_viz)",
     ),
+    "measure.events": (
+        "",
+        "the last measured step as a table: each storage, collective, module and unit, in order (zerobench replay)",
+    ),
     "offload.optimizer": ("", "masters and optimizer states leave the device"),
     "offload.gradients": ("", "gradient shards leave the device"),
     "offload.parameters": ("", "parameter shards leave the device; null: under zero3"),

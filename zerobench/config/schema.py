@@ -127,8 +127,9 @@ class Measure(Section):
     `repeats`: launches of each cell, interleaved with those of the sweep's other cells. `passes`: both, or one alone in
     half the time: timed (no bytes, no volumes) or accounted (no times). `trace`: one more under torch.profiler tells
     how much communication is hidden behind computation. `snapshot`: allocations of the accounted pass with labels, for
-    torch's viewer. `check_training`: losses and gradient norms are held against DDP's of the same training,
-    auto: where the sweep or the results folder has such a run; true: else one is made, hidden; false: not at all.
+    torch's viewer. `events`: the accounted pass's last step, event by event. `check_training`: losses
+    and gradient norms are held against DDP's of the same training, auto: where the sweep or the results folder has such
+    a run; true: else one is made, hidden; false: not at all.
     """
 
     steps: int = 10
@@ -138,6 +139,7 @@ class Measure(Section):
     passes: str = "both"
     trace: bool = False
     snapshot: bool = False
+    events: bool = False
 
 
 @dataclass

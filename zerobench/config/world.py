@@ -16,6 +16,9 @@ from .schema import Config
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
 
+OF_ACCOUNTED = {"snapshot": "a snapshot belongs", "events": "events belong"}
+"""Key of `measure` that the accounted pass alone can do -> its words."""
+
 RANKS_PER_CORE, ALWAYS_FEW = 4, 16
 """Limits of processes on one machine: more are too slow to measure, and a simulated world gives their bytes."""
 
@@ -117,10 +120,9 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
         simulated = cell.backend == SIMULATED
         what = "of a simulated world nothing is sent" if simulated else "ranks that share a GPU take turns"
         problems.append(f"measure.trace=true: {what}, so there is no overlap to trace; leave it out")
-    if measure.snapshot and passes == "timed":
-        problems.append(
-            "measure.snapshot=true: a snapshot belongs to the accounted pass; measure.passes=timed has none"
-        )
+    for key, what in OF_ACCOUNTED.items():
+        if getattr(measure, key) and passes == "timed":
+            problems.append(f"measure.{key}=true: {what} to the accounted pass; measure.passes=timed has none")
     if cell.search.memory_limit is not None and passes != "both":
         problems.append(f"search.memory_limit: a search weighs bytes and times; measure.passes={passes} has not both")
     return problems

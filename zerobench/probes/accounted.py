@@ -19,13 +19,15 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..records import ALLOCATOR, CATEGORIES, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import ALLOCATOR, CATEGORIES, EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks, nothing
 from .allocator_total import ProfiledPeak
 from .dtensor import contains_others
+from .event_log import EventLog, listening
+from .event_rows import event_rows
 from .fake_ledger import ShapesOnly
 from .history import History
 from .labeling import label_contributions, label_parts
@@ -41,12 +43,12 @@ class AccountedPass:
     """A Probe with a ledger and a traffic meter. `node_size`: ranks per node, for the meter; None: all are one.
 
     `witness`: whether a CPU's allocator is asked for its total, which it knows of memory that it has given out since.
-    `history`: what is to be kept for a snapshot.
+    `history`: what is to be kept for a snapshot. `events`: whether the last step is kept event by event.
     """
 
     def __init__(
         self, device: torch.device, node_size: int | None = None, witness: bool = True, history: History | None = None,
-        fake: bool = False,
+        fake: bool = False, events: bool = False,
     ) -> None:  # fmt: skip
         witness = witness and not fake
         self._cuda = device.type == "cuda"
@@ -58,6 +60,7 @@ class AccountedPass:
         self.ledger.history = history
         self.meter = TrafficMeter(self.ledger.tier_of, self.ledger.name_of)
         self.meter.node_size = node_size
+        self.log = EventLog(self.ledger) if events else None
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
         """(measured step, operation, number of equal ones)."""
@@ -94,6 +97,8 @@ class AccountedPass:
             module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ):
             self._stack.callback(hook.remove)
+        if self.log is not None:
+            self._stack.enter_context(listening(self.log, self.meter))
         if self._profiled is not None:
             self._profiled.start()
             self.witness = allocator_total.PROFILER
@@ -218,7 +223,7 @@ class AccountedPass:
         return PassRecords(
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
             lines=self.line_rows(rank), traffic=self.traffic_rows(rank),
-            timeline=self.timeline_rows(rank), kept=self.kept, witness=self.witness,
+            timeline=self.timeline_rows(rank), events=self.event_rows(rank), kept=self.kept, witness=self.witness,
             order=EventOrder(tuple(self.arrivals), tuple(self.modules_run)),
         )  # fmt: skip
 
@@ -278,6 +283,10 @@ class AccountedPass:
             for i in self.ledger.timeline
         ]  # fmt: skip
 
+    def event_rows(self, rank: int) -> list[EventRow]:
+        """Returns the last measured step, event by event, where that is asked for."""
+        return event_rows(rank, self.log.step) if self.log is not None and self.log.step is not None else []
+
     @property
     def peak_bytes(self) -> int | None:
         """Returns the largest sum of live bytes in the measured steps so far."""
@@ -316,6 +325,8 @@ class AccountedPass:
         name = self._names.get(module, type(module).__name__)
         place = len(self.modules_run) if self.ledger.phase == "forward" else None
         self._running.append((name, place))
+        if self.log is not None:
+            self.log.module_begins(name)
         self.ledger.module = name
         if place is not None:
             self.modules_run.append((name, False))
@@ -338,6 +349,8 @@ class AccountedPass:
                 if torch.is_grad_enabled():
                     self._listen_to(parameter, number, name)
         name, place = self._running.pop()
+        if self.log is not None:
+            self.log.module_ends(name, output)
         self.ledger.module = self._running[-1][0] if self._running else ""
         # Reentrant recomputation runs it without gradients, and backward returns to it too.
         if place is not None and self.ledger.phase == "forward":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .ledger_maxima import Event, StorageRecord
 
@@ -18,13 +19,26 @@ ENTRIES = 200_000
 @dataclass(frozen=True)
 class Interval:
     """One step. `began`: its first instant, in seconds of the clock of events. `sizes`: bytes of what lived then.
-    `categories`: of storages whose category changed within, the first; of all others the record has it.
+    `categories`: the first of each storage of the interval.
     """
 
     began: float
     sizes: dict[StorageRecord, int]
     categories: dict[StorageRecord, str]
     events: list[Event]
+
+
+class Listener(Protocol):
+    """Listener to a ledger's intervals as they happen (event_log.py)."""
+
+    def begin(self) -> None:
+        """Takes note that an interval begins."""
+
+    def changed(self) -> None:
+        """Takes note that the next event changes a storage's size."""
+
+    def end(self, interval: Interval) -> None:
+        """Takes an interval that is over."""
 
 
 @dataclass(frozen=True)

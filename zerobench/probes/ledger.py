@@ -31,7 +31,7 @@ from ..records import CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
-from .history import Birth, History, Interval
+from .history import Birth, History, Interval, Listener
 from .in_transit import InTransit
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
 from .source_lines import SourceLines
@@ -72,6 +72,8 @@ class Ledger(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
         self.history: History | None = None
         """Filled for a snapshot, where one is asked for."""
+        self.log: Listener | None = None
+        """Told of each interval, where a table of events is asked for."""
         self.in_transit: InTransit | None = None
         """Waited for, where a loop's own collectives may drop tensors late."""
 
@@ -133,6 +135,7 @@ class Ledger(TorchDispatchMode):
             self._events.append(Event(self.phase, time.perf_counter(), stored, moved=(stored.category, category)))
         stored.category, stored.labeled = category, True
         stored.name = name or stored.name
+        stored.first_name = stored.first_name or name
 
     def on_file(self, name: str, category: str, grown: int) -> None:
         """Records a file's bytes, which are in no storage."""
@@ -144,6 +147,16 @@ class Ledger(TorchDispatchMode):
 
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Ignores transfers, which the traffic meter records."""
+
+    def on_unit(self, kind: str, unit: str, size: int) -> None:
+        """Ignores units, which the log of events records."""
+
+    def on_wait(self, operation: int) -> None:
+        """Ignores waits, which the log of events records."""
+
+    def now(self) -> tuple[int, str, str]:
+        """Returns the number of events so far, the phase, and the module or thread that runs."""
+        return len(self._events), self.phase, self._maker()
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Returns True where the tensor's storage has been met."""
@@ -169,6 +182,11 @@ class Ledger(TorchDispatchMode):
         """Returns a tensor's label."""
         stored = self._live.get(tensor.untyped_storage()._cdata)
         return stored.name if stored is not None else ""
+
+    def unit_name_of(self, tensor: torch.Tensor) -> str:
+        """Returns a tensor's first label, which an engine gives it: its unit."""
+        stored = self._live.get(tensor.untyped_storage()._cdata)
+        return stored.first_name if stored is not None else ""
 
     def note_collective(self, given: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
@@ -233,6 +251,8 @@ class Ledger(TorchDispatchMode):
 
     def _grow(self, stored: StorageRecord, grown: int) -> None:
         """Records that a storage has grown by so many bytes, or shrunk where `grown` is below 0."""
+        if self.log is not None:
+            self.log.changed()
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
         stored.bytes += grown
 
@@ -267,6 +287,8 @@ class Ledger(TorchDispatchMode):
     def begin(self) -> None:
         """Begins an interval: drops the events so far."""
         self._events = []
+        if self.log is not None:
+            self.log.begin()
         self.lines.forget()
         self._began = time.perf_counter()
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
@@ -275,7 +297,9 @@ class Ledger(TorchDispatchMode):
         """Ends the interval: adds it to the extremes of each phase and of `whole`."""
         self._settle()
         sizes, categories = dict(self._at_begin), self._first_categories()
-        interval = Interval(self._began, self._at_begin, dict(categories), list(self._events)) if self.history else None
+        interval = self._interval(categories) if self.history is not None or self.log is not None else None
+        if self.log is not None and interval is not None:
+            self.log.end(interval)
         totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
         for stored, size in sizes.items():
             totals[stored.tier][categories.get(stored, stored.category)] += size
@@ -310,6 +334,12 @@ class Ledger(TorchDispatchMode):
         if self.history is not None and whole == "step" and max(i.totals.total() for i in instants) == best.peak:
             self.history.step = interval
         self.timeline = thin_out(instants, INSTANTS)
+
+    def _interval(self, first: dict[StorageRecord, str]) -> Interval:
+        """Returns the interval with the categories as they are now: a later label is no part of it."""
+        of_all = dict.fromkeys([*self._at_begin, *(e.stored for e in self._events if e.stored is not None)])
+        categories = {stored: first.get(stored, stored.category) for stored in of_all}
+        return Interval(self._began, self._at_begin, categories, list(self._events))
 
     def _find_kept(self) -> dict[StorageRecord, int]:
         return {

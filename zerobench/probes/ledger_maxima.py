@@ -14,6 +14,7 @@ from ..zero import labels
 class StorageRecord:
     """One storage: category, name, size, tier. `labeled`: its category is from a label, not inferred. `source`: the
     line that made it (probes/source_lines.py). `shape`: of the tensor that it was first met in.
+    `first_name`: of its first label.
     """
 
     bytes: int
@@ -25,6 +26,7 @@ class StorageRecord:
     tier: str = labels.DEVICE
     source: str = ""
     shape: Sequence[int] = ()
+    first_name: str = ""
 
     @property
     def shown_shape(self) -> str:

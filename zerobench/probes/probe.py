@@ -10,7 +10,7 @@ from typing import Protocol, Self
 import torch
 from torch import nn
 
-from ..records import LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
+from ..records import EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from .nvidia_smi import GpuState
 
 
@@ -34,6 +34,7 @@ class PassRecords:
     lines: list[LineRow] = field(default_factory=list)
     traffic: list[TrafficRow] = field(default_factory=list)
     timeline: list[TimelineRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
     gpu_states: list[GpuState] = field(default_factory=list)
     kept: str = ""
     """The largest storage of kept_bytes, in words."""

@@ -22,7 +22,7 @@ import torch
 BACKWARD_OF = "backward of "
 """Prefix of a forward's line where its gradient made the storage."""
 
-INSTRUMENTS = tuple(str(Path(__file__).parents[1] / name) for name in ("probes", "loops", "fake"))
+INSTRUMENTS = tuple(str(Path(__file__).parents[1] / name) for name in ("probes", "loops", "fake", "zero/labels.py"))
 TORCH = str(Path(torch.__file__).parent)
 STANDARD = sysconfig.get_path("stdlib")
 PACKAGE = str(Path(__file__).parents[1])

@@ -97,6 +97,8 @@ class TrafficMeter(TorchDispatchMode):
         self._tier_of, self._name_of = tier_of, name_of
         self.phase = "init"
         self.operations: list[tuple[Operation, int]] = []
+        self.tell: Callable[[Operation, int], None] | None = None
+        """Called with each operation as it is issued, where a table of events is asked for."""
         self._home = threading.get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,6 +136,12 @@ class TrafficMeter(TorchDispatchMode):
         """Records bytes read from a file, or written."""
         self._note_link(kind, kind, name, torch.uint8, size, 1)
 
+    def on_unit(self, kind: str, unit: str, size: int) -> None:
+        """Ignores units."""
+
+    def on_wait(self, operation: int) -> None:
+        """Ignores waits."""
+
     def _note_link(
         self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int, aside: bool = False
     ) -> None:
@@ -142,7 +150,7 @@ class TrafficMeter(TorchDispatchMode):
             self.phase, operator, "", kind, unit, named, 1, elements, elements * size, 0.0, 0.0, 0.0, 0.0,
             control=self.phase == "init" or aside, known=True,
         )  # fmt: skip
-        self.operations.append((operation, 1))
+        self._record(operation, 1)
 
     def note_raw(self, name: str, args: tuple[Any, ...], ranks: int) -> None:
         """Records a collective that was passed to a backend directly, without an operator
@@ -190,7 +198,12 @@ class TrafficMeter(TorchDispatchMode):
             known=rule is not None,
             group=group,
         )
+        self._record(operation, times)
+
+    def _record(self, operation: Operation, times: int) -> None:
         self.operations.append((operation, times))
+        if self.tell is not None:
+            self.tell(operation, times)
 
     def _named(self) -> tuple[str, str]:
         """Returns the collective and unit of the labels; launches of other threads have none."""

@@ -1,12 +1,13 @@
 """Row types of the tables: columns, units, meaning. Bytes are integers, times are seconds.
 
 A *run* is one launch of a cell; `measure.repeats` asks for several. Its folder holds run.json (one RunRow,
-run_row.py) and a parquet file for each of the long tables (long_rows.py), whose rows carry the run's
-id. describe.py tells units and meanings.
+run_row.py) and a parquet file for each of the long tables (long_rows.py, event_row.py), whose rows carry
+the run's id. describe.py tells units and meanings.
 """
 
 from __future__ import annotations
 
+from .event_row import EVENTS, OF_STORAGES, EventRow
 from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
 from .run_row import RunRow, SearchRow
@@ -15,10 +16,13 @@ __all__ = [
     "ALLOCATOR",
     "CATEGORIES",
     "COLLECTIVES",
+    "EVENTS",
     "LINKS",
+    "OF_STORAGES",
     "SCHEMA_VERSION",
     "STATES",
     "TIERS",
+    "EventRow",
     "LineRow",
     "MemoryRow",
     "RunRow",

@@ -8,16 +8,17 @@ import textwrap
 from dataclasses import MISSING, dataclass, fields
 from typing import get_type_hints
 
+from .event_row import EventRow
 from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from .run_row import RunRow, SearchRow
 
 ROWS: dict[str, type] = {
     "runs": RunRow, "steps": StepRow, "memory": MemoryRow, "timeline": TimelineRow, "tensors": TensorRow,
-    "lines": LineRow, "traffic": TrafficRow, "searches": SearchRow,
+    "lines": LineRow, "traffic": TrafficRow, "events": EventRow, "searches": SearchRow,
 }  # fmt: skip
 """Table, as `zerobench.load` names it -> its rows."""
 
-LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic")
+LONG = ("steps", "memory", "timeline", "tensors", "lines", "traffic", "events")
 """Tables of many rows per run, which carry the run's id once they are loaded."""
 
 SUFFIXES = {
@@ -35,7 +36,8 @@ UNITS = {
     "mfu": "fraction", "hfu": "fraction", "loss": "loss", "loss_first": "loss", "loss_last": "loss",
     "grad_norm": "norm", "grad_norm_last": "norm", "clip_norm": "norm", "grad_squares": "norm²",
     "loss_scale": "factor", "loss_scale_last": "factor", "rank": "number", "step": "number", "repeat": "number",
-    "instant": "number", "seed": "number", "storages": "storages", "schema_version": "number",
+    "instant": "number", "index": "number",
+    "storage": "number", "operation": "number", "seed": "number", "storages": "storages", "schema_version": "number",
 }  # fmt: skip
 """Numeric columns whose names do not end in their unit."""
 

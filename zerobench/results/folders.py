@@ -29,7 +29,7 @@ from ..config.cell import CellConfig
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .attempts import split
-from .tables import SEARCHES, TABLES, write_rows
+from .tables import OPTIONAL, SEARCHES, TABLES, write_rows
 
 PARTIAL = ".partial-"
 
@@ -59,6 +59,8 @@ def write_run(
         (aside.path / "config.yaml").write_text(yaml.safe_dump(config.written(), sort_keys=False))
         (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
         for name, kind in TABLES.items():
+            if name in OPTIONAL and not tables.get(name):
+                continue
             write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
         return _rename_free(aside.path, prefix, row)
     finally:

@@ -1,6 +1,7 @@
 """Reads rows from files into pandas (results/folders.py writes them). A run's folder::
 
-    config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, lines, traffic as parquet
+    config.yaml  provenance.json  run.json  logs/  and steps, memory, timeline, tensors, lines, traffic as parquet,
+    and events where they were asked for
 
 A *collection* (`zerobench export --format parquet`) holds the same tables of many runs, one parquet file each.
 `load` reads a run, a results folder, a collection, or a folder of collections.
@@ -21,7 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config.flat import swept
-from ..records import SCHEMA_VERSION, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
+from ..records import (
+    SCHEMA_VERSION,
+    EventRow,
+    LineRow,
+    MemoryRow,
+    RunRow,
+    SearchRow,
+    StepRow,
+    TensorRow,
+    TimelineRow,
+    TrafficRow,
+)
 from . import table_cache
 from .attempts import by_number, in_order
 from .row_checks import (
@@ -40,8 +52,12 @@ TABLES: dict[str, type] = {
     "tensors": TensorRow,
     "lines": LineRow,
     "traffic": TrafficRow,
+    "events": EventRow,
 }
 """The long tables, whose rows carry `run_id`."""
+OPTIONAL = ("events",)
+"""Tables that have no file where they have no rows."""
+
 ALL_TABLES = {"runs": RunRow, "searches": SearchRow, **TABLES}
 
 SEARCHES = "searches"
@@ -65,6 +81,7 @@ class Results:
     tensors: pd.DataFrame
     lines: pd.DataFrame
     traffic: pd.DataFrame
+    events: pd.DataFrame
     searches: pd.DataFrame
 
     def of(self, run_ids: Iterable[str]) -> Results:
@@ -240,6 +257,9 @@ def collect(results: Results, folder: Path) -> None:
     """Writes a collection: every table as one parquet file. Replaces an existing one."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, kind in ALL_TABLES.items():
+        if name in OPTIONAL and getattr(results, name).empty:
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
+            continue
         schema = _schema(kind, with_run_id=name in TABLES)
         aside = folder / f".{name}.parquet"
         table = pa.Table.from_pandas(getattr(results, name), schema=schema, preserve_index=False)

@@ -71,6 +71,7 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         "lines": [t for record in accounted for t in record.lines],
         "traffic": [t for record in accounted for t in record.traffic],
         "timeline": [t for record in accounted for t in record.timeline],
+        "events": [t for record in accounted for t in record.events],
     }
 
 

@@ -49,9 +49,19 @@ class Observer(Protocol):
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Records that `size` bytes were read from a file, or written."""
 
+    def on_unit(self, kind: str, unit: str, size: int) -> None:
+        """Records that a unit's full parameters of `size` bytes are there (GATHERED), or are given back (FREED)."""
+
+    def on_wait(self, operation: int) -> None:
+        """Records that a wait for the operation of this number has returned."""
+
+
+GATHERED, FREED = "unit_gathered", "unit_freed"
+"""Kinds of events of a unit."""
 
 _observers: list[Observer] = []
-_collectives: list[tuple[str, str]] = []
+_collectives: list[tuple[str, str, int]] = []
+_operations = 0
 _tiers: list[str] = []
 _sends: list[tuple[Sequence[int], int]] = []
 
@@ -85,6 +95,18 @@ def transfer(kind: str, size: int, name: str = "") -> None:
         observer.on_transfer(kind, size, name)
 
 
+def unit(kind: str, name: str, size: int) -> None:
+    """Tells observers that a unit's full parameters of `size` bytes are there (GATHERED), or are given back (FREED)."""
+    for observer in _observers:
+        observer.on_unit(kind, name, size)
+
+
+def waited(operation: int) -> None:
+    """Tells observers that a wait for the operation that `collective` gave this number has returned."""
+    for observer in _observers:
+        observer.on_wait(operation)
+
+
 @contextmanager
 def on_tier(tier: str) -> Iterator[None]:
     """Places tensors made inside, in this thread, in `tier` unless a label says otherwise: an update's temporaries."""
@@ -101,14 +123,16 @@ def current_tier() -> str | None:
 
 
 @contextmanager
-def collective(name: str, unit: str = "") -> Iterator[None]:
+def collective(name: str, unit: str = "") -> Iterator[int]:
     """Names the logical collective (and its unit) that the physical operations inside make up.
 
-    The name "control" marks traffic outside the volume: flags, buffers, start-up.
+    The name "control" marks traffic outside the volume: flags, buffers, start-up. Yields the operation's number.
     """
-    _collectives.append((name, unit))
+    global _operations
+    _operations += 1
+    _collectives.append((name, unit, _operations))
     try:
-        yield
+        yield _operations
     finally:
         _collectives.pop()
 
@@ -130,4 +154,9 @@ def current_sends() -> tuple[Sequence[int], int]:
 
 def current_collective() -> tuple[str, str]:
     """Returns the innermost logical collective and unit, or empty strings outside any."""
-    return _collectives[-1] if _collectives else ("", "")
+    return _collectives[-1][:2] if _collectives else ("", "")
+
+
+def current_operation() -> int:
+    """Returns the number of the innermost logical collective, from 1, or 0 outside any."""
+    return _collectives[-1][2] if _collectives else 0

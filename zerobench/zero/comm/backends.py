@@ -48,8 +48,9 @@ class GroupComm(Comm):
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         carry = partial(dist.all_reduce, full, group=self.group)
-        with labels.collective("all_reduce", unit):
-            return self._launch(self._reductions, carry, stamp, full, full, self._check_of_sum(full, stamp))
+        with labels.collective("all_reduce", unit) as operation:
+            check = self._check_of_sum(full, stamp)
+            return self._launch(self._reductions, carry, stamp, full, full, check, operation)
 
     def all_to_all(
         self, to: torch.Tensor, here: torch.Tensor, name: str, unit: str = "", stamp: Stamp | None = None
@@ -57,9 +58,9 @@ class GroupComm(Comm):
         if stamp:
             for part in to.view(self.size, -1):
                 stamp.write(part)
-        with labels.collective(name, unit):
+        with labels.collective(name, unit) as operation:
             works = self._exchange(to, here, unit)
-        return Handle(works, self._exchanged_to_check(here, stamp))
+        return Handle(works, self._exchanged_to_check(here, stamp), operation)
 
     def _exchange(self, to: torch.Tensor, here: torch.Tensor, unit: str) -> list[Waitable]:
         return [self._reductions.launch(partial(self.exchange_into, here, to, group=self.group))]
@@ -89,7 +90,7 @@ class GroupComm(Comm):
 
     def _launch(
         self, stream: Threads | CommStream, carry: Collective, stamp: Stamp | None, written: torch.Tensor | None,
-        read: torch.Tensor, check: CheckEnd | None,
+        read: torch.Tensor, check: CheckEnd | None, operation: int,
     ) -> Handle:  # fmt: skip
         """Launches `carry`; the stamp is first written to the end of `written`, `check` later reads the end of `read`.
 
@@ -107,7 +108,7 @@ class GroupComm(Comm):
             return work
 
         work = stream.launch(stamped)
-        return Handle([work], None if check is None else lambda: self._check_end(end, check))
+        return Handle([work], None if check is None else lambda: self._check_end(end, check), operation)
 
     def _check_end(self, full: torch.Tensor, check: CheckEnd) -> None:
         check(full)
@@ -149,14 +150,14 @@ class StagedComm(GroupComm):
         place = self._own(full) if into is None else into
         carry = partial(self.scatter_into, place, full, group=self.group)
         check = self._check_of_sum(place, stamp) if self.is_last else None
-        with labels.collective("reduce_scatter", unit):
-            return self._launch(self._reductions, carry, stamp, full, place, check)
+        with labels.collective("reduce_scatter", unit) as operation:
+            return self._launch(self._reductions, carry, stamp, full, place, check, operation)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         carry = partial(self.gather_into, full, self._own(full), group=self.group)
         check = partial(stamp.check, self.size - 1) if stamp and not self.is_last else None
-        with labels.collective("all_gather", unit):
-            return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check)
+        with labels.collective("all_gather", unit) as operation:
+            return self._launch(self._gathers, carry, stamp, full if self.is_last else None, full, check, operation)
 
     def check_stamps(self) -> None:
         self._stamps.check()
@@ -196,15 +197,15 @@ class GlooComm(GroupComm):
         if stamp:
             stamp.write(full)
         check = stamp.check if stamp and self.is_last else None
-        with labels.collective("reduce_scatter", unit):
-            return Handle([self._reducer.launch(full, unit, check, into)])
+        with labels.collective("reduce_scatter", unit) as operation:
+            return Handle([self._reducer.launch(full, unit, check, into)], operation=operation)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         if stamp and self.is_last:
             stamp.write(full)
-        with labels.collective("all_gather", unit):
+        with labels.collective("all_gather", unit) as operation:
             works = gather_slices(full, self.rank, self.size, self.group, unit)
-        return Handle(works, self._gathered_to_check(full, stamp))
+        return Handle(works, self._gathered_to_check(full, stamp), operation)
 
     def all_reduce(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
         """Runs gloo's own, after a barrier that makes sure they match: gloo pairs all-reduces by launch order alone."""

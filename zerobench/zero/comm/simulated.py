@@ -67,18 +67,18 @@ class SimulatedGloo(Unstamped, GlooComm):
         pieces = Pieces.of(own, REDUCE_PIECE_BYTES)
         slots = full.new_empty(min(SLOTS, len(pieces) * (self.size - 1)), pieces.largest)
         labels.label(slots, labels.COMMUNICATION, f"{unit} received")
-        with labels.collective("reduce_scatter", unit):
+        with labels.collective("reduce_scatter", unit) as operation:
             self._send_to_all(pieces)
         if into is not None:
             with torch.no_grad():
                 into.copy_(own)
-        return Handle([_Held(slots)])
+        return Handle([_Held(slots)], operation=operation)
 
     def all_gather(self, full: torch.Tensor, unit: str = "", stamp: Stamp | None = None) -> Handle:
-        with labels.collective("all_gather", unit):
+        with labels.collective("all_gather", unit) as operation:
             self._send_to_all(Pieces.of(self._part(full), GATHER_PIECE_BYTES))
         self._zero_others(full)
-        return Handle([])
+        return Handle([], operation=operation)
 
     def meet(self, what: str) -> None:
         """Returns at once: there is no other rank."""

@@ -137,6 +137,7 @@ class GatheredUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
+        labels.unit(labels.GATHERED, self.name, self.full_parameters.nbytes)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             self._hiding.show(parameter, view)
 
@@ -152,7 +153,9 @@ class GatheredUnit(Unit):
         torch.clear_autocast_cache()  # which would keep a copy of each parameter
         if self.is_from_source:
             self.source.released(self.full_parameters, self.name)
+        size = self.full_parameters.nbytes
         self.full_parameters.untyped_storage().resize_(0)
+        labels.unit(labels.FREED, self.name, size)
         self.is_whole = self.is_from_source = False
 
     def keep_parameters(self, loaded: Collection[int]) -> None:

@@ -1,0 +1,172 @@
+"""The log of a step's events that change no storage, and the step as both logs together tell it.
+
+happening   one such event: a collective, a module, a unit, an update; `place`: number of the ledger's events before it
+step        the ledger's interval, and the happenings of the same time
+
+The ledger keeps its own events. A log is there only where the table `events` is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import register_multi_grad_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..records.event_row import LAUNCH, MODULE, MODULE_END, MOVE, UPDATE, WAIT
+from ..zero import labels
+from ..zero.modules.wrapping import tensors_that_require_grad
+from .history import Interval
+from .ledger import Ledger
+from .ledger_maxima import ASIDE
+from .traffic import Operation, TrafficMeter, is_of_step
+
+
+@dataclass(frozen=True)
+class Happening:
+    """An event without a storage, `at` seconds of the clock of events. `facts`: values of columns of its row."""
+
+    place: int
+    at: float
+    phase: str
+    kind: str
+    module: str
+    source: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """One step. `changed_by`: number of an event of the interval that changed a size -> the line that ran."""
+
+    interval: Interval
+    happenings: list[Happening]
+    changed_by: dict[int, str]
+
+
+@dataclass
+class EventLog:
+    """Records happenings beside a ledger; an observer of labels. `step`: the last interval that ended.
+    """
+
+    ledger: Ledger
+    step: StepLog | None = None
+    _happenings: list[Happening] = field(default_factory=list)
+    _changed_by: dict[int, str] = field(default_factory=dict)
+    _unlabeled: int = 0
+
+    def begin(self) -> None:
+        """Begins an interval."""
+        self._happenings, self._changed_by = [], {}
+
+    def end(self, interval: Interval) -> None:
+        """Ends the interval, which is the last until another ends."""
+        self.step = StepLog(interval, self._happenings, self._changed_by)
+
+    def note(self, kind: str, source: str = "", **facts: Any) -> None:
+        """Records an event of `kind`; `facts`: values of columns."""
+        place, phase, module = self.ledger.now()
+        if phase != ASIDE:
+            self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
+
+    # -- what the instruments tell ---------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Records the line of the ledger's next event, which changes a size."""
+        self._changed_by[self.ledger.now()[0]] = self.ledger.lines.here()
+
+    def issued(self, operation: Operation, times: int) -> None:
+        """Records `times` operations that the traffic meter has counted."""
+        if not is_of_step(operation):
+            return
+        facts = {
+            "unit": operation.unit, "dtype": operation.dtype, "operator": operation.operator,
+            "bytes": operation.payload_bytes * times, "elements": operation.elements * times,
+            "control": operation.control,
+        }  # fmt: skip
+        if operation.kind in LINK_ENDS:
+            name = facts.pop("unit")
+            self.note(
+                MOVE,
+                self.ledger.lines.here(),
+                name=name,
+                collective=operation.kind,
+                tier=LINK_ENDS[operation.kind],
+                **facts,
+            )
+            return
+        self.note(
+            LAUNCH, self.ledger.lines.here(), operation=labels.current_operation() or self._next_unlabeled(), calls=times,
+            collective=operation.collective or operation.kind, group_size=operation.group_size, group=operation.group,
+            wire_bytes=operation.wire_bytes * times, between_bytes=operation.between_bytes * times, **facts,
+        )  # fmt: skip
+
+    def _next_unlabeled(self) -> int:
+        self._unlabeled -= 1
+        return self._unlabeled
+
+    def module_begins(self, name: str) -> None:
+        """Records that a module's forward begins, or begins again in a recomputation."""
+        self.note(MODULE, name=name, operator="forward")
+
+    def module_ends(self, name: str, output: object) -> None:
+        """Records that a module's forward has ended; its backward begins with the first gradient of its output."""
+        self.note(MODULE_END, name=name, operator="forward")
+        tensors = [one for one in tensors_that_require_grad(output) if one.grad_fn is not None]
+        if tensors and torch.is_grad_enabled():
+            register_multi_grad_hook(tensors, lambda _: self.backward_begins(name), mode="any")
+
+    def backward_begins(self, name: str) -> None:
+        """Records that a gradient has come to a module's output."""
+        self.note(MODULE, name=name, operator="backward")
+
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Records that an optimizer is about to update the parameters that have a gradient."""
+        sizes: Counter[tuple[str, str]] = Counter()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    sizes[self.ledger.unit_name_of(parameter), self.ledger.tier_of(parameter)] += parameter.nbytes
+        self.note(UPDATE, self.ledger.lines.here(), sizes=sizes)
+
+    # -- what the engine tells -------------------------------------------------------------------------
+
+    def on_unit(self, kind: str, unit: str, size: int) -> None:
+        """Records that a unit's full parameters are there, or given back."""
+        self.note(kind, self.ledger.lines.here(), unit=unit, bytes=size)
+
+    def on_wait(self, operation: int) -> None:
+        """Records that a wait for a collective has returned."""
+        self.note(WAIT, self.ledger.lines.here(), operation=operation)
+
+    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
+        """Ignores labels of tensors, which the ledger records."""
+
+    def on_file(self, name: str, category: str, grown: int) -> None:
+        """Ignores sizes of files, which the ledger records."""
+
+    def on_transfer(self, kind: str, size: int, name: str) -> None:
+        """Ignores transfers, which the traffic meter records."""
+
+
+@contextmanager
+def listening(log: EventLog, meter: TrafficMeter) -> Iterator[None]:
+    """Has the instruments and the engine tell `log` of their events."""
+    log.ledger.log, meter.tell = log, log.issued
+    labels.listen(log)
+    hook = register_optimizer_step_pre_hook(log.optimizer_steps)
+    try:
+        yield
+    finally:
+        hook.remove()
+        labels.unlisten(log)
+
+
+LINK_ENDS = {"down": labels.HOST, "up": labels.DEVICE, labels.READ: labels.HOST, labels.WRITE: labels.NVME}
+"""Kind of traffic between tiers -> the tier that the bytes go to."""

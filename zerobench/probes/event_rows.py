@@ -1,0 +1,152 @@
+"""Rows of the table `events` from a step's log: both logs in one order, storages and operations by numbers from 0.
+
+What the harness does aside within a step is left out: a storage that it leaves changed is written where the next phase
+begins, frees before births, so that no sum in between is above those of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..records import EventRow
+from ..records.event_row import BIRTH, FREE, LABEL, LAUNCH, LIVE, PHASE, UPDATE, WAIT
+from .event_log import Happening, StepLog
+from .ledger_maxima import ASIDE, Event, StorageRecord
+
+FIRST_PHASE, UPDATE_PHASE = "data", "update"
+
+
+def event_rows(rank: int, log: StepLog) -> list[EventRow]:
+    """Returns a rank's rows, in order."""
+    rows = list(_Writer(rank, log).rows())
+    _number_micro_batches(rows)
+    return rows
+
+
+class _Writer:
+    """Replays a step. `_true`: size and category of each storage after the last event; `_shown`: after the last row."""
+
+    def __init__(self, rank: int, log: StepLog) -> None:
+        self._rank, self._log = rank, log
+        self._interval = log.interval
+        self._numbers: dict[StorageRecord, int] = {}
+        self._operations: dict[int, int] = {}
+        self._true: dict[StorageRecord, tuple[int, str]] = {}
+        self._shown: dict[StorageRecord, tuple[int, str]] = {}
+        self._aside: dict[StorageRecord, None] = {}
+        self._phase = ""
+        self._index = 0
+        launched = (h.facts["unit"] for h in log.happenings if h.facts.get("collective") and h.kind == LAUNCH)
+        told = (h.facts["unit"] for h in log.happenings if h.kind not in (LAUNCH, WAIT) and "unit" in h.facts)
+        self._units = sorted({*launched, *told} - {""}, key=len, reverse=True)
+
+    def rows(self) -> Iterator[EventRow]:
+        """Yields the rows; to be called once."""
+        self._phase = FIRST_PHASE
+        for stored, size in self._interval.sizes.items():
+            category = self._interval.categories[stored]
+            self._true[stored] = self._shown[stored] = size, category
+            if size:
+                yield self._of_storage(LIVE, stored, self._interval.began, size, category)
+        self._phase = ""
+        happenings = iter(self._log.happenings)
+        following = next(happenings, None)
+        for number, event in enumerate(self._interval.events):
+            while following is not None and following.place <= number:
+                yield from self._happened(following)
+                following = next(happenings, None)
+            yield from self._take(number, event)
+        while following is not None:
+            yield from self._happened(following)
+            following = next(happenings, None)
+
+    def _take(self, number: int, event: Event) -> Iterator[EventRow]:
+        stored = event.stored
+        if stored is not None:
+            size, category = self._true.get(stored, (0, self._interval.categories[stored]))
+            self._true[stored] = size + event.grown, event.moved[1] if event.moved is not None else category
+        if event.phase == ASIDE:
+            if stored is not None:
+                self._aside[stored] = None
+            return
+        if event.phase != self._phase:
+            yield from self._enter(event)
+        if stored is not None:
+            yield from self._settle(stored, event.at, self._log.changed_by.get(number, ""))
+
+    def _enter(self, event: Event) -> Iterator[EventRow]:
+        """Yields the beginning of a phase, after what the harness has left behind."""
+        self._phase = event.phase
+        for stored in sorted(self._aside, key=lambda one: self._true[one][0] - self._shown.get(one, (0, ""))[0]):
+            yield from self._settle(stored, event.at, "")
+        self._aside.clear()
+        yield self._row(PHASE, event.at, name=event.phase)
+
+    def _settle(self, stored: StorageRecord, at: float, source: str) -> Iterator[EventRow]:
+        """Yields a storage's change of category, then of size."""
+        now, then = self._true[stored], self._shown.get(stored)
+        size, category = then or (0, now[1])
+        if category != now[1]:
+            yield self._of_storage(LABEL, stored, at, size, now[1], previous=category)
+        if now[0] > size:
+            yield self._of_storage(BIRTH, stored, at, now[0] - size, now[1], source)
+        elif now[0] < size:
+            yield self._of_storage(FREE, stored, at, size - now[0], now[1], source)
+        self._shown[stored] = now
+
+    def _happened(self, one: Happening) -> Iterator[EventRow]:
+        common = {"module": one.module, "source": one.source}
+        if one.kind == UPDATE:
+            yield from self._updates(one)
+        elif one.kind != WAIT:
+            facts = dict(one.facts)
+            if one.kind == LAUNCH:
+                facts["operation"] = self._operations.setdefault(facts["operation"], len(self._operations))
+            yield self._row(one.kind, one.at, phase=one.phase, **common, **facts)
+        elif (operation := self._operations.get(one.facts["operation"])) is not None:
+            yield self._row(WAIT, one.at, phase=one.phase, operation=operation, **common)
+
+    def _updates(self, one: Happening) -> Iterator[EventRow]:
+        """Yields an update per unit and tier; of what is in no unit one."""
+        sums: dict[tuple[str, str], int] = {}
+        for (name, tier), size in one.facts["sizes"].items():
+            key = self._unit_of(name), tier
+            sums[key] = sums.get(key, 0) + size
+        for (unit, tier), size in sums.items():
+            yield self._row(UPDATE, one.at, phase=one.phase, source=one.source, unit=unit, tier=tier, bytes=size)
+
+    def _of_storage(
+        self, kind: str, stored: StorageRecord, at: float, size: int, category: str, source: str = "",
+        previous: str = "",
+    ) -> EventRow:  # fmt: skip
+        number = self._numbers.setdefault(stored, len(self._numbers))
+        unit = self._unit_of(stored.first_name) or self._unit_of(stored.name) or self._unit_of(stored.module)
+        return self._row(
+            kind, at, storage=number, bytes=size, category=category, previous=previous, name=stored.name, unit=unit,
+            module=stored.module, source=source or stored.source, tier=stored.tier,
+        )  # fmt: skip
+
+    def _unit_of(self, name: str) -> str:
+        """Returns the unit that a label or a module's path lies in: the longest that it is, or begins with."""
+        return next((unit for unit in self._units if name == unit or name.startswith((f"{unit}.", f"{unit} "))), "")
+
+    def _row(self, kind: str, at: float, phase: str = "", **facts: Any) -> EventRow:
+        self._index += 1
+        seconds = max(0.0, at - self._interval.began)
+        return EventRow(self._rank, self._index - 1, seconds, phase or self._phase, kind, 0, **facts)
+
+
+def _number_micro_batches(rows: Iterable[EventRow]) -> None:
+    """Numbers the micro-batches: data are those of the forward that follows, all else of the one before."""
+    number = -1
+    waiting: list[EventRow] = []
+    for row in rows:
+        if row.kind == PHASE and row.name == "forward":
+            number += 1
+            for one in waiting:
+                one.micro_batch = number
+        if row.kind == PHASE:
+            waiting = []
+        row.micro_batch = max(number, 0)
+        waiting += [row] if row.phase == FIRST_PHASE else []
