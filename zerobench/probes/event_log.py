@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,16 +50,15 @@ class StepLog:
     changed_by: dict[int, str]
 
 
-@dataclass
 class EventLog:
-    """Records happenings beside a ledger; an observer of labels. `step`: the last interval that ended.
-    """
+    """Records happenings beside a ledger; an observer of labels. `step`: the last interval that ended."""
 
-    ledger: Ledger
-    step: StepLog | None = None
-    _happenings: list[Happening] = field(default_factory=list)
-    _changed_by: dict[int, str] = field(default_factory=dict)
-    _unlabeled: int = 0
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.step: StepLog | None = None
+        self._happenings: list[Happening] = []
+        self._changed_by: dict[int, str] = {}
+        self._unlabeled = 0
 
     def begin(self) -> None:
         """Begins an interval."""
@@ -101,8 +100,9 @@ class EventLog:
                 **facts,
             )
             return
+        number = labels.current_operation() or self._next_unlabeled()
         self.note(
-            LAUNCH, self.ledger.lines.here(), operation=labels.current_operation() or self._next_unlabeled(), calls=times,
+            LAUNCH, self.ledger.lines.here(), operation=number, calls=times,
             collective=operation.collective or operation.kind, group_size=operation.group_size, group=operation.group,
             wire_bytes=operation.wire_bytes * times, between_bytes=operation.between_bytes * times, **facts,
         )  # fmt: skip
