@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from zerobench.commands.account.formulas import between_nodes_lines, table_of_formulas, volume_lines
+from zerobench.commands.passages import print_parts
 from zerobench.records import MemoryRow
 from zerobench.theory.formula import Formula, Term, from_json, to_json
 
@@ -36,7 +37,7 @@ def shown(gradients: int) -> tuple[str, list[str]]:
     table, lines = table_of_formulas(row(to_json(FORMULAS)), memory(gradients))
     assert table is not None
     console = Console(file=io.StringIO(), width=200)
-    console.print(table)
+    print_parts(console, [table])
     return console.file.getvalue(), lines  # type: ignore[attr-defined]
 
 

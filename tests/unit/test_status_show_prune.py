@@ -16,7 +16,7 @@ import pytest
 import zerobench
 from tests.cells import cell
 from zerobench import cli
-from zerobench.commands.account import account
+from zerobench.commands.account import memory as account_memory
 from zerobench.commands.holdings import look
 from zerobench.records import ALLOCATOR, CATEGORIES, SCHEMA_VERSION, MemoryRow, RunRow, TensorRow, TrafficRow
 from zerobench.results.folders import claim_folder, write_run
@@ -148,7 +148,7 @@ def test_a_witness_that_tells_of_the_whole_step_alone_leaves_the_phases_empty() 
     """The profiler, where there is no compiler."""
     rows = [("forward", "total", 2048), ("forward", "states", 1024), ("step", "total", 4096), ("step", "states", 1024)]
     memory = pd.DataFrame([*rows, ("step", "allocated", 8192)], columns=["phase", "category", "max_bytes"])
-    shown = account._phases(memory, ["allocated"])
+    shown = account_memory._phases(memory, ["allocated"])
     assert shown == [["forward", "2.0 KiB", "1.0 KiB", "–"], ["step", "4.0 KiB", "1.0 KiB", "8.0 KiB"]]
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
-from ...results.printed_table import plain_table
 from ...sizes import show_bytes
 from ...theory.formula import Formula, from_json
+from ..passages import Grid
 
 Row = dict[str, Any]
 
@@ -36,7 +35,7 @@ COLUMNS = ["category", "formula", "in bytes", "in flight, at most", "replayed", 
 NONE = "–"
 
 
-def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Table | None, list[str]]:
+def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Grid | None, list[str]]:
     """The table, and lines below it; no table where theory does not cover the run, or an older zerobench made it."""
     try:
         formulas = formulas_of(row)
@@ -55,7 +54,7 @@ def table_of_formulas(row: Row, memory: pd.DataFrame) -> tuple[Table | None, lis
     ]  # fmt: skip
     outside = [_outside(name, one, int(most[name])) for name, one in states.items()]
     lines = [_numbers(states), *(_in_flight(name, one) for name, one in states.items() if name != "states"), *outside]
-    return plain_table(COLUMNS, rows, left=2), [line for line in lines if line]
+    return Grid(COLUMNS, rows, left=2), [line for line in lines if line]
 
 
 def volume_lines(row: Row) -> list[str]:

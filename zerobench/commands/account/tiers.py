@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
 from ...config.cell import CellConfig
 from ...records import CATEGORIES, LINKS
-from ...results.printed_table import ONE_MEMORY, plain_table
+from ...results.printed_table import ONE_MEMORY
 from ...sizes import show_bytes
+from ..passages import Grid, Passage
 
 Row = dict[str, Any]
 
@@ -33,18 +33,16 @@ LINK_WORDS = {
 }
 
 
-def tables_of(row: Row, memory: pd.DataFrame) -> Iterator[tuple[str, Table]]:
-    """Titles and tables; none where everything is on the device. `memory`: the run's."""
+def passages_of(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
+    """Passages of a table each; none where everything is on the device. `memory`: the run's."""
     note = f"; {ONE_MEMORY}" if row["device"] == "cpu" else ""
     if elsewhere := _memory_elsewhere(row, memory):
         columns = ["tier", "category", "at the peak", "at most", "predicted", "residual"]
-        yield (
-            f"Memory in other tiers in a step, the fullest rank of each{note}",
-            plain_table(columns, elsewhere, left=2),
-        )
+        title = f"Memory in other tiers in a step, the fullest rank of each{note}"
+        yield Passage(title, [Grid(columns, elsewhere, left=2)])
     if moved := _moved_between(row):
         columns = ["link", "bytes", "by formula", "residual"]
-        yield "Bytes between tiers in a step, over all ranks", plain_table(columns, moved)
+        yield Passage("Bytes between tiers in a step, over all ranks", [Grid(columns, moved)])
 
 
 def _memory_elsewhere(row: Row, memory: pd.DataFrame) -> list[list[str]]:

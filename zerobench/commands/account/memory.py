@@ -1,0 +1,104 @@
+"""The part of a run's account that is about memory on the device: categories, formulas, phases, ranks, tensors.
+
+The *fullest rank* is the one whose peak is the run's peak_bytes. A *residual* is what was measured less what was
+predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from ...records import ALLOCATOR, CATEGORIES
+from ...results.tables import Results
+from ...sizes import show_bytes
+from ..passages import Grid, Passage
+from .formulas import table_of_formulas
+from .witnesses import process_lines
+
+Row = dict[str, Any]
+
+PHASES = ("init", "data", "forward", "backward", "update", "step")
+TENSORS = 10
+NONE = "–"
+
+BESIDE = {
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "outside_ledger": "outside the ledger",
+    "fragmentation": "fragmentation",
+    "pinned": "pinned",
+    "device_used": "device used",
+}
+"""The allocator's rows of the memory table, as columns beside the ledger's."""
+
+
+def passages_of(row: Row, results: Results) -> Iterator[Passage]:
+    """Yields passages on the categories, the formulas, the phases, the ranks and the largest tensors; none without a
+    table of memory.
+    """
+    everywhere = results.memory
+    memory = everywhere[everywhere["tier"] == "device"]
+    totals = memory[(memory["phase"] == "step") & (memory["category"] == "total")]
+    if totals.empty:
+        return
+    fullest = totals["rank"].to_list()[int(totals["max_bytes"].astype("int64").argmax())]
+    mine = memory[memory["rank"] == fullest]
+    header = ["category", "at the peak", "at most", "predicted", "residual"]
+    yield Passage(f"Memory in a step, rank {fullest}, the fullest of {len(totals)}", [Grid(header, _categories(mine))])
+    yield from _formulas(row, everywhere)
+    beside = [name for name in ALLOCATOR if (mine["category"] == name).any()]
+    words = [BESIDE[name] for name in beside]
+    phases = Grid(["phase", "peak", "states at most", *words], _phases(mine, beside))
+    yield Passage("Memory by phase, the same rank", [phases])
+    ranks = [_rank(memory, rank) for rank in totals["rank"]]
+    yield Passage("Memory by rank", [Grid(["rank", "peak", "states at most", "predicted", "residual"], ranks)])
+    if lines := process_lines(row):
+        yield Passage("Memory by the system and the allocators, the most of all ranks", [*lines])
+    tensors = results.tensors[results.tensors["rank"] == fullest].nlargest(TENSORS, "bytes")
+    columns = ["category", "name", "module", "phase", "bytes"]
+    rows = [[*map(str, t[:4]), show_bytes(t[4])] for t in tensors[columns].itertuples(index=False)]
+    largest = Grid(["category", "name", "made in module", "phase", "size"], rows, left=4)
+    yield Passage(f"Largest tensors at the peak, rank {fullest}", [largest])
+
+
+def _formulas(row: Row, memory: pd.DataFrame) -> Iterator[Passage]:
+    table, lines = table_of_formulas(row, memory)
+    if table is not None:
+        yield Passage("The states by the paper's formula, the fullest rank of each category", [table, *lines])
+    elif lines:
+        yield Passage("The states by the paper's formula", [*lines])
+
+
+def _categories(mine: pd.DataFrame) -> list[list[str]]:
+    whole = _whole_step(mine)
+    return [[c, show_bytes(whole[c]["at_peak_bytes"]), *_against(whole[c])] for c in (*CATEGORIES, "states", "total")]
+
+
+def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
+    most: dict[Any, int] = mine.set_index(["phase", "category"])["max_bytes"].to_dict()
+    there = [phase for phase in PHASES if (phase, "total") in most]
+    names = ("total", "states", *beside)  # a profiler tells of the whole step alone
+    sizes = {phase: [most.get((phase, name)) for name in names] for phase in there}
+    return [[phase, *(NONE if size is None else show_bytes(size) for size in sizes[phase])] for phase in there]
+
+
+def _rank(memory: pd.DataFrame, rank: int) -> list[str]:
+    whole = _whole_step(memory[memory["rank"] == rank])
+    return [str(rank), show_bytes(whole["total"]["max_bytes"]), *_against(whole["states"])]
+
+
+def _whole_step(mine: pd.DataFrame) -> dict[str, Row]:
+    """Category -> its row over the whole step, of one rank's."""
+    rows: list[Any] = mine[mine["phase"] == "step"].to_dict("records")
+    return {row["category"]: row for row in rows}
+
+
+def _against(one: Row) -> list[str]:
+    """At most, predicted, residual."""
+    measured, predicted = one["max_bytes"], one["predicted_bytes"]
+    if pd.isna(predicted):
+        return [show_bytes(measured), NONE, NONE]
+    return [show_bytes(measured), show_bytes(predicted), show_bytes(measured - predicted)]

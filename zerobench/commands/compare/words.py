@@ -1,0 +1,150 @@
+"""The words of a comparison: a passage (commands/passages.py) for each pair of cells, of what comparison.py finds."""
+
+from __future__ import annotations
+
+from ...sizes import show_bytes
+from ..passages import Grid, Part, Passage
+from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
+from .lines_moved import HEADER, rows_of
+from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
+
+MINIMUM_EFFECT = 3.0
+"""Smallest relevant effect, in percent."""
+NOT_COMPARABLE = "not comparable"
+NO_FLOOR = "no noise floor is recorded for this machine; zerobench noise record measures it"
+DRIFT = "not interleaved: what drifted in between would count as change, so there is no verdict on times"
+IN_TURNS = "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two revisions in turns"
+
+
+def passages(found: Comparison) -> list[Passage]:
+    """Returns a passage per pair of cells, and one on the cells of each side alone."""
+    sections = [Passage(_title(pair), _parts(pair)) for pair in found.pairs]
+    for side, cells in (("A", found.only_a), ("B", found.only_b)):
+        if cells:
+            sections.append(Passage(f"only in {side}", [_name(cell) for cell in cells]))
+    return sections
+
+
+def _name(cell: Measured) -> str:
+    return cell.name if cell.row["status"] == "ok" else f"{cell.name}: {cell.row['status']}: {cell.row['reason']}"
+
+
+def _title(pair: Compared) -> str:
+    if pair.a.row["cell_id"] == pair.b.row["cell_id"]:  # names tell from neighbors, which may be others in A and B
+        return min(pair.a.name, pair.b.name, key=len)
+    return pair.a.name if pair.a.name == pair.b.name else f"{pair.a.name} against {pair.b.name}"
+
+
+def _parts(pair: Compared) -> list[Part]:
+    differs = [f"differs: {words}" for words in pair.differs]
+    if pair.refused:
+        return [*differs, f"{NOT_COMPARABLE}: {'; '.join(pair.refused)}"]
+    if pair.failed:
+        return [*differs, *(f"{side} is {row['status']}: {row['reason']}" for side, row in pair.failed.items())]
+    return [*differs, *_exact(pair), *_rough(pair), *_losses(pair), *_times(pair)]
+
+
+def _exact(pair: Compared) -> list[Part]:
+    parts: list[Part] = []
+    if pair.moved:
+        header = ["bytes and volumes", "A", "B", "difference", ""]
+        parts += [Grid(header, [_moved(change) for change in pair.moved])]
+    parts += _peak(pair)
+    for at, title in HEADER.items():
+        rows = rows_of(at, pair.a.lines, pair.b.lines)
+        parts += [Grid([title, "A", "B", "difference"], rows)] * bool(rows)
+    parts += [f"{words}: noise" for words in pair.unsteady]
+    count = len(pair.equal) + len(pair.moved) + len(pair.unsteady)
+    return [*parts, f"{len(pair.equal)} of {count} bytes and volumes are equal, exactly"]
+
+
+def _moved(change: Change) -> list[str]:
+    signed = "–" if change.difference is None else _figure(change.difference, sign="+")
+    percent = "" if change.relative is None else _percent(change.relative, 2)
+    return [change.metric, _figure(change.a), _figure(change.b), signed, percent]
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    """Formats a signed percentage; a value that rounds to zero is +0, never −0."""
+    return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
+
+
+def _figure(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.6f}" if isinstance(value, float) else f"{value:{sign},}"
+
+
+def _peak(pair: Compared) -> list[str]:
+    parts = [(change.metric.removeprefix("peak_").removesuffix("_bytes"), change.difference) for change in pair.at_peak]
+    words = ", ".join(f"{name} {_signed(by or 0)}" for name, by in sorted(parts, key=lambda part: -abs(part[1] or 0)))
+    made_of = f": {words} at the peak" if words else ""
+    by = next((change.difference for change in pair.moved if change.metric == "peak_bytes"), None)
+    if by:
+        return [f"peak_bytes {'grew' if by > 0 else 'shrank'} by {show_bytes(abs(by))}{made_of}"]
+    return [f"peak_bytes did not move and is made up differently{made_of}"] if parts else []
+
+
+def _signed(size: float) -> str:
+    return f"{'+' if size > 0 else '−'}{show_bytes(abs(size))}"
+
+
+def _rough(pair: Compared) -> list[str]:
+    lines = []
+    for change in pair.rough:
+        if change.relative is None:
+            continue
+        verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
+        shown = (
+            f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({_percent(change.relative)})"
+        )
+        lines.append(f"{shown}: {verdict}; the system's figure is not exact")
+    return lines
+
+
+def _losses(pair: Compared) -> list[str]:
+    if pair.loss_refused:
+        return [f"losses {NOT_COMPARABLE}: {'; '.join(pair.loss_refused)}"]
+    return [
+        f"{change.metric} is equal to the bit"
+        if change.a == change.b
+        else f"{change.metric} is {change.a} in A and {change.b} in B, a difference of {change.difference or 0:+.3g}"
+        for change in pair.losses
+    ]
+
+
+def _times(pair: Compared) -> list[Part]:
+    if pair.time_refused:
+        return [f"times {NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
+    header = ["times", "A ms", "B ms", "ratio B/A", "95 % interval", "least effect", "verdict"]
+    step = pair.effects[0]
+    ours, theirs = (side.row["tokens_per_s"] for side in (pair.a, pair.b))
+    return [
+        Grid(header, [_effect(effect) for effect in pair.effects]),
+        f"tokens/s {ours:.0f} → {theirs:.0f} ({_percent(theirs / ours - 1)}): {step.verdict}",
+        _launches(pair),
+        *(f"noise floor: of {floor.title}" for floor in pair.floors),
+        *([] if pair.floors else [NO_FLOOR]),
+    ]
+
+
+def _effect(effect: Effect) -> list[str]:
+    interval = "–" if effect.low is None or effect.high is None else f"{effect.low:.3f}–{effect.high:.3f}"
+    shown = [f"{effect.a * 1000:.2f}", f"{effect.b * 1000:.2f}", f"{effect.ratio:.3f}", interval]
+    return [effect.metric, *shown, f"{100 * effect.threshold:.1f} %", effect.verdict]
+
+
+def _launches(pair: Compared) -> str:
+    count = len(pair.pairs)
+    words = f"{count} pair{'s' * (count != 1)} of launches"
+    pairs = list(pair.pairs)
+    if same_runs(pairs):
+        return f"{words}: the same on both sides"
+    return f"{words}, interleaved{_power(pairs)}" if interleaved(pairs) else f"{words}, {DRIFT}; {IN_TURNS}"
+
+
+def _power(pairs: list[Pair]) -> str:
+    """Says which effect so many pairs detect, and how many would detect the smallest relevant effect."""
+    found, needed = detectable(pairs), pairs_needed(pairs, MINIMUM_EFFECT / 100)
+    if found is None:
+        return ""
+    more = f"{MINIMUM_EFFECT:g} % needs {needed} pairs" if needed else f"{MINIMUM_EFFECT:g} % needs a quieter machine"
+    return f": in 80 of 100 cases a change of {_percent(found)} is found; {more}"

@@ -1,0 +1,48 @@
+"""An output before it has a form: *passages*, of which a terminal, Markdown and a page show the same words.
+
+A passage is a heading with its *parts*: sentences and grids. A *grid* is a table of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from ..results.printed_table import plain_table
+from ..sizes import printable
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: the first `left` columns to the left, the others to the right."""
+
+    header: list[str]
+    rows: list[list[str]]
+    left: int = 1
+
+
+Part = str | Grid
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A heading with its sentences and tables."""
+
+    title: str
+    parts: list[Part]
+
+
+def say(console: Console, words: str, style: str = "") -> None:
+    """Prints words as they are, control characters escaped; a line as long as it is."""
+    shown = "\n".join(map(printable, words.split("\n")))
+    console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_parts(console: Console, parts: list[Part]) -> None:
+    """Prints sentences, indented, and tables."""
+    for part in parts:
+        if isinstance(part, Grid):
+            console.print(plain_table(part.header, part.rows, part.left))
+        else:
+            say(console, f"  {part}")
