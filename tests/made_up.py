@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from analysis.common import FIGURES
 from tests.cells import cell
 from zerobench.records import ALLOCATOR, CATEGORIES, STATES, MemoryRow, RunRow, StepRow, TimelineRow
-from zerobench.results.tables import ALL_TABLES, Results, frame_of
+from zerobench.results.frames import frame_of
+from zerobench.results.tables import ALL_TABLES, Results
 from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20

@@ -19,8 +19,8 @@ from zerobench.commands.compare.paired import detectable, effect_of, effects, in
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
 from zerobench.records import CATEGORIES, COLLECTIVES, RunRow
+from zerobench.results.frames import frame_of
 from zerobench.results.summary import TIMES
-from zerobench.results.tables import frame_of
 from zerobench.sweep.cell import _blank_row
 
 MIB = 2**20

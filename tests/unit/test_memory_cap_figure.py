@@ -11,7 +11,8 @@ import pytest
 
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench.records import SearchRow
-from zerobench.results.tables import collect, frame_of
+from zerobench.results.frames import frame_of
+from zerobench.results.tables import collect
 
 
 def search(strategy: str, limit: int, rate: float | None, **more: Any) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
     with monkeypatch.context() as patch:
         real = pq.ParquetFile
         patch.setattr(
-            "zerobench.results.tables.pq.ParquetFile", lambda path, **more: opened.append(path) or real(path, **more)
+            "zerobench.results.frames.pq.ParquetFile", lambda path, **more: opened.append(path) or real(path, **more)
         )
         load(where)
     return len(opened)

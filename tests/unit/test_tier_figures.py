@@ -14,7 +14,8 @@ from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench import cli
 from zerobench.commands.account.tiers import passages_of
 from zerobench.records import MemoryRow, RunRow
-from zerobench.results.tables import collect, frame_of
+from zerobench.results.frames import frame_of
+from zerobench.results.tables import collect
 
 POOL = {"name": "nvme", "block_bytes": 4 * MIB, "buffers": 16}
 

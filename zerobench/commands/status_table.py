@@ -14,10 +14,10 @@ from ..records import RunRow
 from ..registry import DATA, MODELS
 from ..results.conditions import RESULTS, Where
 from ..results.folders import PARTIAL
+from ..results.frames import frame_of
 from ..results.printed_table import plain_table, sorted_cells, stdout_console
 from ..results.provenance import source_of
 from ..results.selection import matching
-from ..results.tables import frame_of
 from ..sizes import printable, show_bytes, show_count, show_ms
 from .holdings import Holdings, size_of
 

@@ -29,7 +29,8 @@ from ..config.cell import CellConfig
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .attempts import split
-from .tables import OPTIONAL, SEARCHES, TABLES, write_rows
+from .frames import write_rows
+from .tables import OPTIONAL, SEARCHES, TABLES
 
 PARTIAL = ".partial-"
 

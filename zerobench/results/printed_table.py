@@ -18,8 +18,8 @@ from ..config.names import base_name, name_cells
 from ..host.environment import SIMULATED
 from ..records import RunRow, SearchRow
 from ..sizes import printable, show_bytes
+from .frames import frame_of
 from .summary import SETTING, summarize
-from .tables import frame_of
 
 MIB = 2**20
 PLAIN_WIDTH = 160

@@ -25,10 +25,10 @@ import pandas as pd
 from ..config.cell import Cell
 from ..records import RunRow, SearchRow
 from ..results.folders import write_search
+from ..results.frames import frame_of
 from ..results.provenance import device_class
 from ..results.rescue import Unwritten
 from ..results.summary import summarize
-from ..results.tables import frame_of
 from ..sections import known
 from ..sizes import parse_bytes, show_bytes
 from .sweep import Sweep

@@ -29,6 +29,7 @@ from ...host.temporary import claim
 from ...records import LineRow
 from ...results import provenance, tables
 from ...results.conditions import Where
+from ...results.frames import frame_of
 from ...results.selection import matching
 from ..revisions import Commit, worktree
 from ..run_to_end import Ended
@@ -62,7 +63,7 @@ class Measured:
 
     commit: Commit
     cells: dict[str, Row] = field(default_factory=dict)
-    lines: pd.DataFrame = field(default_factory=lambda: tables.frame_of([], LineRow).assign(run_id=""))
+    lines: pd.DataFrame = field(default_factory=lambda: frame_of([], LineRow).assign(run_id=""))
     problem: str = ""
     again: tuple[dict[str, Row], ...] = ()
 

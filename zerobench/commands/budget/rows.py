@@ -14,6 +14,7 @@ from ...config.identity import work_id
 from ...config.names import name_cells
 from ...records import RunRow
 from ...results import selection, tables
+from ...results.frames import frame_of
 from ...results.provenance import device_class
 from ...results.summary import summarize
 from ...results.tables import Results
@@ -41,7 +42,7 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
     ids = {row["run_id"] for row in rows}
     folders = dict.fromkeys(cell.config.results_dir for cell in cells)
     found = tables.merge([tables.load(folder).of(ids) for folder in folders])
-    return summaries(tables.frame_of(rows, RunRow), found)
+    return summaries(frame_of(rows, RunRow), found)
 
 
 def finished_rows(chosen: argparse.Namespace, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> list[dict[str, Any]]:

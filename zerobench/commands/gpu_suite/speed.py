@@ -14,8 +14,8 @@ import pandas as pd
 from ... import strategies
 from ...config.cell import Cell
 from ...records import RunRow
+from ...results.frames import frame_of
 from ...results.summary import summarize
-from ...results.tables import frame_of
 from ...sizes import show_bytes
 from .section import NONE, Done, Section, Setup, Table, by_name, padded
 

@@ -1,0 +1,85 @@
+"""Rows as tables in files and as frames, with the columns of their dataclass and one type for each.
+
+A *kind* is the dataclass of a row. A column has one type in parquet and one in pandas, by the type of its field.
+Columns that a file lacks are filled; what a file has beyond them is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..records import SCHEMA_VERSION
+from .row_checks import columns_of, problem_of_table
+
+_ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+_PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
+
+
+def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
+    """Returns the columns of `kind` in a file, behind `run_id` where the table holds many runs."""
+    columns = [pa.field("run_id", pa.string())] * with_run_id
+    columns += [pa.field(name, _ARROW[base]) for name, base in columns_of(kind)]
+    return pa.schema(columns, metadata={"schema_version": str(SCHEMA_VERSION)})
+
+
+def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
+    """Writes rows of dataclass `kind` as a parquet file."""
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=schema_of(kind))
+    pq.write_table(table, path, write_page_checksum=True)
+
+
+def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) -> None:
+    """Writes a frame with the columns of `kind` as a parquet file; replaces an existing one when it is whole."""
+    aside = path.with_name(f".{path.name}")
+    table = pa.Table.from_pandas(frame, schema=schema_of(kind, with_run_id), preserve_index=False)
+    pq.write_table(table, aside, write_page_checksum=True)
+    aside.replace(path)
+
+
+def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
+    """Reads a table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
+    if not path.is_file():
+        return pa.table({})
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+        table.validate(full=True)
+    except Exception as error:  # a parser may raise anything for bytes of another format
+        raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
+    if problem := problem_of_table(table.schema, kind, own=run_id is not None):
+        raise ValueError(f"{path.name}: {problem}")
+    return table if run_id is None else table.add_column(0, "run_id", [pa.repeat(run_id, table.num_rows)])
+
+
+def concatenate(parts: list[pa.Table], kind: type) -> pd.DataFrame:
+    """Concatenates tables of runs, with the columns of `kind` that any of them has."""
+    wanted = schema_of(kind, with_run_id=True).names
+    filled = [part.select([name for name in wanted if name in part.column_names]) for part in parts if part.num_rows]
+    return pa.concat_tables(filled, promote_options="permissive").to_pandas() if filled else pd.DataFrame()
+
+
+def frame_of(rows: list[dict[str, Any]], kind: type) -> pd.DataFrame:
+    """Converts rows as dicts to a frame with the columns of `kind` and their types."""
+    return to_frame([pd.DataFrame(rows)], kind)
+
+
+def to_frame(parts: list[pd.DataFrame], kind: type, *more: str) -> pd.DataFrame:
+    """Concatenates the parts, with the columns of `kind` and their types; missing columns are filled."""
+    columns = dict(columns_of(kind))
+    filled = [part for part in parts if len(part)]
+    names = [*more, *columns]
+    frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=names)
+    frame = frame.reindex(columns=names)
+    if "tier" in frame:  # an older table has the device only
+        frame["tier"] = frame["tier"].astype("object").fillna("device")
+    frame = frame.astype({name: _PANDAS[base] for name, base in columns.items()})
+    for name in (name for name, base in columns.items() if base is str and frame[name].hasnans):
+        frame[name] = frame[name].where(frame[name].notna(), None)  # equal whether read from JSON or from parquet
+    return frame
