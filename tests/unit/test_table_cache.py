@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench.results import table_cache
-from zerobench.results.tables import ALL_TABLES, load
+from zerobench.results.tables import ALL_TABLES, OPTIONAL, load
 
 RUNS = 8
 
@@ -47,7 +47,7 @@ def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
 def test_a_second_load_reads_few_files_and_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(folder)
     assert len(first.runs) == RUNS
-    assert files_read(monkeypatch, folder) == len(ALL_TABLES)
+    assert files_read(monkeypatch, folder) == len(ALL_TABLES) - len(OPTIONAL)
     same(load(folder), first)
 
 
