@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of, with_times
+from analysis.common import MOST_PANELS, comparisons, script, title, with_times
+from analysis.marks import unit_of
+from analysis.page import key, sheet
 from analysis.style import BLUE, GRAY, PHASES, Fills, patches
 from zerobench.results.tables import Results
 
@@ -43,7 +45,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         memory.set_ylabel(f"peak ({name})")
         time.set_ylabel("step (ms)")
         memory.set_title(title(cells, settings), loc="left")
-    figure.legend(handles=[*patches(TIERS), *patches(PHASES)], loc="outside lower center", ncols=5)
+    key(figure, [*patches(TIERS), *patches(PHASES)])
     return figure
 
 

@@ -21,7 +21,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.marks import unit_of
+from analysis.page import key, sheet
 from analysis.style import CATEGORIES, GRAY, Fills, patches
 from zerobench.results.tables import Results
 
@@ -66,7 +68,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             stacked(row[-1], cells, RETRIES, FILLS, 1)
             row[-1].set_ylabel("retries of the allocator")
         row[0].set_title(title(cells, settings), loc="left")
-    figure.legend(handles=patches(CATEGORIES), loc="outside lower center", ncols=len(CATEGORIES))
+    key(figure, patches(CATEGORIES))
     return figure
 
 

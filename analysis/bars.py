@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.common import absent, bars, show
-from analysis.style import Fills, stack
+from analysis.marks import absent, bars, show
+from analysis.style import Fills, number, stack
 
 
 def stacked(
@@ -26,13 +26,9 @@ def stacked(
             absent(axes, place, "not measured")
             return
         height = stack(axes, place, known, fills, 0.6)
-        how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 7}
-        number = height if whole is None else float(getattr(cell, whole)) / unit
-        axes.annotate(show(number), (place, height), (0, 3), **how)
+        number(axes, place, height, show(height if whole is None else float(getattr(cell, whole)) / unit))
 
     bars(axes, cells, draw)
-    words = [str(label).replace("=", "=\n").replace(" ", "\n") for label in cells["label"]]
-    axes.set_xticks(range(len(cells)), words, fontsize=7)
 
 
 def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:

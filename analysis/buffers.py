@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, comparisons, script, title
+from analysis.marks import unit_of
+from analysis.page import key, sheet
 from analysis.style import CATEGORIES, patches, rule
 from zerobench.results.tables import Results
 
@@ -44,7 +46,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     top = max(axes.get_ylim()[1] for axes, _ in places)
     for axes, _ in places:
         axes.set_ylim(0, top)
-    figure.legend(handles=[*patches(FILLS), rule("4ψ", "--", lw=1.2)], loc="outside lower center", ncols=3)
+    key(figure, [*patches(FILLS), rule("4ψ", "--", lw=1.2)])
     return figure
 
 

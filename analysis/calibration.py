@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.style import BLUE, GRAY, ORANGE, save
+from analysis.page import Sheet, add_page_options, key, page_of
+from analysis.style import BLUE, GRAY, ORANGE
 from zerobench.calibrate.collectives import Calibration, load_calibration
 from zerobench.sweep.aggregate import median_interval
 
@@ -30,7 +31,12 @@ GIB = 2**30
 def draw(found: Calibration) -> Figure:
     """A panel a collective."""
     names = [name for name in found.transfers["collective"].unique() if name != "copy"]
-    figure = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
+    first, told = found.transfers.iloc[0], found.provenance
+    machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
+    caption = (
+        f"Size over time of each collective, N = {first.world_size}, {first['dtype']}, {machine}, {told['date'][:10]}."
+    )
+    figure = Sheet(1, 2.0, caption)
     for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
         for via in LOOKS:
             _curve(axes, found, via, "copy" if via == "memory" else name)
@@ -39,12 +45,8 @@ def draw(found: Calibration) -> Figure:
         axes.set_yscale("log")
         axes.set_xlabel("full tensor (MiB)")
     figure.axes[0].set_ylabel("size / time (GiB/s)")
-    first, told = found.transfers.iloc[0], found.provenance
-    machine = f"{told['device_class']}, {told['cores']} cores, torch {told['versions']['torch']}"
-    words = f"N = {first.world_size}, {first['dtype']}, {machine}"
-    figure.suptitle(f"{words}, {told['date'][:10]}", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    key(figure, handles, labels)
     return figure
 
 
@@ -71,14 +73,18 @@ def script(name: str, doc: str | None, draw: Callable[[Path], Figure], usual: st
         f"analysis/{name}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help=f"what zerobench calibrate wrote, as {usual}")
-    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="for PNG and SVG (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/figures"), help="folder for figures (default: %(default)s)"
+    )
+    add_page_options(parser)
     chosen = parser.parse_args(arguments)
+    page = page_of(vars(chosen))
     try:
-        figure = draw(chosen.folder)
+        with page.used():
+            page.save(draw(chosen.folder), chosen.out, name)
     except FileNotFoundError as error:
         print(f"{name}.py: {error}", file=sys.stderr)
         return 2
-    save(figure, chosen.out, name)
     return 0
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from analysis.style import learn_colors, look, save
+from analysis.page import add_page_options, page_of
+from analysis.style import learn_colors
 from zerobench.config.cell import CellConfig
 from zerobench.config.names import name_cells
 from zerobench.results.conditions import add_options
@@ -64,12 +61,12 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
     words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
     parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
     add = parser.add_argument
-    add("--out", type=Path, default=Path("results/figures"), help="folder for PNG and SVG (default: %(default)s)")
+    add("--out", type=Path, default=Path("results/figures"), help="folder for figures (default: %(default)s)")
     add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
-    for add_to in (add_options, *more):
+    for add_to in (add_page_options, add_options, *more):
         add_to(parser)
     options = vars(parser.parse_args(arguments))
-    runs, out = options.pop("runs"), options.pop("out")
+    runs, out, page = options.pop("runs"), options.pop("out"), page_of(options)
     try:
         results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
         if left_out:
@@ -77,11 +74,11 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
         if results.runs.empty:
             raise ValueError(f"no runs in {', '.join(map(str, runs))}")
         learn_colors(results, runs)
-        figure = draw(results, **options)
+        with page.used():
+            page.save(draw(results, **options), out, name)
     except (FileNotFoundError, ValueError) as error:
         print(f"{name}.py: {error}", file=sys.stderr)
         return 2
-    save(figure, out, name)
     return 0
 
 
@@ -197,104 +194,3 @@ def _of_one_sweep(cells: pd.DataFrame, one: list[str], other: list[str]) -> pd.D
         for _, mine in cells.groupby("command", sort=False)
     ]
     return pd.concat(products, ignore_index=True).drop_duplicates()
-
-
-def sheet(
-    panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
-) -> tuple[Figure, list[tuple[Any, pd.DataFrame]]]:
-    """A figure, and the axes of each panel (`across` of them, of `size` inches); what is left out is said in it."""
-    shown = panels[:most]
-    abreast = 1 if across > 1 else min(len(shown), 1 if size[0] > 7 else 2)
-    rows = ceil(len(shown) / abreast)
-    wide = across * abreast
-    figure = Figure(figsize=(wide * size[0], rows * size[1] + 0.9), layout="constrained")
-    axes = figure.subplots(rows, wide, squeeze=False).reshape(-1, across)
-    for unused in axes[len(shown) :].flat:
-        unused.set_axis_off()
-    if len(panels) > most:
-        caption += f"\n{most} of {len(panels)} panels are drawn; --panels {len(panels)} draws all."
-    figure.suptitle(caption, fontsize=8)
-    return figure, list(zip([row[0] if across == 1 else row for row in axes], shown, strict=False))
-
-
-def bars(axes: Axes, cells: pd.DataFrame, draw_cell: Callable[[Axes, int, Any], None]) -> None:
-    """A place on the x axis for each cell: what `draw_cell` draws, or the word for why there is nothing."""
-    for place, cell in enumerate(cells.itertuples()):
-        if cell.status == "ok":
-            draw_cell(axes, place, cell)
-        else:
-            absent(axes, place, str(cell.status))
-    long = max(len(label) for label in cells["label"]) > 10
-    axes.set_xticks(
-        range(len(cells)), [label.replace(" ", "\n") for label in cells["label"]], fontsize=7 if long else 9
-    )
-    axes.set_xlim(-0.5, len(cells) - 0.5)
-
-
-def absent(axes: Axes, place: float, word: str, color: str = "black", number: int = 0) -> None:
-    """The word in the place of what is not there, upright at the axis; `number` sets several at one place apart."""
-    axes.annotate(
-        f"× {word}",
-        (place, 0),
-        (-4 + 9 * number, 4),
-        xycoords=axes.get_xaxis_transform(),
-        textcoords="offset points",
-        rotation=90,
-        color=color,
-        style="italic",
-        fontsize=8,
-        annotation_clip=False,
-    )
-
-
-def unit_of(largest: float) -> tuple[str, int]:
-    """The unit in which sizes up to `largest` bytes read well, and its bytes."""
-    return ("GiB", 2**30) if largest >= 4 * 2**30 else ("MiB", 2**20) if largest >= 2**20 else ("KiB", 2**10)
-
-
-def show(value: float) -> str:
-    """A bar's number: three digits, no more than one of them behind the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> Iterator[tuple[Any, Any]]:
-    """Draws `values` against N, a line a label with a gap where a cell is not ok, and its status there.
-
-    Yields each label's cells and its look, for whatever else there is to draw of it.
-    """
-    there: Counter[int] = Counter()
-    for label, mine in cells.groupby("label", sort=False):
-        how = style_of(cells, str(label))
-        y = mine[values].astype("float64") / unit
-        axes.plot(mine["world_size"], y, linestyle=line, label=label, **how)
-        for cell in mine[mine["status"] != "ok"].itertuples():
-            absent(axes, cell.world_size, f"{label}: {cell.status}", how["color"], there[cell.world_size])
-            there[cell.world_size] += 1
-        yield mine, how
-    ticks = sorted({int(n) for n in cells["world_size"]})
-    low, high = ticks[0], ticks[-1]
-    if high > 8:
-        axes.set_xscale("log", base=2)
-        axes.minorticks_off()
-        axes.set_xlim(low / 1.3, high * 1.3)
-    else:
-        reach = 0.12 * (high - low) or 0.5
-        axes.set_xlim(low - reach, high + reach)
-    axes.set_xticks(ticks, [str(n) for n in ticks])
-    axes.set_xlabel("ranks N")
-
-
-def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
-    """Color and marker of the strategy; labels of one strategy differ in how the marker is filled."""
-    strategy = str(cells.loc[cells["label"] == label, "strategy"].iloc[0])
-    siblings = list(dict.fromkeys(cells.loc[cells["strategy"] == strategy, "label"]))
-    fill = ("full", "none", "left", "right")[siblings.index(label) % 4]
-    return {"color": look(strategy).color, "marker": look(strategy).marker, "fillstyle": fill, "ms": 5.5}
-
-
-def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
-    """A legend's entry for every label of the panels."""
-    found = {}
-    for cells in panels:
-        found |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in found}
-    return [Line2D([], [], linestyle=line, label=label, **how) for label, how in found.items()]

@@ -28,8 +28,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, load_all, sheet, title
-from analysis.style import look, rule, save
+from analysis.common import MOST_PANELS, comparisons, load_all, title
+from analysis.page import add_page_options, key, page_of, sheet
+from analysis.style import VERMILION, look, rule
 from zerobench.commands.compare.paired import effect_of, interleaved, pair_up
 from zerobench.results import selection
 from zerobench.results.conditions import add_options
@@ -192,7 +193,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = [[one for one in ratios if one.setting == name] for name in dict.fromkeys(r.setting for r in ratios)]
     frames = [pd.DataFrame(map(asdict, mine)) for mine in settings]
     rows = max((len(frame) // len(METRICS) for frame in frames), default=1)
-    caption = "Ours over the peer, below 1 is better. Intervals: 95 % over paired launches. Red: the goal."
+    caption = "Ours over the peer, below 1 is better. Intervals: 95 % over paired launches. Vermilion: the goal."
     figure, places = sheet(frames, panels, (3.6, 1.0 + 0.22 * rows), caption, across=len(METRICS))
     for row, frame in places:
         for axes, metric in zip(row, METRICS, strict=True):
@@ -200,23 +201,23 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         row[0].set_title(frame["setting"].iloc[0], loc="left")
         for axes in row[1:]:
             axes.set_yticklabels([])
-    handles = [rule("as much", lw=0.8), rule("goal", line="-", color="red", lw=1.8)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
+    handles = [rule("as much", lw=0.8), rule("goal", line="-", color=VERMILION, lw=1.8)]
+    key(figure, handles)
     return figure
 
 
 def _draw_metric(axes: Axes, mine: pd.DataFrame) -> None:
     for place, one in enumerate(mine.itertuples()):
         if pd.isna(one.ratio):
-            axes.annotate("× none", (1, place), (4, -3), textcoords="offset points", fontsize=7, style="italic")
+            axes.annotate("× none", (1, place), (4, -3), textcoords="offset points", fontsize="small", style="italic")
             continue
         how = look(str(one.ours).split()[0])
         reach = None if pd.isna(one.low) else [[one.ratio - one.low], [one.high - one.ratio]]
         axes.errorbar([one.ratio], [place], xerr=reach, color=how.color, marker=how.marker, ms=4.5, capsize=2.5, lw=1)
         if pd.notna(one.goal):
-            axes.vlines(one.goal, place - 0.4, place + 0.4, color="red", lw=1.8)
+            axes.vlines(one.goal, place - 0.4, place + 0.4, color=VERMILION, lw=1.8)
     axes.axvline(1, color="black", lw=0.8)
-    axes.set_yticks(range(len(mine)), [f"{one.ours} / {one.peer}" for one in mine.itertuples()], fontsize=7)
+    axes.set_yticks(range(len(mine)), [f"{one.ours} / {one.peer}" for one in mine.itertuples()], fontsize="small")
     axes.set_ylim(len(mine) - 0.4, -0.6)
     axes.set_xlabel(METRICS[str(mine["metric"].iloc[0])])
     axes.set_xlim(0, min(2.5, max(1.25, 1.08 * float(mine["high"].fillna(mine["ratio"]).max()))))
@@ -230,8 +231,10 @@ def main(arguments: list[str] | None = None) -> int:
         "runs", nargs="*", default=[ROOT], type=Path, help="results folders or collections (%(default)s)"
     )
     parser.add_argument("--out", type=Path, help="folder for tables and figure (default: the first of RUNS)")
+    add_page_options(parser)
     add_options(parser)
     chosen = parser.parse_args(arguments)
+    page = page_of(vars(chosen))
     out = chosen.out or chosen.runs[0]
     try:
         results, left_out = selection.chosen(load_all(chosen.runs), chosen.where, chosen.all)
@@ -248,7 +251,8 @@ def main(arguments: list[str] | None = None) -> int:
     text = f"{table(ratios)}\n\n{source(latest(results.runs), ratios)}\n"
     (out / "ratios.md").write_text(text)
     print(text)
-    save(draw(results), out, "compare")
+    with page.used():
+        page.save(draw(results), out, "compare")
     return 0
 
 

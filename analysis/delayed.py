@@ -19,11 +19,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, script
 from analysis.losses import losses
+from analysis.page import Sheet
 from analysis.style import BLUE, VERMILION
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 
 WINDOW = 21
+CAPTION = "Loss with and without the delayed parameter update; thick: means over 21 steps."
 LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
 """True for delayed updates -> name and color."""
 
@@ -34,7 +36,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     cells = {is_delayed(cell): cell for cell in every if cell.status == "ok"}
     if not cells:
         raise ValueError("no finished run with offload=cpu; offload.delayed=false,true makes two")
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
     for delayed, cell in sorted(cells.items()):
         words, color = LOOKS[bool(delayed)]
@@ -48,7 +50,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}")
     axes.legend(title="parameter update")
     failed = [f"× {LOOKS[bool(is_delayed(cell))][0]}: {cell.status}" for cell in every if cell.status != "ok"]
-    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
+    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
     return figure
 
 

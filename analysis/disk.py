@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.calibration import script
+from analysis.page import Sheet, key
 from analysis.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 from zerobench.calibrate.disk import (
     CHECKED,
@@ -45,17 +46,16 @@ WIDTH = 0.8
 def draw(found: DiskCalibration) -> Figure:
     """A panel a kind."""
     kinds = list(dict.fromkeys(rate.kind for rate in found.rates))
-    figure = Figure(figsize=(3.6 * len(kinds), 3.4), layout="constrained")
+    told, direct = found.provenance, found.rates[0].direct
+    words = f"{told['disk']['file_system']}, {'direct I/O' if direct else 'through the page cache'}"
+    figure = Sheet(1, 2.2, f"Throughput of a disk: {words}, {told['cores']} cores, {told['date'][:10]}.")
     for axes, kind in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds, strict=True):
         _bars(axes, [rate for rate in found.rates if rate.kind == kind])
         axes.set_title(kind)
         axes.set_xlabel("block (MiB) × at once")
     figure.axes[0].set_ylabel("GiB/s")
-    told, direct = found.provenance, found.rates[0].direct
-    words = f"{told['disk']['file_system']}, {'direct I/O' if direct else 'through the page cache'}"
-    figure.suptitle(f"{words}, {told['cores']} cores, {told['date'][:10]}", fontsize=8)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    key(figure, handles, labels)
     return figure
 
 
@@ -77,9 +77,9 @@ def _bars(axes: Axes, rates: list[DiskRate]) -> None:
                  error_kw={"lw": 0.8})  # fmt: skip
         for place, rate in zip(x, mine, strict=True):
             if via not in (RAW, IN_MEMORY):
-                axes.text(place, 0.02, f"{rate.of_bound:.2f}", rotation=90, ha="center", va="bottom", fontsize=6,
+                axes.text(place, 0.02, f"{rate.of_bound:.2f}", rotation=90, ha="center", va="bottom", fontsize="small",
                           bbox={"color": "white", "pad": 0.5})  # fmt: skip
-    axes.set_xticks(range(len(places)), [f"{block / MIB:g} × {depth}" for block, depth in places], fontsize=7)
+    axes.set_xticks(range(len(places)), [f"{block / MIB:g} × {depth}" for block, depth in places], fontsize="small")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,11 +18,13 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, script
+from analysis.page import Sheet, key
 from analysis.style import BLUE, GREEN, SKY, rule
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results, latest
 
 MIB = 2**20
+CAPTION = "Where the states are as the model grows: files take what grows, host memory stays near the pool."
 LINES = {
     "nvme_bytes": ("in files", GREEN, "D"),
     "host_peak_bytes": ("host memory, peak", SKY, "s"),
@@ -37,14 +39,14 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     runs = newest[(newest["status"] == "ok") & (newest["nvme_bytes"] > 0)].sort_values("psi")
     if runs.empty:
         raise ValueError("no finished run with states in files; offload=nvme makes some")
-    figure = Figure(figsize=(5.2, 3.8), layout="constrained")
+    figure = Sheet(1, 2.6, CAPTION)
     axes = figure.subplots()
     psi = runs["psi"].astype("float64") / 1e6
     for column, (_, color, marker) in LINES.items():
         sizes = runs[column].astype("float64") / MIB
         axes.plot(psi, sizes, color=color, marker=marker, ms=5.5)
         for x, y in zip(psi, sizes, strict=True):
-            axes.annotate(f"{y:.0f}", (x, y), (-9, 4), textcoords="offset points", ha="right", fontsize=7)
+            axes.annotate(f"{y:.0f}", (x, y), (-9, 4), textcoords="offset points", ha="right", fontsize="small")
     axes.plot(psi, runs["predicted_nvme_bytes"].astype("float64") / MIB, "k_", ms=14)
     for size in sorted({pool_bytes(config) for config in runs["config"]}):
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
@@ -56,9 +58,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     failed = [
         f"× {one.model} {one.shape}: {one.status}" for one in summarize(newest).itertuples() if one.status != "ok"
     ]
-    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
+    axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
     lines = [rule(name, color=color, marker=marker) for name, color, marker in LINES.values()]
-    figure.legend(handles=[*lines, rule("the pool", "--", lw=1.2)], loc="outside lower center", ncols=4)
+    key(figure, [*lines, rule("the pool", "--", lw=1.2)])
     return figure
 
 

@@ -20,11 +20,16 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.style import BLUE, ORANGE, SKY, patches, save
+from analysis.page import Sheet, add_page_options, key, page_of
+from analysis.style import BLUE, ORANGE, SKY, patches
 from zerobench.sizes import show_bytes
 from zerobench.strategies import find
 
 FOLDER = Path("results/largest_model")
+
+CAPTION = (
+    "The largest model that fits, executed: AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024."
+)
 
 ORDER = ("ddp", "zero1", "zero2", "megatron", "fsdp2_no_reshard", "zero3", "fsdp2")
 """Strategies from left to right; those that offload come after the others."""
@@ -96,7 +101,7 @@ def draw(rows: list[Largest]) -> Figure:
     devices = list(dict.fromkeys(one.device for one in rows))
     keys = sorted({(one.offload != "none", ORDER.index(one.strategy), one.label) for one in rows})
     labels = [label for *_, label in keys]
-    figure = Figure(figsize=(1.6 + 0.85 * len(labels), 3.6), layout="constrained")
+    figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
     width = 0.8 / len(devices)
     for number, device in enumerate(devices):
@@ -104,22 +109,14 @@ def draw(rows: list[Largest]) -> Figure:
         for one in (one for one in rows if one.device == device):
             place = labels.index(one.label) + (number - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            axes.annotate(
-                f"{one.billions:.3g}",
-                (place, one.billions),
-                (0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
+            number(axes, place, one.billions, f"{one.billions:.3g}", 2)
     axes.set(yscale="log", ylabel="largest model, billion parameters")
     axes.set_yticks(TICKS, [str(tick) for tick in TICKS])
     axes.minorticks_off()
     axes.set_ylim(1, 1.4 * max(one.billions for one in rows))
-    axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize=7)
-    axes.set_title("AdamW, bf16 with fp32 masters, batch 1, blocks recomputed, sequence 1,024; executed")
+    axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize="small")
     fills = {device: FILLS[number % len(FILLS)] for number, device in enumerate(devices)}
-    figure.legend(handles=patches(fills), loc="outside lower center", ncols=len(devices))
+    key(figure, patches(fills))
     return figure
 
 
@@ -182,14 +179,17 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help="of plans (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the figure and tables (default: FOLDER)")
+    add_page_options(parser)
     chosen = parser.parse_args(arguments)
+    page = page_of(vars(chosen))
     try:
         rows = read(chosen.folder)
     except (OSError, ValueError, KeyError) as error:
         print(f"largest_model.py: {error}", file=sys.stderr)
         return 2
     out = chosen.out or chosen.folder
-    save(draw([one for one in rows if one.gpus != 64]), out, "largest_model")
+    with page.used():
+        page.save(draw([one for one in rows if one.gpus != 64]), out, "largest_model")
     text = "\n".join(filter(None, [table(rows), table_2(rows)]))
     (out / "largest_model.md").write_text(text)
     print(text)

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, rows_of, script, sheet, title
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.page import sheet
 from analysis.style import look
 from zerobench.results.tables import Results
 from zerobench.strategies import reference
@@ -52,7 +53,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             left.legend()
             _scale_differences(right, str(first))
         failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.status != "ok"]
-        left.text(0.02, 0.03, "\n".join(failed), transform=left.transAxes, style="italic", fontsize=8)
+        left.text(0.02, 0.03, "\n".join(failed), transform=left.transAxes, style="italic", fontsize="small")
     return figure
 
 

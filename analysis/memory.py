@@ -22,8 +22,10 @@ from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, show, title, unit_of
-from analysis.style import CATEGORIES, VERMILION, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.marks import absent, bars, show, unit_of
+from analysis.page import key, sheet
+from analysis.style import CATEGORIES, VERMILION, number, patches, rule, stack
 from zerobench.records import STATES
 from zerobench.results.tables import Results
 from zerobench.sizes import parse_bytes, show_bytes
@@ -59,7 +61,7 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     beside = (
         [Patch(label="outside the ledger", **OUTSIDE)] if results.runs["outside_ledger_bytes"].notna().any() else []
     )
-    figure.legend(handles=[*patches(CATEGORIES), *beside, *lines], loc="outside lower center", ncols=4)
+    key(figure, [*patches(CATEGORIES), *beside, *lines])
     return figure
 
 
@@ -74,9 +76,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -
         height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
         if total == "total":
             height += _stack_outside(axes, place + shift, height, cell, unit)
-        axes.annotate(
-            show(height), (place + shift, height), (0, 3), textcoords="offset points", ha="center", fontsize=7
-        )
+        number(axes, place + shift, height, show(height))
     span = (place - 0.4, place)
     if pd.isna(cell.predicted_states_bytes):
         return  # theory has nothing to say of a peer

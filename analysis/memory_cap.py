@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, absent, script, sheet, unit_of
+from analysis.common import MOST_PANELS, script
+from analysis.marks import absent, unit_of
+from analysis.page import key, sheet
 from analysis.style import look, rule
 from zerobench.results.tables import Results
 
@@ -37,7 +39,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         _panel(axes, searches)
     strategies = sorted({name for searches in settings for name in searches["strategy"]})
     handles = [rule(s, look(s).line, color=look(s).color, marker=look(s).marker) for s in strategies]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    key(figure, handles)
     return figure
 
 
@@ -73,7 +75,7 @@ def _line(axes: Axes, strategy: str, found: list[Any], shift: float) -> None:
             low, high = rate - one.tokens_per_s_low, one.tokens_per_s_high - rate
             axes.errorbar([place], [rate], [[low], [high]], color=how.color, capsize=2, lw=0.7)
         words = f"{one.micro_batch}×{one.accumulation}" + " r" * bool(pd.notna(one.checkpointing) and one.checkpointing)
-        axes.annotate(words, (place, rate), (0, 7), textcoords="offset points", ha="center", fontsize=7,
+        axes.annotate(words, (place, rate), (0, 7), textcoords="offset points", ha="center", fontsize="small",
                       color=how.color, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.3, "lw": 0})  # fmt: skip
 
 

@@ -20,8 +20,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, absent, bars, comparisons, rows_of, script, sheet, title
-from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.marks import absent, bars
+from analysis.page import key, sheet
+from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, stack
 from zerobench.records import STATES
 from zerobench.results.tables import Results
 
@@ -45,7 +47,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
         axes.set_title(title(cells, settings))
     handles = [*patches(TIERS), rule("the paper's formula for the device", lw=1.8)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    key(figure, handles)
     return figure
 
 
@@ -77,7 +79,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:
     height = stack(axes, place, parts, TIERS, 0.6)
     on_device = parts["device"] + parts["device, in flight"]
     words = f"{on_device:.1f} of {height:.1f}" if height > on_device else f"{height:.1f}"
-    axes.annotate(words, (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    number(axes, place, height, words)
     axes.hlines(cell.floor_states_bytes / cell.psi, place - 0.38, place + 0.38, color="black", lw=1.8)
 
 

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, script, sheet, title
+from analysis.common import MOST_PANELS, comparisons, script, title
 from analysis.offload import name_of, parts_of
+from analysis.page import sheet
 from analysis.style import BLUE
 from zerobench.results.tables import Results
 
@@ -37,7 +38,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         for cell in timed.sort_values("step_s").itertuples():
             drawn.append(_draw_cell(axes, cell, results, drawn))
         failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.Index not in timed.index]
-        axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize=8)
+        axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
         axes.set(xlabel="bytes a parameter on the device", ylabel="ms a step")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
@@ -54,7 +55,7 @@ def _draw_cell(axes: Axes, cell: Any, results: Results, drawn: list[float]) -> f
         axes.errorbar([kept], [ms], reach, color=BLUE, capsize=3, lw=0.8)
     axes.plot([kept], [ms], "o", color=BLUE, ms=5.5)
     up = 6 if any(abs(kept - other) < 0.5 for other in drawn) else -12
-    axes.annotate(name_of(cell.config), (kept, ms), (4, up), textcoords="offset points", fontsize=7)
+    axes.annotate(name_of(cell.config), (kept, ms), (4, up), textcoords="offset points", fontsize="small")
     return kept
 
 

@@ -23,7 +23,9 @@ from matplotlib.transforms import Affine2D, Bbox
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, completed, families, script, sheet, title, unit_of, with_times
+from analysis.common import MOST_PANELS, completed, families, script, title, with_times
+from analysis.marks import unit_of
+from analysis.page import key, sheet
 from analysis.style import look, rule
 from zerobench.results.tables import Results
 
@@ -49,7 +51,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
     handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
-    figure.legend(handles=[*handles, rule("Pareto front", lw=1)], loc="outside lower center", ncols=6)
+    key(figure, [*handles, rule("Pareto front", lw=1)])
     figure.draw_without_rendering()  # the layout decides where points are, and so where there is room for labels
     for axes, cells in places:
         _label(axes, cells[cells["status"] == "ok"])
@@ -125,7 +127,7 @@ def _label(axes: Axes, cells: pd.DataFrame) -> None:
         place = free[0] if free else 0
         taken.append(boxes[place])
         axes.annotate(cell.name, points[cell.run_id], offsets[place], textcoords="offset points", ha="center",
-                      va="center", fontsize=7, zorder=1.5, bbox=PAPER)  # fmt: skip
+                      va="center", fontsize="small", zorder=1.5, bbox=PAPER)  # fmt: skip
 
 
 def _within(box: Bbox, other: Bbox) -> bool:

@@ -17,7 +17,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, grids, script, title
+from analysis.marks import curves, entries, unit_of
+from analysis.page import key, sheet
 from analysis.style import rule
 from zerobench.results.tables import Results
 
@@ -43,7 +45,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             axes.set_ylim(0)
         states.set_title(title(cells, settings, ["micro_batch"]), loc="left")
     lines = [rule("predicted", "--", lw=1.2), rule("the paper's formula alone", ":", lw=1.2)]
-    figure.legend(handles=[*entries(settings, ""), *lines], loc="outside lower center", ncols=6)
+    key(figure, [*entries(settings, ""), *lines])
     return figure
 
 

@@ -20,8 +20,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, unit_of
-from analysis.style import COLLECTIVES, in_short, look, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, script, title
+from analysis.marks import bars, show, unit_of
+from analysis.page import key, sheet
+from analysis.style import COLLECTIVES, in_short, look, number, patches, rule, stack
 from zerobench.results.tables import Results
 
 CAPTION = "Memory and traffic of a rank, by the ranks that share a shard."
@@ -42,17 +44,13 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         right.set_ylabel("volume of a step (ψ)")
         for axes in (left, right):
             axes.set_ylim(0, axes.get_ylim()[1] * 1.06)
-            axes.tick_params(axis="x", labelsize=6)
-    figure.legend(handles=[*patches(COLLECTIVES), rule("predicted", lw=1.8)], loc="outside lower center", ncols=5)
+    key(figure, [*patches(COLLECTIVES), rule("predicted", lw=1.8)])
     return figure
 
 
 def _draw_states(unit: int, axes: Axes, place: int, cell: Any) -> None:
     axes.bar(place, cell.states_bytes / unit, 0.6, color=look(cell.strategy).color)
-    axes.annotate(
-        show(cell.states_bytes / unit), (place, cell.states_bytes / unit), (0, 3), textcoords="offset points",
-        ha="center", fontsize=7,
-    )  # fmt: skip
+    number(axes, place, cell.states_bytes / unit, show(cell.states_bytes / unit))
     if pd.notna(cell.predicted_states_bytes):
         axes.hlines(cell.predicted_states_bytes / unit, place - 0.38, place + 0.38, color="black", lw=1.8)
 
@@ -60,7 +58,7 @@ def _draw_states(unit: int, axes: Axes, place: int, cell: Any) -> None:
 def _draw_volume(axes: Axes, place: int, cell: Any) -> None:
     parts = {name: getattr(cell, f"volume_{name}_psi") for name in COLLECTIVES}
     height = stack(axes, place, parts, COLLECTIVES, 0.6)
-    axes.annotate(f"{height:.2f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=7)
+    number(axes, place, height, f"{height:.2f}")
     if pd.notna(cell.predicted_volume_psi):
         axes.hlines(cell.predicted_volume_psi, place - 0.38, place + 0.38, color="black", lw=1.8)
 

@@ -24,8 +24,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, show, title, with_times
-from analysis.style import OVERLAP, PHASES, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, script, title, with_times
+from analysis.marks import bars, show
+from analysis.page import key, sheet
+from analysis.style import OVERLAP, PHASES, number, patches, rule, stack
 from zerobench.results.tables import Results
 
 MS = 1000
@@ -42,7 +44,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_title(title(cells, settings))
     step = rule("step, 95 % interval", marker="o", ms=4, lw=1.2)
     traced = patches(OVERLAP) if any(is_traced(cells).any() for cells in settings) else []
-    figure.legend(handles=[*patches(PHASES), step, *traced], loc="outside lower center", ncols=4)
+    key(figure, [*patches(PHASES), step, *traced])
     return figure
 
 
@@ -77,7 +79,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
     reach = None if pd.isna(low) else [[step - low], [high - step]]
     axes.errorbar([middle], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
     top = step if reach is None else high
-    axes.annotate(show(step), (middle, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
+    number(axes, middle, top, show(step), 5)
 
 
 def overlap_of(cell: Any) -> dict[str, float]:

@@ -8,13 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import is_color_like
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from analysis.layout import NUMBER
 from zerobench.records import palette
 from zerobench.records.palette import Fills
 from zerobench.results.tables import Results, run_folders
@@ -24,24 +23,6 @@ BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.
 YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
 CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
 OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
-
-mpl.rcParams.update(
-    {
-        "figure.dpi": 150,
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "grid.alpha": 0.3,
-        "axes.axisbelow": True,
-        "hatch.linewidth": 0.5,
-        "svg.hashsalt": "zerobench",  # the same data give the same file
-    }
-)
 
 
 def in_short(labels: Sequence[str]) -> list[str]:
@@ -93,10 +74,7 @@ def rule(label: str, line: str = "-", **more: object) -> Line2D:
     return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})  # type: ignore[arg-type]
 
 
-def save(figure: Figure, out: Path, name: str) -> None:
-    """Writes NAME.png and NAME.svg under `out` and says where."""
-    out.mkdir(parents=True, exist_ok=True)
-    for ending in ("png", "svg"):
-        metadata = {"Date": None} if ending == "svg" else None
-        figure.savefig(out / f"{name}.{ending}", bbox_inches="tight", metadata=metadata)
-        print(f"figure: {out / f'{name}.{ending}'}")
+def number(axes: Axes, place: float, height: float, words: str, gap: float = 3) -> None:
+    """Writes the number of a bar, or of a point, `gap` points above it."""
+    how = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": "small", "gid": NUMBER}
+    axes.annotate(words, (place, height), (0, gap), **how)

@@ -22,8 +22,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import show
-from analysis.style import CATEGORIES, patches, rule, save, stack
+from analysis.marks import show
+from analysis.page import Sheet, add_page_options, key, page_of
+from analysis.style import CATEGORIES, number, patches, rule, stack
 
 FOLDER = Path("results/table1")
 STAGES = {"ddp": "no ZeRO", "zero1": "$P_{os}$", "zero2": "$P_{os+g}$", "zero3": "$P_{os+g+p}$"}
@@ -45,7 +46,9 @@ def draw_table(cells: pd.DataFrame) -> Figure:
     """A panel for each size and stage."""
     mine = cells[(cells["variant"] == "") & (cells["strategy"] != "ddp")]
     sizes = list(dict.fromkeys(mine["size"]))
-    figure = Figure(figsize=(11, 3 * len(sizes) + 0.6), layout="constrained")
+    figure = Sheet(
+        len(sizes), 1.6, "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight."
+    )
     places = figure.subplots(len(sizes), 3, squeeze=False)
     for size, row in zip(sizes, places, strict=True):
         for stage, axes in zip(("zero1", "zero2", "zero3"), row, strict=True):
@@ -54,7 +57,7 @@ def draw_table(cells: pd.DataFrame) -> Figure:
             axes.set_title(f"{size}, {STAGES[stage]}", loc="left")
             axes.set_xlabel("ranks N")
         row[0].set_ylabel("model states per rank (GB)")
-    _legend(figure, "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight.")
+    _legend(figure)
     return figure
 
 
@@ -62,11 +65,13 @@ def draw_figure_1(cells: pd.DataFrame) -> Figure:
     """7.5B on 64 ranks."""
     mine = cells[(cells["variant"] == "") & (cells["size"] == "7.5B") & (cells["ranks"] == 64)]
     mine = mine.sort_values("strategy")
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    figure = Sheet(
+        1, 2.6, "Figure 1 of the ZeRO paper, executed: 7.5B, N = 64, K = 12. Left: formula; right: executed."
+    )
     axes = figure.subplots()
     _bars(axes, mine, [STAGES[name] for name in mine["strategy"]])
     axes.set_ylabel("model states per rank (GB)")
-    _legend(figure, "Figure 1 of the ZeRO paper, executed: 7.5B, N = 64, K = 12. Left: formula; right: executed.")
+    _legend(figure)
     return figure
 
 
@@ -74,13 +79,13 @@ def draw_in_flight(cells: pd.DataFrame) -> Figure:
     """The executed states at 7.5B on the most ranks, as it is and with each variant."""
     most = cells["ranks"].max()
     mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Sheet(1, 2.4, "Left bars: the formula. Right bars: executed, with what is in flight.")
     for axes, stage in zip(figure.subplots(1, 2), ("zero3", "zero2"), strict=True):
         here = mine[mine["strategy"] == stage]
         _bars(axes, here, [(name or "as it is").replace(", ", "\n") for name in here["variant"]])
         axes.set_title(f"7.5B, N = {most}, {STAGES[stage]}", loc="left")
     figure.axes[0].set_ylabel("model states per rank (GB)")
-    _legend(figure, "Left bars: the formula. Right bars: executed, with what is in flight.")
+    _legend(figure)
     return figure
 
 
@@ -89,8 +94,7 @@ def _bars(axes: Axes, cells: pd.DataFrame, names: list[str]) -> None:
         for side, values in ((-1, _formula(cell)), (1, {name: cell[f"{name}_bytes"] / GB for name in STATES})):
             at = place + side * WIDTH / 2
             height = stack(axes, at, values, FILLS, WIDTH)
-            how: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 6}
-            axes.annotate(_number(height), (at, height), (0, 2), **how)
+            number(axes, at, height, _number(height), 2)
         if cell["printed_gb"]:
             axes.hlines(float(cell["printed_gb"]), place - WIDTH, place + WIDTH, color="black", lw=1.2)
     axes.set_xticks(range(len(names)), names)
@@ -104,10 +108,9 @@ def _number(gigabytes: float) -> str:
     return show(gigabytes) if gigabytes >= 10 else f"{gigabytes:.2f}"
 
 
-def _legend(figure: Figure, caption: str) -> None:
-    figure.suptitle(caption, fontsize=8)
+def _legend(figure: Figure) -> None:
     handles = [*patches(FILLS), rule("printed", lw=1.2)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=6)
+    key(figure, handles)
 
 
 FIGURES = {"table1": draw_table, "figure1": draw_figure_1, "in_flight": draw_in_flight}
@@ -119,15 +122,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("analysis/table1.py", description=__doc__, formatter_class=raw)
     words = "what `zerobench table1` wrote (default: %(default)s)"
     parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help=words)
-    parser.add_argument("--out", type=Path, help="folder for PNG and SVG (default: the same)")
+    parser.add_argument("--out", type=Path, help="folder for figures (default: the same)")
+    add_page_options(parser)
     chosen = parser.parse_args(arguments)
+    page = page_of(vars(chosen))
     try:
         cells = load(chosen.folder)
     except ValueError as error:
         print(f"table1.py: {error}", file=sys.stderr)
         return 2
-    for name, draw in FIGURES.items():
-        save(draw(cells), chosen.out or chosen.folder, name)
+    with page.used():
+        for name, draw in FIGURES.items():
+            page.save(draw(cells), chosen.out or chosen.folder, name)
     return 0
 
 

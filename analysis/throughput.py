@@ -22,7 +22,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, curves, entries, grids, script, sheet, title, unit_of, with_times
+from analysis.common import MOST_PANELS, grids, script, title, with_times
+from analysis.marks import curves, entries, unit_of
+from analysis.page import key, sheet
 from zerobench.results.tables import Results
 from zerobench.strategies import reference
 
@@ -53,7 +55,7 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
         for axes in (rate, peak):
             axes.set_ylim(0)
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
-    figure.legend(handles=entries(settings), loc="outside lower center", ncols=6)
+    key(figure, entries(settings))
     return figure
 
 
@@ -78,7 +80,7 @@ def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
 def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:
     lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
     words = [f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples()]
-    axes.text(0.02, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize=7, style="italic")
+    axes.text(0.02, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize="small", style="italic")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

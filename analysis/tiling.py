@@ -16,7 +16,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, script, sheet, title, unit_of
+from analysis.common import MOST_PANELS, comparisons, script, title
+from analysis.marks import unit_of
+from analysis.page import key, sheet
 from analysis.style import BLUE, GRAY, Fills, patches, rule
 from zerobench.results.tables import Results
 
@@ -40,7 +42,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         reach = [(place - 0.4, place + 0.4) for place in range(len(cells))]
         both[1].hlines(predicted, *zip(*reach, strict=True), color="black", lw=1.8)
         both[0].set_title(title(cells, settings), loc="left")
-    figure.legend(handles=[*patches(FILLS), rule("predicted", lw=1.8)], loc="outside lower center", ncols=3)
+    key(figure, [*patches(FILLS), rule("predicted", lw=1.8)])
     return figure
 
 

@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, absent, comparisons, rows_of, script, sheet, show, title, unit_of
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.marks import absent, show, unit_of
+from analysis.page import key, sheet
 from analysis.style import CATEGORIES, patches
 from zerobench.results.tables import Results
 
@@ -48,8 +50,9 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
             _stack(axes, _fullest(rows), unit)
             axes.axhline(cell.peak_bytes / unit, color="black", lw=0.8, ls=":")  # its instant may be too short to see
             axes.annotate(f"peak {show(cell.peak_bytes / unit)}", (0.01, cell.peak_bytes / unit), (0, 1),
-                          xycoords=axes.get_yaxis_transform(), textcoords="offset points", fontsize=7)  # fmt: skip
-    figure.legend(handles=patches(CATEGORIES), loc="outside lower center", ncols=4)
+                          xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                          fontsize="small")  # fmt: skip
+    key(figure, patches(CATEGORIES))
     return figure
 
 
@@ -86,7 +89,7 @@ def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
         wide = stop - start > 0.15 * end
         axes.annotate(
             phase, ((start + stop) / 2 if wide else start, 1), (0 if wide else 2, -2), textcoords="offset points",
-            xycoords=axes.get_xaxis_transform(), ha="center" if wide else "left", va="top", fontsize=7,
+            xycoords=axes.get_xaxis_transform(), ha="center" if wide else "left", va="top", fontsize="small",
             rotation=0 if wide else 90, annotation_clip=False,
         )  # fmt: skip
 

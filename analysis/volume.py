@@ -18,8 +18,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, bars, comparisons, script, sheet, title
-from analysis.style import COLLECTIVES, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, script, title
+from analysis.marks import bars
+from analysis.page import key, sheet
+from analysis.style import COLLECTIVES, number, patches, rule, stack
 from zerobench.results.tables import Results
 
 CAPTION = "What a rank communicates in one step, by collective."
@@ -36,14 +38,14 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.08)
         axes.set_title(title(cells, settings))
     handles = [*patches(COLLECTIVES), rule("predicted", lw=1.8)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    key(figure, handles)
     return figure
 
 
 def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
     parts = {name: getattr(cell, f"volume_{name}_psi") for name in COLLECTIVES}
     height = stack(axes, place, parts, COLLECTIVES, 0.6)
-    axes.annotate(f"{height:.3f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    number(axes, place, height, f"{height:.3f}")
     axes.hlines(cell.predicted_volume_psi, place - 0.38, place + 0.38, color="black", lw=1.8)
 
 

@@ -21,8 +21,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, bars, comparisons, rows_of, script, sheet, title
-from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, patches, rule, stack
+from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
+from analysis.marks import bars
+from analysis.page import key, sheet
+from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, number, patches, rule, stack
 from zerobench.results.tables import Results
 
 CAPTION = "What crosses from node to node under ZeRO++, and what it costs."
@@ -49,7 +51,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         left.set_ylim(0, max(1.0, left.get_ylim()[1]) * 1.08)
         left.set_title(title(cells, settings), loc="left")
         _draw_losses(right, results, cells)
-    figure.legend(handles=[*patches(PARTS), rule("predicted", lw=1.8)], loc="outside lower center", ncols=5)
+    key(figure, [*patches(PARTS), rule("predicted", lw=1.8)])
     return figure
 
 
@@ -57,7 +59,7 @@ def _draw_bytes(results: Results, axes: Axes, place: int, cell: Any) -> None:
     node_size = json.loads(cell.config).get("node_size") or cell.world_size
     each = node_size / cell.psi
     height = stack(axes, place, {name: each * size for name, size in _parts(results, cell).items()}, PARTS, 0.6)
-    axes.annotate(f"{height:.2f}", (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+    number(axes, place, height, f"{height:.2f}")
     if pd.notna(cell.predicted_between_nodes_bytes):
         axes.hlines(each * cell.predicted_between_nodes_bytes, place - 0.38, place + 0.38, color="black", lw=1.8)
 
@@ -81,13 +83,13 @@ def _parts(results: Results, cell: Any) -> dict[str, float]:
 def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     found = {cell.label: losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
     first = next(iter(found), None)
-    for number, (label, curve) in enumerate(found.items()):
+    for n, (label, curve) in enumerate(found.items()):
         off = (curve - found[first]).rolling(RUNNING, min_periods=1).mean()
-        axes.plot(off.index.astype(int), off, color=COLORS[number % len(COLORS)], lw=1.2, label=label)
+        axes.plot(off.index.astype(int), off, color=COLORS[n % len(COLORS)], lw=1.2, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss less that of {first}\n(nats a token)" if first else "loss")
     if found:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize="small")
 
 
 def losses_of(results: Results, cell: Any) -> pd.Series:

@@ -1,0 +1,218 @@
+"""Pages that figures are made for: formats, width, style; and the layout that holds a figure to them.
+
+A *page* is what the options --format, --width and --style choose. Its width is in inches, as printed: a *column* of a
+paper in two columns, or the whole *page*. Its *style* is the size of text: of a paper, at least 7 pt; of slides, where
+a figure is enlarged to the width of the slide, more. A *sheet* is a figure with its caption and the height that each of
+its axes is to have, in inches of a paper. It is *settled* once its layout is known: titles are wrapped, labels that
+would run together stand upright, numbers have room above their bars, and what is around the axes takes nothing of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.layout import headroom, stand_upright, wrap_titles
+from analysis.tex import write_pgf
+
+WIDTHS = {"column": 3.35, "page": 7.0}
+"""Of a figure, in inches."""
+
+POINTS = {"paper": 8.5, "slides": 10.5}
+"""Style -> size of a title; all other text is "small" beside it, which is 5/6 of it."""
+
+DOTS = {"paper": 150, "slides": 300}
+"""Style -> dots an inch of a PNG."""
+
+CAPTIONED = ("png", "svg")
+"""Formats that stand alone, with their caption above; documents that take the others have captions of their own."""
+
+FORMATS = ("pdf", "svg", "png", "pgf")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What figures are made for."""
+
+    formats: tuple[str, ...] = CAPTIONED
+    width: str = "page"
+    style: str = "paper"
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Draws what is drawn within for this page."""
+        with mpl.rc_context(self._rc()):
+            yield
+
+    def _rc(self) -> dict[str, Any]:
+        wide, high = WIDTHS[self.width], 3.0
+        return {"font.size": POINTS[self.style], "savefig.dpi": DOTS[self.style], "figure.figsize": (wide, high)}
+
+    def save(self, figure: Figure, out: Path, name: str) -> None:
+        """Settles a figure, writes NAME in every format under `out` and its caption as NAME.txt, and says where."""
+        settle(figure)
+        out.mkdir(parents=True, exist_ok=True)
+        caption = caption_of(figure)
+        for ending in self.formats:
+            above(figure, ending in CAPTIONED)
+            write(figure, out / f"{name}.{ending}", caption)
+            print(f"figure: {out / f'{name}.{ending}'}")
+        (out / f"{name}.txt").write_text(caption + "\n")
+        print(f"caption: {out / f'{name}.txt'}")
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --format, --width and --style, which `page_of` reads."""
+    add = parser.add_argument
+    words = f"{', '.join(FORMATS)}; several: pdf,png (default: {','.join(CAPTIONED)})"
+    add("--format", type=_formats, default=CAPTIONED, metavar="FORMAT", help=words)
+    inches = ", ".join(f"{name} {size:g} in" for name, size in WIDTHS.items())
+    add("--width", choices=tuple(WIDTHS), default="page", help=f"{inches} (default: %(default)s)")
+    words = "paper: text of 7 pt and more as printed; slides: larger text, PNG of 300 dots an inch"
+    add("--style", choices=tuple(POINTS), default="paper", help=f"{words} (default: %(default)s)")
+
+
+def page_of(options: dict[str, Any]) -> Page:
+    """Takes the page's options out of `options`."""
+    return Page(options.pop("format"), options.pop("width"), options.pop("style"))
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for one in found:
+        if one not in FORMATS:
+            raise argparse.ArgumentTypeError(f"{one!r} is no format of figures; there are {', '.join(FORMATS)}")
+    return found
+
+
+mpl.rcParams.update(
+    {
+        **Page()._rc(),
+        "figure.dpi": 150,
+        "axes.titlesize": "medium",
+        **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"),
+        **dict.fromkeys(("figure.titlesize", "legend.title_fontsize"), "small"),
+        "legend.frameon": False,
+        "legend.columnspacing": 1.4,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.titlepad": 5,
+        "grid.alpha": 0.3,
+        "axes.axisbelow": True,
+        "hatch.linewidth": 0.5,
+        "pdf.fonttype": 42,  # whole fonts, as publishers ask for
+        "svg.fonttype": "path",  # text looks alike where the font is not installed
+        "svg.hashsalt": "zerobench",  # the same data give the same file
+    }
+)
+
+
+class Sheet(Figure):
+    """A figure as wide as the page. `high`: inches of a paper that each of its axes is to have, of `rows` rows."""
+
+    def __init__(self, rows: int, high: float, caption: str) -> None:
+        scale, wide = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
+        super().__init__(figsize=(wide, rows * (high + 0.5) * scale + 0.6), layout="constrained")
+        self.rows, self.high, self.caption = rows, high * scale, caption
+        self.afterwards: list[Callable[[], object]] = []
+        self.suptitle(caption, wrap=False)
+
+    def once_settled(self, draw: Callable[[], object]) -> None:
+        """Has `draw` called when it is known where everything is."""
+        self.afterwards.append(draw)
+
+
+def sheet(
+    panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
+) -> tuple[Sheet, list[tuple[Any, pd.DataFrame]]]:
+    """A figure, and the axes of each panel, `across` of them; what is left out is said in the caption.
+
+    `size`: the least width of one of the axes with its labels, and the height of the axes alone, in inches of a paper.
+    As many stand side by side as the page has room for.
+    """
+    shown = panels[:most]
+    if len(panels) > most:
+        caption += f" {most} of {len(panels)} panels are drawn; --panels {len(panels)} draws all."
+    scale = mpl.rcParams["font.size"] / POINTS["paper"]
+    room = max(1, int(mpl.rcParams["figure.figsize"][0] / (size[0] * scale)))
+    abreast = min(room, across if across > 1 else len(shown))
+    lines = ceil(across / abreast)  # of axes, for each panel
+    rows = len(shown) * lines if across > 1 else ceil(len(shown) / abreast)
+    figure = Sheet(rows, size[1], caption)
+    axes = figure.subplots(rows, abreast, squeeze=False)
+    mine = axes.reshape(len(shown), -1) if across > 1 else axes.reshape(-1, 1)
+    for unused in [*mine[:, across:].flat, *mine[len(shown) :].flat]:
+        unused.remove()
+    return figure, list(zip([row[0] if across == 1 else row[:across] for row in mine], shown, strict=False))
+
+
+def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = None, title: str | None = None) -> None:
+    """The figure's legend, below it, in as many columns as the page has room for. `labels`: else the handles' own."""
+    entries = list(handles)
+    words = [one.get_label() for one in entries] if labels is None else list(labels)
+    for columns in range(len(entries), 0, -1):
+        legend = figure.legend(entries, words, loc="outside lower center", ncols=columns, title=title)
+        if columns == 1 or legend.get_window_extent().width <= 0.98 * figure.bbox.width:
+            return
+        legend.remove()
+
+
+def settle(figure: Figure) -> None:
+    """Makes the layout final: nothing runs together, leaves the figure or squeezes the axes."""
+    for _ in range(2):
+        figure.draw_without_rendering()
+        wrap_titles(figure)
+        stand_upright(figure)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            headroom(axes)
+        if isinstance(figure, Sheet):
+            _stretch(figure)
+    figure.draw_without_rendering()
+    for draw in getattr(figure, "afterwards", ()):
+        draw()
+
+
+def _stretch(figure: Sheet) -> None:
+    """Makes the figure so much higher, or lower, that its axes are as high as they are to be."""
+    figure.draw_without_rendering()
+    if figure.axes:
+        lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
+        figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))
+
+
+def caption_of(figure: Figure) -> str:
+    """The figure's caption, on one line."""
+    return " ".join((figure.caption if isinstance(figure, Sheet) else figure.get_suptitle()).split())
+
+
+def above(figure: Figure, there: bool) -> None:
+    """Shows the caption above the figure, or leaves its room to the axes."""
+    title = figure._suptitle  # type: ignore[attr-defined]
+    if title is not None:
+        title.set_visible(there)
+        title.set_in_layout(there)
+
+
+def write(figure: Figure, path: Path, caption: str) -> None:
+    """Writes one file, with the caption in its metadata; the same figure gives the same bytes."""
+    told = {
+        "png": {"Description": caption},
+        "svg": {"Description": caption, "Date": None},
+        "pdf": {"Subject": caption, "CreationDate": None},
+    }
+    if path.suffix == ".pgf":
+        write_pgf(figure, path, caption)
+    else:
+        figure.savefig(path, metadata=told[path.suffix[1:]])
