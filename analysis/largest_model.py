@@ -104,10 +104,10 @@ def draw(rows: list[Largest]) -> Figure:
     figure = Sheet(1, 2.4, CAPTION)
     axes = figure.subplots()
     width = 0.8 / len(devices)
-    for number, device in enumerate(devices):
-        color, hatch = FILLS[number % len(FILLS)]
+    for n, device in enumerate(devices):
+        color, hatch = FILLS[n % len(FILLS)]
         for one in (one for one in rows if one.device == device):
-            place = labels.index(one.label) + (number - (len(devices) - 1) / 2) * width
+            place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
             number(axes, place, one.billions, f"{one.billions:.3g}", 2)
     axes.set(yscale="log", ylabel="largest model, billion parameters")

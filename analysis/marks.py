@@ -1,4 +1,4 @@
-"""What figures are drawn with: bars with a name for each cell, curves against N, and words for what is not there."""
+"""Marks of figures: bars with a name for each cell, curves against N, and words for what is not there."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
 
 
 def rows_of_labels(labels: Sequence[str]) -> Rows:
-    """What differs between labels, by key; a flag is a key whose value is "yes"."""
+    """Rows of what differs between labels; a flag is a key whose value is "yes"."""
     words = [dict(_pair(word) for word in label.split()[1:]) for label in labels]
     keys = dict.fromkeys(key for mine in words for key in mine)
     return {key: [_show(key, mine.get(key)) for mine in words] for key in keys}

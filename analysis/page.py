@@ -41,7 +41,7 @@ FORMATS = ("pdf", "svg", "png", "pgf")
 
 @dataclass(frozen=True)
 class Page:
-    """What figures are made for."""
+    """A page: formats, width and style of the figures that are made for it."""
 
     formats: tuple[str, ...] = CAPTIONED
     width: str = "page"

@@ -210,7 +210,8 @@ def test_the_largest_models_become_a_figure_and_a_table_with_the_paper_s_beside_
     world = {"device_bytes": 32 * 10**9, "usable_bytes": 29 * 10**9, "rows": [row | {"best": probe | {"gpus": 64}}]}
     (tmp_path / "b.json").write_text(json.dumps(world))
     assert largest_model.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in ("md", "png", "svg")}
+    endings = ("md", "png", "svg", "txt")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"largest_model.{e}" for e in endings}
     text = (tmp_path / "out/largest_model.md").read_text()
     assert "| 8 × 40 GiB | DDP | 2.40B | 54 × 1920 | 36.00 GiB | – | optimizer | – (the states alone) |" in text
     assert "ZeRO-3 + cpu" in text
