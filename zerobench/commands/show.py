@@ -6,20 +6,15 @@ RUN is its folder, its run_id or a part of that, or its cell's name.
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import warnings
 from pathlib import Path
 
-from ..config.cell import CellConfig
-from ..config.names import name_cells
+from ..results import pick as rows
 from ..results.tables import Results, load
 from ..sizes import printable
 from .account.account import print_account
 from .holdings import Held, Holdings, look
-
-LISTED = 10
-"""Number of candidates that are listed where RUN fits several."""
 
 
 def show(arguments: list[str]) -> int:
@@ -74,34 +69,10 @@ def _load_run(folder: Path) -> Results:
 
 
 def pick(name: str, held: Holdings) -> Held:
-    """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
-    it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
-    a name gets longer.
-    """
-    by_id = {run.row["run_id"]: run for run in held.runs}
-    if name in by_id:
-        return by_id[name]
-    names = dict(
-        zip(by_id, name_cells([CellConfig.from_json(run.row["config"]) for run in by_id.values()]), strict=True)
-    )
-    called = [run for run, cell in names.items() if cell == name]
-    if called:  # as `zerobench status` prints it: the newest launch
-        return by_id[called[-1]]
-    fitting = [run for run in by_id if run.startswith(name)] or [run for run in by_id if name in run]
-    if len(fitting) == 1:
-        return by_id[fitting[0]]
-    fitting = fitting or [run for run, cell in names.items() if cell.startswith(f"{name} ")]
-    if len({names[run] for run in fitting}) == 1 and " " in name:
-        return by_id[fitting[-1]]
-    if fitting:
-        newest = fitting[: -LISTED - 1 : -1]
-        listed = "\n".join(f"  {run}  {by_id[run].row['status']}  {names[run]}" for run in newest)
-        more = f"\n  and {len(fitting) - LISTED} older ones" if len(fitting) > LISTED else ""
-        raise ValueError(f"{name or held.where} fits {len(fitting)} runs; name one of\n{listed}{more}")
-    near = [repr(one) for one in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
-    near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
-    hint = f"; the nearest: {', '.join(near)}" if near else f"; `zerobench status {held.where}` lists what is there"
-    raise ValueError(f"{name}: no such run in {held.where}{hint}")
+    """Returns the run of that name (results/pick.py)."""
+    hint = f"; `zerobench status {held.where}` lists what is there"
+    row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint)
+    return next(run for run in held.runs if run.row is row)
 
 
 def _only(held: Holdings) -> Held:

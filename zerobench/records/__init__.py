@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .event_row import EVENTS, OF_STORAGES, EventRow
 from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, SCHEMA_VERSION, STATES, TIERS
+from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, PHASES, SCHEMA_VERSION, STATES, TIERS
 from .run_row import RunRow, SearchRow
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "EVENTS",
     "LINKS",
     "OF_STORAGES",
+    "PHASES",
     "SCHEMA_VERSION",
     "STATES",
     "TIERS",

@@ -17,6 +17,9 @@ CPU's the first and outside_ledger alone."""
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
 """Parts of the volume: logical collectives where the engine names them, physical ones elsewhere."""
 
+PHASES = ("init", "data", "forward", "backward", "update", "step")
+"""Phases in their order: init before the first step, then those of a step, and the step as a whole."""
+
 TIERS = ("device", "host", "nvme")
 """Where bytes lie. A table's figures are the device's where none is named."""
 

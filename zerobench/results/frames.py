@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from ..records import SCHEMA_VERSION
 from .row_checks import columns_of, problem_of_table
+from .typed_frames import untyped
 
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
@@ -38,7 +39,7 @@ def write_rows(path: Path, rows: Sequence[Any], kind: type) -> None:
 def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) -> None:
     """Writes a frame with the columns of `kind` as a parquet file; replaces an existing one when it is whole."""
     aside = path.with_name(f".{path.name}")
-    table = pa.Table.from_pandas(frame, schema=schema_of(kind, with_run_id), preserve_index=False)
+    table = pa.Table.from_pandas(untyped(frame), schema=schema_of(kind, with_run_id), preserve_index=False)
     pq.write_table(table, aside, write_page_checksum=True)
     aside.replace(path)
 

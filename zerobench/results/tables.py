@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from ..config.flat import swept
 from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from . import table_cache
 from .attempts import by_number, in_order
 from .frames import concatenate, read_table, to_frame, write_frame
+from .results import Results as Results
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
 
 TABLES: dict[str, type] = {
@@ -47,37 +47,6 @@ SEARCHES = "searches"
 
 CODE = ("source_hash", "torch_version", "device_class")
 """Columns in which launches of a cell must agree to be the same measurement."""
-
-
-@dataclass(frozen=True)
-class Results:
-    """Tables of one or many runs. `runs`: one row per run. The others carry `run_id`; their columns: records/."""
-
-    runs: pd.DataFrame
-    steps: pd.DataFrame
-    memory: pd.DataFrame
-    timeline: pd.DataFrame
-    tensors: pd.DataFrame
-    lines: pd.DataFrame
-    traffic: pd.DataFrame
-    events: pd.DataFrame
-    searches: pd.DataFrame
-
-    def of(self, run_ids: Iterable[str]) -> Results:
-        """Returns the tables of these runs only."""
-        kept = set(run_ids)
-        own = {name: (frame := getattr(self, name))[frame["run_id"].isin(kept)] for name in ("runs", *TABLES)}
-        return Results(**own, searches=self.searches)
-
-    def sweep(self) -> pd.DataFrame:
-        """`runs` with a leading column for each swept key that has no column of its own, named as on the command line:
-        "optimizer.lr", "model.hidden", "offload". It is empty where a run's choices have no such key.
-        """
-        columns = swept(list(self.runs["config"]), beside=self.runs.columns)
-        values = {
-            key: pd.Series(one, index=self.runs.index, dtype="object").infer_objects() for key, one in columns.items()
-        }
-        return pd.concat([pd.DataFrame(values, index=self.runs.index), self.runs], axis=1)
 
 
 def load(path: str | Path) -> Results:

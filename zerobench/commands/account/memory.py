@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from ...records import ALLOCATOR, CATEGORIES
+from ...records import ALLOCATOR, CATEGORIES, PHASES
 from ...results.tables import Results
 from ...sizes import show_bytes
 from ..passages import Grid, Passage
@@ -20,7 +20,6 @@ from .witnesses import process_lines
 
 Row = dict[str, Any]
 
-PHASES = ("init", "data", "forward", "backward", "update", "step")
 TENSORS = 10
 NONE = "–"
 

@@ -1,0 +1,132 @@
+"""Measured figures in tidy form: a row per figure, whose columns are run_id, rank, metric, value and unit.
+
+    of a run     rank is missing; metric and value are a column of the table of runs, and what is in it
+    of a rank    rank is a number; the metric has the name of the run's column that is made of the ranks' figures:
+                 of bytes and volumes the largest, of times the median over the steps of the slowest rank in each
+
+A figure that was not measured has no row, so that a failed run has none at all. Values are float64, in which bytes are
+exact up to 2**53.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+
+from ..records import CATEGORIES, COLLECTIVES, LINKS
+from ..records.describe import columns_of
+from ..records.run_setting import RunSetting
+from .typed_frames import Units
+
+COLUMNS = ("run_id", "rank", "metric", "value", "unit")
+
+_CHOSEN = {field.name for field in fields(RunSetting)}
+
+FIGURES = {
+    column.name: column.unit
+    for column in columns_of("runs")
+    if column.unit and column.name not in _CHOSEN | {"schema_version"}
+}
+"""Metric -> unit: the numbers of the table of runs that are measured or predicted, in its order."""
+
+OF_MEMORY: dict[tuple[str, str, str], str] = {
+    ("device", "total", "max_bytes"): "peak_bytes",
+    ("device", "states", "max_bytes"): "states_bytes",
+    **{("device", name, "at_peak_bytes"): f"peak_{name}_bytes" for name in CATEGORIES},
+    **{("device", name, "max_bytes"): f"max_{name}_bytes" for name in CATEGORIES},
+    ("device", "allocated", "max_bytes"): "allocator_peak_bytes",
+    ("device", "outside_ledger", "max_bytes"): "outside_ledger_bytes",
+    ("host", "total", "max_bytes"): "host_peak_bytes",
+    ("host", "states", "max_bytes"): "host_states_bytes",
+    ("nvme", "total", "max_bytes"): "nvme_bytes",
+}
+"""Tier, category and column of a memory row of a whole step -> the metric that it is."""
+
+OF_STEPS = {"seconds": "step_s", "forward_s": "forward_s", "backward_s": "backward_s", "update_s": "update_s"}
+"""Column of steps -> the metric that is its median over the measured steps of the timed pass."""
+
+OF_TRAFFIC = {"payload_bytes": "payload_bytes", "volume_elements": "volume_psi"}
+"""Column of traffic -> the metric that is its sum per step, of ψ where the metric says so."""
+
+RANKS = (*OF_MEMORY.values(), *OF_STEPS.values(), *OF_TRAFFIC.values(), *(f"volume_{n}_psi" for n in COLLECTIVES))
+"""Metrics that ranks have figures of."""
+
+
+def long_form(
+    runs: pd.DataFrame, memory: pd.DataFrame, steps: pd.DataFrame, traffic: pd.DataFrame,
+    metrics: Sequence[str] = (), beside: Sequence[str] = (),
+) -> pd.DataFrame:  # fmt: skip
+    """Returns the figures of all runs and ranks, or those of `metrics`, with the columns `beside` of `runs`.
+
+    `runs`: `Results.sweep()`; the others: its tables of those names. Raises ValueError, a sentence, for a metric or a
+    column that is not there.
+    """
+    _check("metric", metrics, list(FIGURES))
+    _check("column", beside, [str(name) for name in runs.columns])
+    wanted = list(dict.fromkeys(metrics)) or list(FIGURES)
+    parts = [_of_runs(runs, wanted), _of_memory(memory), _of_steps(runs, steps), _of_traffic(runs, traffic)]
+    whole = pd.concat([part for part in parts if len(part)] or [_of_runs(runs, wanted)], ignore_index=True)
+    whole = whole[whole["metric"].isin(wanted)].dropna(subset=["value"])
+    whole["unit"] = whole["metric"].map(FIGURES)
+    whole["metric"] = whole["metric"].astype(pd.CategoricalDtype([n for n in FIGURES if n in wanted], ordered=True))
+    whole = whole.astype({"rank": "Int64", "value": "float64"})[list(COLUMNS)]
+    place = {run_id: number for number, run_id in enumerate(runs["run_id"])}
+    order = whole.assign(place=whole["run_id"].map(place)).sort_values(["place", "metric", "rank"], na_position="first")
+    whole = whole.loc[order.index].reset_index(drop=True)
+    whole = runs[["run_id", *beside]].merge(whole, on="run_id", how="right") if beside else whole
+    whole.attrs = {"units": Units({name: unit for name, unit in runs.attrs["units"].items() if name in beside})}
+    return whole
+
+
+def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            hint = f"do you mean {' or '.join(near)}?" if near else "`zerobench columns` lists them"
+            raise ValueError(f"long: {name!r} is no {what} of these runs; {hint}")
+
+
+def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
+    values = runs.loc[:, list(wanted)].astype("float64").assign(run_id=runs["run_id"])
+    return values.melt("run_id", var_name="metric", value_name="value").assign(rank=None)
+
+
+def _of_memory(memory: pd.DataFrame) -> pd.DataFrame:
+    memory = memory[memory["phase"] == "step"]
+    names = memory[["tier", "category"]].astype("object")
+    parts = []
+    for column in ("at_peak_bytes", "max_bytes"):
+        keys = zip(names["tier"], names["category"], [column] * len(names), strict=True)
+        metric = [OF_MEMORY.get(key, "") for key in keys]
+        parts.append(memory[["run_id", "rank"]].assign(metric=metric, value=memory[column].astype("float64")))
+    return pd.concat(parts)
+
+
+def _of_steps(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    steps = steps[(steps["mode"] == "timed") & ~steps["warmup"].fillna(True)]
+    timed = set(runs.loc[runs["step_s"].notna(), "run_id"])  # simulated worlds have no times
+    medians = steps[steps["run_id"].isin(timed)].groupby(["run_id", "rank"])[list(OF_STEPS)].median()
+    return _melted(medians.rename(columns=OF_STEPS))
+
+
+def _of_traffic(runs: pd.DataFrame, traffic: pd.DataFrame) -> pd.DataFrame:
+    """Sums of a step: those of all measured steps over their number, as the run's own figures are."""
+    runs = runs.set_index("run_id")
+    traffic = traffic[~traffic["kind"].isin(LINKS) & ~traffic["control"].fillna(True)]
+    steps = traffic["run_id"].map({name: json.loads(one)["measure"]["steps"] for name, one in runs["config"].items()})
+    psi = traffic["run_id"].map(runs["psi"].astype("float64"))
+    moved = traffic[["run_id", "rank"]].assign(
+        payload_bytes=traffic["payload_bytes"] / steps, volume_psi=traffic["volume_elements"] / psi / steps
+    )
+    for name in COLLECTIVES:
+        moved[f"volume_{name}_psi"] = moved["volume_psi"].where(traffic["kind"] == name, 0.0)
+    return _melted(moved.groupby(["run_id", "rank"]).sum())
+
+
+def _melted(figures: Any) -> pd.DataFrame:
+    return figures.reset_index().melt(["run_id", "rank"], var_name="metric", value_name="value")  # type: ignore[no-any-return]
