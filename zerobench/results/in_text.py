@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def text_of(results: Results) -> str:
     shown = cells[:MOST_CELLS]
     lines = [heading(results, len(cells)), "", *_table(shown, shutil.get_terminal_size().columns)]
     lines += [f"... and {show_count(len(cells) - len(shown), 'cell')} more in .runs"] * (len(cells) > len(shown))
-    return "\n".join([*lines, *failures(shown)])
+    return "\n".join([*lines, *_folded(failures(shown))])
 
 
 def text_of_run(run: Run) -> str:
@@ -36,7 +37,7 @@ def text_of_run(run: Run) -> str:
     words, figures = title_of(run), figures_of(run)
     width = max((len(name) for name, *_ in figures), default=0)
     lines = [f"  {name:<{width}}  {value:>12}" + f"  {beside}" * bool(beside) for name, value, beside in figures]
-    return "\n".join([f"Run {words}", *lines, *failures(cells_of(run))])
+    return "\n".join([*_folded([f"Run {words}", *failures(cells_of(run))]), *_cut(lines)])
 
 
 def cells_of(results: Results) -> list[Row]:
@@ -64,6 +65,11 @@ def failures(cells: Sequence[Row]) -> list[str]:
     return [printable(f"{one['name']}: {one['status']}: {one['reason']}") for one in cells if one["status"] != "ok"]
 
 
+def _folded(sentences: Sequence[str]) -> list[str]:
+    width = shutil.get_terminal_size().columns
+    return [line for sentence in sentences for line in textwrap.wrap(sentence, width, subsequent_indent="  ")]
+
+
 def title_of(run: Run) -> str:
     """Formats a run's cell, status and id."""
     [cell] = cells_of(run)
@@ -72,7 +78,7 @@ def title_of(run: Run) -> str:
 
 def figures_of(run: Run) -> list[tuple[str, str, str]]:
     """Returns name, value with its unit, and what stands beside it, of the figures that a run has."""
-    row: dict[str, Any] = run.row.to_dict()
+    row: Any = run.row
     low, high = row["step_s_low"], row["step_s_high"]
     interval = "" if pd.isna(low) else f"95 % interval {low * 1000:.1f} to {high * 1000:.1f} ms"
     rows = [("peak", _bytes(row["peak_bytes"]), "on the fullest rank")]
@@ -107,6 +113,11 @@ def _table(cells: Sequence[Row], width: int) -> list[str]:
         if len(lines[0]) <= width or not name:
             break
         columns.pop(name, None)
+    return _cut(lines)
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    width = shutil.get_terminal_size().columns
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
@@ -120,7 +131,6 @@ def _shown(cell: Row, columns: dict[str, Column]) -> list[str]:
 
 def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(text.ljust(w) if n < 2 else text.rjust(w) for n, (text, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
+    signs = ["<", "<", *(">" for _ in widths[2:])]
+    shape = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return [shape.format(*row) for row in rows]

@@ -1,0 +1,120 @@
+"""Results and a run as Python sees them: typed frames, the long form, and what they show of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.made_up import GRID, results_of, run
+from zerobench.records import CATEGORIES, LINKS, PHASES
+from zerobench.records.describe import columns_of
+from zerobench.results.long_form import COLUMNS, FIGURES, RANKS
+from zerobench.results.tables import ALL_TABLES, Results, collect, load, merge
+
+STAGES = Path(__file__).parents[2] / "results/reference/cpu/stages"
+
+MEANS = {"wire_bytes", "within_bytes", "between_bytes"}
+"""Bytes of traffic that are means over a group of ranks, and so no integers."""
+
+
+@pytest.fixture(scope="module")
+def stages() -> Results:
+    return load(STAGES)
+
+
+def test_categories_are_ordered_as_the_stages_the_ledger_and_a_step_are(stages: Results) -> None:
+    rows = [run(name, 2) for name in ("zero3", "fsdp2", "zero1", "ddp", "zero2")]
+    rows.append(replace(rows[0], strategy="mine", run_id="mine"))
+    order = ["ddp", "zero1", "zero2", "zero3", "fsdp2", "mine"]
+    assert list(results_of(rows).runs.sort_values("strategy").strategy) == order
+    assert list(stages.memory.category.cat.categories)[: len(CATEGORIES)] == list(CATEGORIES)
+    assert list(stages.memory.groupby("phase", observed=True).size().index) == list(PHASES)
+    assert stages.memory.phase.max() == "step"
+    some = stages.of(stages.runs.run_id[:2])
+    assert list(some.runs.strategy.cat.categories) == ["ddp", "zero1"], "no others than there are"
+
+
+def test_bytes_are_integers_and_every_number_has_its_unit(stages: Results) -> None:
+    for table in ALL_TABLES:
+        frame = getattr(stages, table)
+        units = frame.attrs["units"]
+        assert units == {column.name: column.unit for column in columns_of(table) if column.unit}
+        assert frame.head(1).attrs == frame.attrs, "pandas carries them along"
+        sizes = [name for name, unit in units.items() if unit == "bytes" and name not in MEANS]
+        assert {str(frame[name].dtype) for name in sizes} <= {"Int64"}, table
+    assert stages.sweep().attrs["units"]["peak_bytes"] == "bytes"
+
+
+def test_files_and_merges_hold_what_they_held(stages: Results, tmp_path: Path) -> None:
+    collect(stages, tmp_path)
+    for again in (load(tmp_path), merge([stages.of(stages.runs.run_id[:1]), stages.of(stages.runs.run_id[1:])])):
+        for name in ALL_TABLES:
+            pd.testing.assert_frame_equal(getattr(again, name), getattr(stages, name))
+
+
+def test_the_long_form_has_the_runs_figures_and_those_that_they_are_made_of(stages: Results) -> None:
+    long = stages.long(beside=["strategy"])
+    assert list(long.columns) == ["run_id", "strategy", *COLUMNS[1:]]
+    assert list(long.metric.cat.categories) == list(FIGURES)
+    whole = long[long["rank"].isna()].pivot(index="run_id", columns="metric", values="value")
+    for name in ("peak_bytes", "step_s", "volume_psi", "predicted_states_bytes"):
+        assert dict(whole[name]) == dict(zip(stages.runs.run_id, stages.runs[name].astype(float), strict=True))
+    ranks = long[long["rank"].notna()]
+    assert set(ranks.metric) <= set(RANKS)
+    most = ranks.groupby(["run_id", "metric"], observed=True).value.max()
+    for (run_id, metric), value in most.items():
+        if not metric.endswith("_s"):  # a run's time is the median of the slowest rank's in each step
+            assert value == pytest.approx(whole.loc[run_id, metric], rel=1e-12), metric
+    steps = stages.steps[(stages.steps["mode"] == "timed") & ~stages.steps["warmup"]]
+    slowest = steps.groupby(["run_id", "step"]).seconds.max().groupby("run_id").median()
+    assert dict(whole["step_s"]) == pytest.approx(dict(slowest))
+    traffic = stages.traffic[~stages.traffic.control & ~stages.traffic.kind.isin(LINKS)]
+    assert ranks[ranks.metric == "payload_bytes"].value.sum() == traffic.payload_bytes.sum() / 10
+
+
+def test_the_long_form_takes_names_and_says_which_there_are(stages: Results) -> None:
+    assert set(stages.long("step_s", "peak_bytes").metric) == {"step_s", "peak_bytes"}
+    assert set(stages.long("step_s").unit) == {"s"}
+    for wrong, sentence in (
+        (lambda: stages.long("peak_byte"), "long: 'peak_byte' is no metric of these runs; do you mean peak_bytes"),
+        (lambda: stages.long(beside=["stratgy"]), "'stratgy' is no column of these runs; do you mean strategy"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            wrong()
+    assert results_of([run("ddp", 2, "oom")]).long().empty
+    assert list(results_of([]).long().columns) == list(COLUMNS)
+
+
+def test_a_run_is_found_as_it_is_named(stages: Results) -> None:
+    run_id = stages.runs.run_id.iloc[1]
+    found = [stages.run(name) for name in (run_id, run_id[:24], "zero1 gpt_small N=2 b=8")]
+    assert {one.row.run_id for one in found} == {run_id}
+    assert set(found[0].memory.run_id) == {run_id}
+    assert found[0].config["strategy"]["name"] == "zero1"
+    with pytest.raises(ValueError, match="these results fits 4 runs; name one of\n  "):
+        stages.run("")
+    with pytest.raises(ValueError, match="no such run in these results; the nearest: 'zero1 gpt_small N=2 b=8'"):
+        stages.run("zero1 gpt_small N=4 b=8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_text_fits_the_terminal(stages: Results, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for results in (stages, results_of(GRID), stages.run("zero3 gpt_small N=2 b=8")):
+        lines = repr(results).split("\n")
+        assert max(map(len, lines)) <= width
+        assert len(lines) > 3
+
+
+def test_text_says_what_is_not_there() -> None:
+    assert repr(results_of([])) == "Results: no runs."
+    failed = replace(run("zero3", 2, "oom"), reason="rank 1 ran out of memory")
+    mixed = replace(run("ddp", 2), device="cuda", run_id="on-a-gpu")
+    text = repr(results_of([run("ddp", 2), mixed, failed]))
+    assert "Results: 3 runs of 2 cells, 1 not ok, on cpu and cuda, whose times are not comparable" in text
+    assert "zero3 tiny N=2 b=4: oom: rank 1 ran out of memory" in text
+    assert "oom: rank 1" in repr(results_of([failed]).run("zero3-2-2-0"))
+    assert "... and 10 cells more in .runs" in repr(results_of([run("ddp", n) for n in range(1, 31)]))
