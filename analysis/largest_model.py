@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.page import Sheet, add_page_options, key, page_of
-from analysis.style import BLUE, ORANGE, SKY, patches
+from analysis.style import BLUE, ORANGE, SKY, number, patches
 from zerobench.sizes import show_bytes
 from zerobench.strategies import find
 
@@ -115,7 +115,7 @@ def draw(rows: list[Largest]) -> Figure:
     axes.minorticks_off()
     axes.set_ylim(1, 1.4 * max(one.billions for one in rows))
     axes.set_xticks(range(len(labels)), [label.replace(" ", "\n") for label in labels], fontsize="small")
-    fills = {device: FILLS[number % len(FILLS)] for number, device in enumerate(devices)}
+    fills = {device: FILLS[n % len(FILLS)] for n, device in enumerate(devices)}
     key(figure, patches(fills))
     return figure
 
