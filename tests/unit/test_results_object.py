@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -118,3 +119,52 @@ def test_text_says_what_is_not_there() -> None:
     assert "zero3 tiny N=2 b=4: oom: rank 1 ran out of memory" in text
     assert "oom: rank 1" in repr(results_of([failed]).run("zero3-2-2-0"))
     assert "... and 10 cells more in .runs" in repr(results_of([run("ddp", n) for n in range(1, 31)]))
+
+
+# -- HTML for a notebook -------------------------------------------------------------------------------
+
+
+def html(results: Results) -> ElementTree.Element:
+    return ElementTree.fromstring(results._repr_html_())
+
+
+def bars_of(page: ElementTree.Element) -> dict[str, float]:
+    """What hovering over a bar's part says -> its width."""
+    svg = "{http://www.w3.org/2000/svg}"
+    return {one.findtext(f"{svg}title", ""): float(one.get("width", 0)) for one in page.iter(f"{svg}rect")}
+
+
+def test_the_table_has_a_row_per_cell_and_the_bars_have_its_bytes(stages: Results) -> None:
+    page = html(stages)
+    cells = [["".join(one.itertext()) for one in row.iter("td")] for row in page.iter("tr")][1:]
+    peaks = [f"{size / 2**20:.1f}" for size in stages.runs.sort_values("strategy").peak_bytes]
+    assert [(one[0].split()[0], one[2]) for one in cells] == list(zip(stages.runs.strategy, peaks, strict=True))
+    assert all(unit in "".join(page.find(".//thead").itertext()) for unit in ("peak MiB", "formula MiB", "step ms"))
+    assert [one.text for one in page.iter("strong")].count(min(peaks, key=float)) == 1, "the best is bold"
+    wide = {told: width for told, width in bars_of(page).items() if told}
+    row = stages.runs.iloc[0]
+    mine = {told: width for told, width in wide.items() if told.startswith("ddp ")}
+    assert sum(mine.values()) / max(mine.values()) == pytest.approx(
+        row.peak_bytes / max(row[f"peak_{name}_bytes"] for name in CATEGORIES), rel=1e-3
+    )
+
+
+def test_html_escapes_what_comes_from_folders_and_says_what_failed() -> None:
+    evil = "<script>alert(1)</script>"
+    failed = replace(run("zero3", 2, "crash"), reason=evil)
+    text = results_of([run("ddp", 2), failed])._repr_html_()
+    assert evil not in text
+    assert "crash: &lt;script&gt;" in text
+    assert html(results_of([])).text == "Results: no runs."
+    alone = html(results_of([failed]))
+    assert alone.find(".//{http://www.w3.org/2000/svg}svg") is None, "nothing was measured"
+    assert "crash" in "".join(html(results_of([failed]).run("zero3-2-2-0")).itertext())
+
+
+def test_a_run_shows_its_figures_beside_their_predictions(stages: Results) -> None:
+    one = stages.run("zero2 gpt_small N=2 b=8")
+    rows = {
+        row[0]: row[1:] for row in ([cell.text for cell in line.iter("td")] for line in html(one).iter("tr")) if row
+    }
+    assert rows["states"] == ["140.2 MiB", "predicted 140.2 MiB"]
+    assert rows["volume"] == ["2.000 ψ", "predicted 2.000 ψ"]
