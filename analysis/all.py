@@ -2,6 +2,7 @@
 
     python analysis/all.py [ROOT] --out DIR       from ROOT/stages, ROOT/scaling ...; DIR: ROOT/figures
     python analysis/all.py --experiments          names the experiments that produce the committed tables
+    python analysis/all.py --format pdf --width column      of a paper in two columns, each as PDF
 
 Which figure is of which experiment: FIGURES in analysis/common.py. A figure whose runs are not there is named and left
 out. Exit code 2 where a figure could not be drawn, or none.
@@ -17,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import FIGURES, REFERENCE, TABLES_ALONE
+from analysis.page import add_page_options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("root", nargs="?", type=Path, default=REFERENCE, help="a folder of folders (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder for the figures (default: ROOT/figures)")
     parser.add_argument("--experiments", action="store_true", help="only print the experiments' names")
+    add_page_options(parser)
     chosen = parser.parse_args(arguments)
+    page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
     if chosen.experiments:
         print(*dict.fromkeys((*FIGURES.values(), *TABLES_ALONE)))
         return 0
@@ -34,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     for figure, experiment in FIGURES.items():
         runs = chosen.root / experiment
         if runs.is_dir():
-            codes.append(import_module(f"analysis.{figure}").main([str(runs), "--out", str(out)]))
+            codes.append(import_module(f"analysis.{figure}").main([str(runs), "--out", str(out), *page]))
         else:
             print(f"all.py: {figure} is left out: no folder {runs}; experiment={experiment} makes it", file=sys.stderr)
     return max(codes, default=2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from re import sub
 from textwrap import fill
 
 from matplotlib.axes import Axes
@@ -20,6 +21,9 @@ NUMBER = "number"
 
 GAP = 3
 """Dots that are to be between two labels."""
+
+STUCK = "\N{NO-BREAK SPACE}"
+"""Between words that a line's end is to leave together: lines end at commas and periods where they can."""
 
 
 def wrap_titles(figure: Figure) -> None:
@@ -54,7 +58,10 @@ def _wrap(text: Text, room: float) -> None:
     text.set_text(words)
     wide = text.get_window_extent().width
     if wide > room:
-        text.set_text(fill(words, max(8, int(len(words) * room / wide)), break_long_words=False))
+        letters = max(8, int(len(words) * room / wide))
+        lines = [fill(one, letters, break_long_words=False) for one in (words, sub(r"(?<![,.:;]) ", STUCK, words))]
+        kept = lines[1] if max(map(len, lines[1].split("\n"))) <= letters else lines[0]
+        text.set_text(kept.replace(STUCK, " "))
 
 
 def stand_upright(figure: Figure) -> None:

@@ -170,23 +170,29 @@ def key(figure: Figure, handles: Iterable[Any], labels: Iterable[str] | None = N
 
 def settle(figure: Figure) -> None:
     """Makes the layout final: nothing runs together, leaves the figure or squeezes the axes."""
+    lay_out(figure)
+    wrap_titles(figure)
+    stand_upright(figure)
     for _ in range(2):
-        figure.draw_without_rendering()
-        wrap_titles(figure)
-        stand_upright(figure)
-        figure.draw_without_rendering()
+        lay_out(figure)
         for axes in figure.axes:
             headroom(axes)
         if isinstance(figure, Sheet):
             _stretch(figure)
-    figure.draw_without_rendering()
+    lay_out(figure)
     for draw in getattr(figure, "afterwards", ()):
         draw()
 
 
+def lay_out(figure: Figure) -> None:
+    """Gives axes and texts their places, without drawing them."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+
+
 def _stretch(figure: Sheet) -> None:
     """Makes the figure so much higher, or lower, that its axes are as high as they are to be."""
-    figure.draw_without_rendering()
     if figure.axes:
         lowest = min(axes.get_position().height for axes in figure.axes) * figure.get_figheight()
         figure.set_figheight(figure.get_figheight() + figure.rows * (figure.high - lowest))

@@ -1,0 +1,88 @@
+"""Every committed figure on the page that it is printed on: no text too small, on another text, or beyond the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from analysis import calibration, compare, disk, largest_model, table1
+from analysis.common import FIGURES, REFERENCE, load_all
+from analysis.page import Page, settle
+from tests.figure_faults import faults, texts_of
+from zerobench.calibrate.collectives import load_calibration
+from zerobench.calibrate.disk import load_disk_calibration
+
+ROOT = Path(__file__).parents[2]
+OTHERS = {
+    "calibration": lambda: calibration.draw(load_calibration(ROOT / "results/calibration/cpu/N=2")),
+    "disk": lambda: disk.draw(load_disk_calibration(ROOT / "results/calibration/disk")),
+    "compare": lambda: compare.draw(load_all([ROOT / "results/compare/cpu"])),
+    "largest_model": lambda: largest_model.draw(
+        [one for one in largest_model.read(ROOT / "results/largest_model") if one.gpus != 64]
+    ),
+    **{name: lambda draw=draw: draw(table1.load(ROOT / "results/table1")) for name, draw in table1.FIGURES.items()},
+}
+EVERY = (*FIGURES, *OTHERS)
+CROWDED = ("offload", "pareto", "zeropp")
+"""Figures that stand for all others in the quick tests: most text to an inch."""
+
+PAGES = [Page(width=width, style=style) for width in ("page", "column") for style in ("paper", "slides")]
+
+
+def drawn(name: str, page: Page) -> Figure:
+    with page.used():
+        if name in OTHERS:
+            figure = OTHERS[name]()
+        else:
+            figure = import_module(f"analysis.{name}").draw(load_all([ROOT / REFERENCE / FIGURES[name]]))
+        settle(figure)
+    return figure
+
+
+def cases() -> Iterator[object]:
+    for name in EVERY:
+        for page in PAGES:
+            quick = name in CROWDED and page == PAGES[0]
+            marks = [] if quick else [pytest.mark.thorough]
+            yield pytest.param(name, page, id=f"{name}-{page.width}-{page.style}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "page"), list(cases()))
+def test_every_figure_is_readable_as_printed(name: str, page: Page) -> None:
+    figure = drawn(name, page)
+    assert texts_of(figure)
+    found = faults(figure)
+    assert not found, "\n".join(found)
+
+
+def test_figures_of_a_paper_have_its_width_their_fonts_and_their_captions(tmp_path: Path) -> None:
+    """One run of a script: PDF and PGF of a column, without TeX; the caption beside them, not in them."""
+    source = str(ROOT / REFERENCE / "stages")
+    arguments = ["--out", str(tmp_path), "--width", "column", "--format", "pgf,pdf"]
+    assert import_module("analysis.volume").main([source, *arguments]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"volume.pdf", "volume.pgf", "volume.txt"}
+    caption = (tmp_path / "volume.txt").read_text().strip()
+    assert caption.endswith(".")
+    pdf = (tmp_path / "volume.pdf").read_bytes()
+    assert b"/Type3" not in pdf, "outlines that publishers refuse"
+    assert b"/FontFile2" in pdf
+    assert caption[:20].encode() in pdf
+    assert b"/MediaBox [ 0 0 241.2 " in pdf, "3.35 inches of 72 points"
+    pgf = (tmp_path / "volume.pgf").read_text()
+    assert r"\pgfqpoint{3.350000in}" in pgf
+    assert caption in pgf.splitlines()[1]
+    assert not any(caption[:20] in line for line in pgf.splitlines()[2:])
+    assert r"all\_reduce" in pgf
+    assert r"\ensuremath{\psi}" in pgf
+    assert pgf.count(r"\begin{pgfscope}") == pgf.count(r"\end{pgfscope}") > 10
+
+
+def test_a_format_that_is_none_is_one_sentence(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        import_module("analysis.volume").main(["--format", "pdf,tiff"])
+    assert left.value.code == 2
+    assert "'tiff' is no format of figures; there are pdf, svg, png, pgf" in capsys.readouterr().err
