@@ -55,6 +55,59 @@ def test_a_job_by_hand_and_torchruns() -> None:
     assert by_torchrun.machine == found.machine + "/1"
 
 
+BY_SRUN = {
+    "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "n2",
+    "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+}  # fmt: skip
+BY_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "7",
+}  # fmt: skip
+
+
+def scontrol(*command: str) -> str:
+    return "n1\nn2\n" if "hostnames" in command else "NodeName=n1 Arch=x86_64\n  NodeAddr=10.0.0.7 Port=1"
+
+
+def no_scontrol(*command: str) -> str:
+    raise FileNotFoundError("scontrol")
+
+
+def test_a_job_in_slurms_own_words() -> None:
+    found = find_job(BY_SRUN, scontrol)
+    assert found is not None
+    assert (found.rank, found.world_size, found.local_rank, found.address) == (3, 4, 1, "10.0.0.7")
+    assert found.machine.endswith("/n2")
+    assert found.launched_by == "srun"
+    other = find_job(BY_SRUN | {"SLURM_STEP_ID": "1"}, scontrol)
+    assert other is not None
+    assert other.port != found.port  # two steps of a job at once
+    by_port = find_job(BY_SRUN | {"MASTER_PORT": "4321"}, scontrol)
+    assert by_port is not None
+    assert by_port.port == 4321
+
+
+def test_slurms_job_without_scontrol() -> None:
+    found = find_job(BY_SRUN | {"SLURM_STEP_NODELIST": "n1,n2"}, no_scontrol)
+    assert found is not None
+    assert found.address == "n1"
+    with pytest.raises(JobError, match=r"^MASTER_ADDR is not set and SLURM_PROCID is"):
+        find_job(BY_SRUN, no_scontrol)
+
+
+def test_a_step_of_one_task_is_no_job() -> None:
+    assert find_job(BY_SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, scontrol) is None
+    assert find_job({name: value for name, value in BY_SRUN.items() if "STEP" not in name}, scontrol) is None  # sbatch
+
+
+def test_a_job_in_open_mpis_words() -> None:
+    found = find_job(BY_MPIRUN)
+    assert found is not None
+    assert (found.rank, found.world_size, found.address, found.launched_by) == (1, 2, "127.0.0.1", "mpirun")
+    with pytest.raises(JobError, match=r"^MASTER_ADDR is not set and OMPI_COMM_WORLD_RANK is"):
+        find_job(BY_MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_half_a_job_is_refused_by_the_missing_name(name: str) -> None:
     with pytest.raises(JobError, match=f"^{name} is not set and (RANK|WORLD_SIZE) is"):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+from .launchers import Ask, ask, launcher_of
 from .serialize import rebuild, to_plain
 from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError
 
@@ -35,7 +36,9 @@ class Job:
     """The environment's description of a job.
 
     `local_rank`: among the ranks of this machine. `agent`: torchrun hosts the store; else rank 0's process does.
-    `attempt`: distinguishes torchrun's restarts. `machine`: the host, and the number of torchrun's agent on it.
+    `attempt`: distinguishes torchrun's restarts. `machine`: the host, and the node that the launcher says this is:
+    SLURM's name of it, or the number of torchrun's agent. Hosts in containers may have equal names, and one host may
+    be several nodes.
     """
 
     rank: int
@@ -46,18 +49,18 @@ class Job:
     agent: bool
     attempt: str
     machine: str
-
-    @property
-    def launched_by(self) -> str:
-        """The launcher that started the processes, as far as the environment tells."""
-        return "torchrun" if self.attempt else "the environment"
+    launched_by: str = "the environment"
 
 
-def find_job(environment: Mapping[str, str]) -> Job | None:
-    """Reads the job from the environment; None without one. Raises JobError for an incomplete or invalid
-    description.
+def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
+    """Reads the job from the environment, in torch's words or a launcher's; None without one. Raises JobError for an
+    incomplete or invalid description.
     """
     given = [name for name in TELLING if environment.get(name)]
+    by = None if given else launcher_of(environment)
+    if by is not None:
+        environment = by.in_words_of_torch(environment, ask) | {k: v for k, v in environment.items() if v}
+        given = [by.rank]
     if not given:
         return None
     for name in NEEDED:
@@ -73,7 +76,8 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
     for name, value, limit in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, world_size)):
         if value >= limit:
             raise JobError(f"{name}={value}: must be below WORLD_SIZE={world_size}")
-    group = environment.get("GROUP_RANK")
+    attempt = "/".join(environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")).strip("/")
+    node = environment.get("GROUP_RANK") or environment.get(by.node if by else "SLURMD_NODENAME")
     return Job(
         rank,
         world_size,
@@ -81,10 +85,9 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
         environment["MASTER_ADDR"],
         port,
         agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt="/".join(environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")).strip(
-            "/"
-        ),
-        machine=socket.gethostname() + (f"/{group}" if group else ""),
+        attempt=attempt,
+        machine=socket.gethostname() + (f"/{node}" if node else ""),
+        launched_by="torchrun" if attempt else by.name if by else "the environment",
     )
 
 
@@ -102,7 +105,7 @@ class RankInfo:
 
     @property
     def host(self) -> str:
-        """The machine, whichever of torchrun's agents on it this is."""
+        """The machine, whichever of its nodes this is."""
         return self.machine.split("/")[0]
 
     @property
@@ -118,7 +121,7 @@ class Membership:
     members: tuple[RankInfo, ...]
 
     def machines(self, ranks: int) -> int:
-        """Returns the number of machines of the first `ranks` ranks; each of torchrun's agents counts as one."""
+        """Returns the number of machines of the first `ranks` ranks; each node of a launcher's counts as one."""
         return len({info.machine for info in self._first(ranks)})
 
     def most_per_host(self, ranks: int) -> int:

@@ -1,0 +1,93 @@
+"""What launchers other than torchrun tell a process of its job, in torch's words: RANK, WORLD_SIZE, LOCAL_RANK, where
+the store is, and the node.
+
+    launcher    rank                    address of rank 0                           port
+    srun        SLURM_PROCID            first of the step's nodes, as SLURM has it  by job and step
+    mpirun      OMPI_COMM_WORLD_RANK    loopback where all ranks are on one node    by job
+
+A variable of torch's that is set goes before. A step or job of one task is no job to join: there the ranks are started
+as ever. One of several tasks has its port between FIRST_PORT and FIRST_PORT + PORTS; MASTER_PORT chooses another.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Below Linux's ephemeral ports, which begin at 32,768."""
+
+LOOPBACK = "127.0.0.1"
+
+Ask = Callable[..., str]
+"""Runs a command and returns what it prints. Raises OSError or subprocess.SubprocessError."""
+
+
+def ask(*command: str) -> str:
+    """Runs a command, for at most ten seconds."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which a launcher tells a process its place; `job`: those that distinguish its jobs."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+    node: str
+    job: tuple[str, ...]
+    address: Callable[[Mapping[str, str], Ask], str]
+
+    def describes(self, environment: Mapping[str, str]) -> bool:
+        """Returns True for a process of a job of several."""
+        size = environment.get(self.size, "")
+        return bool(environment.get(self.rank)) and size.isdecimal() and int(size) > 1
+
+    def in_words_of_torch(self, environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
+        """Returns torch's variables, without MASTER_ADDR where the launcher does not tell it."""
+        job = "/".join(environment.get(name, "") for name in self.job)
+        port = FIRST_PORT + zlib.crc32(job.encode()) % PORTS
+        places = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        found = {name: environment.get(variable, "") for name, variable in places.items()}
+        address = environment.get("MASTER_ADDR") or self.address(environment, ask)
+        return {
+            name: value for name, value in {**found, "MASTER_ADDR": address, "MASTER_PORT": str(port)}.items() if value
+        }
+
+
+def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
+    """Returns the address of the step's first node: SLURM's NodeAddr where scontrol tells it, else the node's name."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    try:
+        first = ask("scontrol", "show", "hostnames", nodes).split()[0]
+        told = dict(word.split("=", 1) for word in ask("scontrol", "show", "node", first).split() if "=" in word)
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "" if "[" in nodes else nodes.split(",")[0]
+    return told.get("NodeAddr", first)
+
+
+def of_open_mpi(environment: Mapping[str, str], ask: Ask) -> str:
+    """Returns the loopback address where all ranks are on one node; of others Open MPI does not tell."""
+    size = environment.get("OMPI_COMM_WORLD_SIZE")
+    return LOOPBACK if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size else ""
+
+
+LAUNCHERS = (
+    Launcher(
+        "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURMD_NODENAME",
+        ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"), of_slurm,
+    ),
+    Launcher(
+        "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_HOSTNAME",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"), of_open_mpi,
+    ),
+)  # fmt: skip
+
+
+def launcher_of(environment: Mapping[str, str]) -> Launcher | None:
+    """Returns the launcher that describes the process; None where none does."""
+    return next((one for one in LAUNCHERS if one.describes(environment)), None)
