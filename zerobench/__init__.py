@@ -1,6 +1,7 @@
 """zerobench: DDP or which ZeRO stage? Memory, communication and time of each, measured by one instrument.
 
     zerobench.initialize(model, optimizer, strategy="zero2")   the engine as a library (zerobench.zero)
+    zerobench.run(strategy=["ddp", "zero1"])                   a sweep from Python, as in a notebook (zerobench.sweep)
     zerobench.load("results/runs")                             finished runs as pandas tables (zerobench.results.tables)
     zerobench.load_calibration(FOLDER)                         what collectives cost (zerobench.calibrate.collectives)
     zerobench.load_disk_calibration(FOLDER)                    what a disk moves (zerobench.calibrate.disk)
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy
+    from .sweep.from_python import run
     from .zero import initialize
 
 __version__ = "0.1.0"
@@ -42,12 +44,14 @@ __all__ = [
     "register_data",
     "register_model",
     "register_strategy",
+    "run",
     "trainer_callback",
     "watch",
 ]
 
 _HOMES = {
     "initialize": ".zero",
+    "run": ".sweep.from_python",
     "load": ".results.tables",
     "Results": ".results.tables",
     "load_calibration": ".calibrate.collectives",

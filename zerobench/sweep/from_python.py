@@ -1,0 +1,70 @@
+"""Sweeps from Python, as in a notebook: what `zerobench -m KEY=VALUE,VALUE ...` runs, and its tables.
+
+The calling process is the parent of the ranks, as the command line's is: it composes, watches and writes, and trains
+nothing itself. Cells that the results folder has already, of the same code, are not measured again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..cluster.job import find_job
+from ..config.compose import RefusedError, compose_cells
+from ..config.names import show_value
+from ..launch import fork_server
+from ..results.tables import Results, load, merge
+from .command import run_cells
+
+
+def run(*choices: str, **keys: Any) -> Results:
+    """Runs every combination of the choices, and returns the tables of its runs, those that failed among them.
+
+    Choices are written as on the command line, "strategy=ddp,zero1", or as keywords, where a list is a sweep:
+    `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
+    `results_dir` is the folder of the runs, results/runs by default.
+
+    Raises ValueError, a sentence for each choice that is none, before anything runs; RuntimeError in a process that is
+    a rank itself; KeyboardInterrupt where it was stopped: finished cells are kept.
+    """
+    if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
+        raise RuntimeError(
+            'zerobench.run: this process is a rank; in a script call it below `if __name__ == "__main__":`,'
+            " and in a job of torchrun, srun or mpirun use the command line"
+        )
+    if flags := [choice for choice in choices if choice.startswith("-")]:
+        raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
+    words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
+    with _as_command(words):
+        fork_server.start()
+        try:
+            cells = compose_cells(words)
+            code, rows = run_cells(cells) if cells else (0, [])
+        except RefusedError as refused:
+            raise ValueError("; ".join(refused.problems)) from None
+        finally:
+            fork_server.end()
+    if code == 130:
+        raise KeyboardInterrupt
+    folders = sorted({cell.config.results_dir for cell in cells})
+    return merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
+
+
+def _written(value: Any) -> str:
+    """Formats a value as on a command line; of a list or a tuple each, for a sweep over them."""
+    return ",".join(map(_written, value)) if isinstance(value, list | tuple) else show_value(value)
+
+
+@contextmanager
+def _as_command(words: list[str]) -> Iterator[None]:
+    """Has provenance record the command line that does the same."""
+    before, sys.argv = sys.argv, ["zerobench", *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
