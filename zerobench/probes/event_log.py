@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..records.event_row import LAUNCH, MODULE, MODULE_END, MOVE, UPDATE, WAIT
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
+from .dtensor import parts_of
+from .fsdp_marks import FsdpMarks
 from .history import Interval
 from .ledger import Ledger
-from .ledger_maxima import ASIDE
-from .traffic import Operation, TrafficMeter, is_of_step
+from .traffic import THREAD, Operation, TrafficMeter, is_of_step
+from .works import works_watched
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class EventLog:
         self._happenings: list[Happening] = []
         self._changed_by: dict[int, str] = {}
         self._unlabeled = 0
+        self._launched: int | None = None
+        self._engine_updates = False
+        self._marks = FsdpMarks(ledger.since, self.on_unit)
 
     def begin(self) -> None:
         """Begins an interval."""
@@ -71,8 +76,7 @@ class EventLog:
     def note(self, kind: str, source: str = "", **facts: Any) -> None:
         """Records an event of `kind`; `facts`: values of columns."""
         place, phase, module = self.ledger.now()
-        if phase != ASIDE:
-            self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
+        self._happenings.append(Happening(place, time.perf_counter(), phase, kind, module, source, facts))
 
     # -- what the instruments tell ---------------------------------------------------------------------
 
@@ -84,32 +88,33 @@ class EventLog:
         """Records `times` operations that the traffic meter has counted."""
         if not is_of_step(operation):
             return
+        source, kind = self.ledger.lines.here(), operation.kind
         facts = {
-            "unit": operation.unit, "dtype": operation.dtype, "operator": operation.operator,
-            "bytes": operation.payload_bytes * times, "elements": operation.elements * times,
-            "control": operation.control,
+            "dtype": operation.dtype, "operator": operation.operator, "bytes": operation.payload_bytes * times,
+            "elements": operation.elements * times, "control": operation.control,
         }  # fmt: skip
-        if operation.kind in LINK_ENDS:
-            name = facts.pop("unit")
-            self.note(
-                MOVE,
-                self.ledger.lines.here(),
-                name=name,
-                collective=operation.kind,
-                tier=LINK_ENDS[operation.kind],
-                **facts,
-            )
+        if kind in LINK_ENDS:
+            self.note(MOVE, source, name=operation.unit, collective=kind, tier=LINK_ENDS[kind], **facts)
             return
-        number = labels.current_operation() or self._next_unlabeled()
+        self._launched = labels.current_operation() if operation.collective else self._next_unlabeled()
+        unit = self._marks.unit or ("" if operation.unit.startswith(THREAD) else operation.unit)
         self.note(
-            LAUNCH, self.ledger.lines.here(), operation=number, calls=times,
-            collective=operation.collective or operation.kind, group_size=operation.group_size, group=operation.group,
-            wire_bytes=operation.wire_bytes * times, between_bytes=operation.between_bytes * times, **facts,
+            LAUNCH, source, operation=self._launched, unit=unit, calls=times, collective=operation.collective or kind,
+            group_size=operation.group_size, group=operation.group, wire_bytes=operation.wire_bytes * times,
+            between_bytes=operation.between_bytes * times, **facts,
         )  # fmt: skip
+
+    def launched(self) -> int | None:
+        """Returns the number of the operation that was launched last, in any thread; None before the first."""
+        return self._launched
 
     def _next_unlabeled(self) -> int:
         self._unlabeled -= 1
         return self._unlabeled
+
+    def marked(self, operator: str, args: Sequence[object]) -> None:
+        """Takes a mark for torch's profiler, which FSDP2 makes for its units."""
+        self._marks.see(operator, args, self.ledger.now()[0])
 
     def module_begins(self, name: str) -> None:
         """Records that a module's forward begins, or begins again in a recomputation."""
@@ -127,19 +132,29 @@ class EventLog:
         self.note(MODULE, name=name, operator="backward")
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Records that an optimizer is about to update the parameters that have a gradient."""
+        """Records that an optimizer is about to update the parameters that have a gradient, where no engine says so."""
+        if self._engine_updates:
+            return
         sizes: Counter[tuple[str, str]] = Counter()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    sizes[self.ledger.unit_name_of(parameter), self.ledger.tier_of(parameter)] += parameter.nbytes
-        self.note(UPDATE, self.ledger.lines.here(), sizes=sizes)
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            for part in parts_of(parameter.detach()) if parameter.grad is not None else ():
+                sizes[self.ledger.unit_name_of(part), self.ledger.tier_of(part)] += part.nbytes
+        self.note(UPDATE, self.ledger.lines.here(), by_label=sizes)
 
     # -- what the engine tells -------------------------------------------------------------------------
 
     def on_unit(self, kind: str, unit: str, size: int) -> None:
         """Records that a unit's full parameters are there, or given back."""
         self.note(kind, self.ledger.lines.here(), unit=unit, bytes=size)
+
+    def on_update(self, parts: Sequence[labels.Updated]) -> None:
+        """Records that the engine's optimizer is about to update those of the `parts` that have a gradient."""
+        self._engine_updates = True
+        sizes: Counter[tuple[str, str]] = Counter()
+        for one in parts:
+            if one.tensor.grad is not None:
+                sizes[one.unit_name, one.tier] += one.tensor.nbytes
+        self.note(UPDATE, self.ledger.lines.here(), by_unit=sizes)
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for a collective has returned."""
@@ -162,7 +177,8 @@ def listening(log: EventLog, meter: TrafficMeter) -> Iterator[None]:
     labels.listen(log)
     hook = register_optimizer_step_pre_hook(log.optimizer_steps)
     try:
-        yield
+        with works_watched(log.launched, log.on_wait):
+            yield
     finally:
         hook.remove()
         labels.unlisten(log)

@@ -6,15 +6,20 @@ begins, frees before births, so that no sum in between is above those of the led
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..records import EventRow
-from ..records.event_row import BIRTH, FREE, LABEL, LAUNCH, LIVE, PHASE, UPDATE, WAIT
+from ..records import STATES, EventRow
+from ..records.event_row import BIRTH, FREE, LABEL, LAUNCH, LIVE, MOVE, PHASE, UPDATE, WAIT
 from .event_log import Happening, StepLog
+from .fsdp_marks import ROOT
 from .ledger_maxima import ASIDE, Event, StorageRecord
 
-FIRST_PHASE, UPDATE_PHASE = "data", "update"
+FIRST_PHASE = "data"
+
+SAME = ("operation", "collective", "unit", "operator", "group_size", "group", "control")
+"""Columns that a wait has from its launch."""
 
 
 def event_rows(rank: int, log: StepLog) -> list[EventRow]:
@@ -36,10 +41,12 @@ class _Writer:
         self._shown: dict[StorageRecord, tuple[int, str]] = {}
         self._aside: dict[StorageRecord, None] = {}
         self._phase = ""
-        self._index = 0
-        launched = (h.facts["unit"] for h in log.happenings if h.facts.get("collective") and h.kind == LAUNCH)
-        told = (h.facts["unit"] for h in log.happenings if h.kind not in (LAUNCH, WAIT) and "unit" in h.facts)
-        self._units = sorted({*launched, *told} - {""}, key=len, reverse=True)
+        self._index, self._seconds = 0, 0.0
+        self._launches: dict[int, dict[str, Any]] = {}
+        told = {name for h in log.happenings for name, _ in h.facts.get("by_unit", ())}
+        told |= {h.facts.get("unit", "") for h in log.happenings if not h.facts.get("control")}
+        self._units = sorted(told - {"", ROOT}, key=len, reverse=True)
+        self._rest = ROOT if ROOT in told else ""
 
     def rows(self) -> Iterator[EventRow]:
         """Yields the rows; to be called once."""
@@ -96,23 +103,26 @@ class _Writer:
         self._shown[stored] = now
 
     def _happened(self, one: Happening) -> Iterator[EventRow]:
-        common = {"module": one.module, "source": one.source}
+        """Yields an event without a storage; of those that happen aside a thread's traffic for the step."""
+        if one.phase == ASIDE and one.kind not in (LAUNCH, MOVE):
+            return
+        common = {"module": one.module, "source": one.source, "phase": self._phase if one.phase == ASIDE else one.phase}
         if one.kind == UPDATE:
             yield from self._updates(one)
         elif one.kind != WAIT:
             facts = dict(one.facts)
             if one.kind == LAUNCH:
                 facts["operation"] = self._operations.setdefault(facts["operation"], len(self._operations))
-            yield self._row(one.kind, one.at, phase=one.phase, **common, **facts)
-        elif (operation := self._operations.get(one.facts["operation"])) is not None:
-            yield self._row(WAIT, one.at, phase=one.phase, operation=operation, **common)
+                self._launches[one.facts["operation"]] = {key: facts[key] for key in SAME}
+            yield self._row(one.kind, one.at, **common, **facts)
+        elif (same := self._launches.pop(one.facts["operation"], None)) is not None:  # else of an earlier step
+            yield self._row(WAIT, one.at, **common, **same)
 
     def _updates(self, one: Happening) -> Iterator[EventRow]:
         """Yields an update per unit and tier; of what is in no unit one."""
-        sums: dict[tuple[str, str], int] = {}
-        for (name, tier), size in one.facts["sizes"].items():
-            key = self._unit_of(name), tier
-            sums[key] = sums.get(key, 0) + size
+        sums = Counter(one.facts.get("by_unit", {}))
+        for (name, tier), size in one.facts.get("by_label", {}).items():
+            sums[self._unit_of(name) or self._rest, tier] += size
         for (unit, tier), size in sums.items():
             yield self._row(UPDATE, one.at, phase=one.phase, source=one.source, unit=unit, tier=tier, bytes=size)
 
@@ -121,7 +131,8 @@ class _Writer:
         previous: str = "",
     ) -> EventRow:  # fmt: skip
         number = self._numbers.setdefault(stored, len(self._numbers))
-        unit = self._unit_of(stored.first_name) or self._unit_of(stored.name) or self._unit_of(stored.module)
+        unit = self._unit_of(stored.first_name) or self._unit_of(stored.name)
+        unit = unit or (self._rest if category in STATES and stored.labeled else self._unit_of(stored.module))
         return self._row(
             kind, at, storage=number, bytes=size, category=category, previous=previous, name=stored.name, unit=unit,
             module=stored.module, source=source or stored.source, tier=stored.tier,
@@ -129,12 +140,14 @@ class _Writer:
 
     def _unit_of(self, name: str) -> str:
         """Returns the unit that a label or a module's path lies in: the longest that it is, or begins with."""
+        if name == self._rest:
+            return name
         return next((unit for unit in self._units if name == unit or name.startswith((f"{unit}.", f"{unit} "))), "")
 
     def _row(self, kind: str, at: float, phase: str = "", **facts: Any) -> EventRow:
         self._index += 1
-        seconds = max(0.0, at - self._interval.began)
-        return EventRow(self._rank, self._index - 1, seconds, phase or self._phase, kind, 0, **facts)
+        self._seconds = max(self._seconds, at - self._interval.began)  # threads' clocks are read before they append
+        return EventRow(self._rank, self._index - 1, self._seconds, phase or self._phase, kind, 0, **facts)
 
 
 def _number_micro_batches(rows: Iterable[EventRow]) -> None:

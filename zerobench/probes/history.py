@@ -7,6 +7,7 @@ birth       one storage on a GPU, with the address at which it was made, and whe
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +37,9 @@ class Listener(Protocol):
 
     def changed(self) -> None:
         """Takes note that the next event changes a storage's size."""
+
+    def marked(self, operator: str, args: Sequence[object]) -> None:
+        """Takes an operator of torch's profiler."""
 
     def end(self, interval: Interval) -> None:
         """Takes an interval that is over."""

@@ -108,6 +108,8 @@ class Ledger(TorchDispatchMode):
             self.note_collective(args)
         if self.in_transit is not None:
             self._see_transit(func, args)
+        if self.log is not None and func.namespace == "profiler":
+            self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
         out = func(*args, **(kwargs or {}))
         self._meet_all(out)
@@ -151,12 +153,19 @@ class Ledger(TorchDispatchMode):
     def on_unit(self, kind: str, unit: str, size: int) -> None:
         """Ignores units, which the log of events records."""
 
+    def on_update(self, parts: Sequence[labels.Updated]) -> None:
+        """Ignores updates."""
+
     def on_wait(self, operation: int) -> None:
         """Ignores waits, which the log of events records."""
 
     def now(self) -> tuple[int, str, str]:
         """Returns the number of events so far, the phase, and the module or thread that runs."""
         return len(self._events), self.phase, self._maker()
+
+    def since(self, number: int) -> list[Event]:
+        """Returns the interval's events from this number on."""
+        return self._events[number:]
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Returns True where the tensor's storage has been met."""

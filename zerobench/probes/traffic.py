@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,9 @@ LINKS = {(labels.DEVICE, labels.HOST): "down", (labels.HOST, labels.DEVICE): "up
 
 CONTROL_MOST_BYTES = 64 * 1024
 """Limit of control traffic, which is flags and scalars: a larger payload counts in the volume, whatever its label."""
+
+THREAD = "thread "
+"""Beginning of the unit of an operation that another thread has issued."""
 
 SUMMED = ("elements", "payload_bytes", "wire_bytes", "within_bytes", "between_bytes", "volume_elements")
 """Fields of an operation that are summed over equal ones."""
@@ -139,6 +142,9 @@ class TrafficMeter(TorchDispatchMode):
     def on_unit(self, kind: str, unit: str, size: int) -> None:
         """Ignores units."""
 
+    def on_update(self, parts: Sequence[labels.Updated]) -> None:
+        """Ignores updates."""
+
     def on_wait(self, operation: int) -> None:
         """Ignores waits."""
 
@@ -209,7 +215,7 @@ class TrafficMeter(TorchDispatchMode):
         """Returns the collective and unit of the labels; launches of other threads have none."""
         if threading.get_ident() == self._home:
             return labels.current_collective()
-        return "", f"thread {threading.current_thread().name}"
+        return "", f"{THREAD}{threading.current_thread().name}"
 
     @staticmethod
     def _is_control(collective: str, unit: str, tensors: list[torch.Tensor], payload: int) -> bool:

@@ -35,6 +35,17 @@ class EngineThread(threading.Thread):
     """A thread of the engine's own, which instruments do not follow."""
 
 
+class Updated(Protocol):
+    """A part of a parameter that an optimizer updates: `tensor` in `tier`, of the engine's unit `unit_name`."""
+
+    tensor: torch.nn.Parameter
+    tier: str
+
+    @property
+    def unit_name(self) -> str:
+        """The unit, or empty."""
+
+
 class Observer(Protocol):
     """Observer of labels."""
 
@@ -54,6 +65,9 @@ class Observer(Protocol):
 
     def on_wait(self, operation: int) -> None:
         """Records that a wait for the operation of this number has returned."""
+
+    def on_update(self, parts: Sequence[Updated]) -> None:
+        """Records that an optimizer is about to update those of the `parts` that have a gradient."""
 
 
 GATHERED, FREED = "unit_gathered", "unit_freed"
@@ -105,6 +119,12 @@ def waited(operation: int) -> None:
     """Tells observers that a wait for the operation that `collective` gave this number has returned."""
     for observer in _observers:
         observer.on_wait(operation)
+
+
+def updates(parts: Sequence[Updated]) -> None:
+    """Tells observers that an optimizer is about to update those of the `parts` that have a gradient."""
+    for observer in _observers:
+        observer.on_update(parts)
 
 
 @contextmanager

@@ -168,6 +168,11 @@ class Share:
         """True where the gradient is in another tier than `tensor`."""
         return False
 
+    @property
+    def unit_name(self) -> str:
+        """The unit that it belongs to; empty where there are none."""
+        return ""
+
 
 S = TypeVar("S", bound=Share)
 

@@ -45,6 +45,10 @@ class PendingShare(Share):
     def gradient(self) -> torch.Tensor | None:
         return self._gradient
 
+    @property
+    def unit_name(self) -> str:
+        return self.segment.unit_name
+
 
 @dataclass
 class Pending:

@@ -145,6 +145,7 @@ def _each_ready(
                 share.tensor.grad = gradient = buffers.ready(share)
                 if gradient is not None and coefficient is not None:
                     gradient.mul_(_beside(coefficient, gradient))
+            labels.updates(tile)
             yield
             for share in tile:
                 share.tensor.grad = None

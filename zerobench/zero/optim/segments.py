@@ -54,6 +54,10 @@ class OptimizerSegment(Share):
     def crosses(self) -> bool:
         return self.tier != self.gradient_tier
 
+    @property
+    def unit_name(self) -> str:
+        return self.unit.name
+
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
     """Refuses an optimizer that cannot be sharded. Raises ValueError with one sentence.

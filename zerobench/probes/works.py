@@ -1,0 +1,73 @@
+"""Waits for collectives that Python launches and waits for itself: a process group's method returns a *work*, whose
+`wait` returns when the collective is done.
+
+Our engine's collectives are told by its handles (zero/comm/streams.py), of which one may wait for many works. What C++
+launches or waits for by itself, as DDP's reducer does, is not seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ..zero import labels
+
+BY_NO_HANDLE = ("", "control")
+"""Logical collectives that no handle of the engine waits for."""
+
+LAUNCHES = (
+    "_allgather_base", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced", "all_to_all_single",
+    "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced",
+    "alltoall", "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+"""Methods of a process group that launch a collective; of other versions of torch those that there are."""
+
+
+@contextmanager
+def works_watched(launched: Callable[[], int | None], waited: Callable[[int], None]) -> Iterator[None]:
+    """Calls `waited(operation)` when a wait for a work has returned, the first for each.
+
+    `launched`: number of the operation that was launched last on this thread, or None.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
+    wait = c10d.Work.wait
+    before = {name: getattr(c10d.ProcessGroup, name) for name in LAUNCHES if hasattr(c10d.ProcessGroup, name)}
+
+    def wait_and_tell(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = wait(work, *args, **kwargs)
+        operation = works.pop(work, None)
+        if operation is not None:
+            waited(operation)
+        return result
+
+    for name, method in before.items():
+        setattr(c10d.ProcessGroup, name, _followed(method, launched, works))
+    c10d.Work.wait = wait_and_tell
+    try:
+        yield
+    finally:
+        c10d.Work.wait = wait
+        for name, method in before.items():
+            setattr(c10d.ProcessGroup, name, method)
+
+
+def _followed(
+    method: Callable[..., Any], launched: Callable[[], int | None], works: WeakKeyDictionary[Any, int]
+) -> Callable[..., Any]:
+    @wraps(method)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        before = launched()
+        work = method(group, *args, **kwargs)
+        operation = launched()
+        if work is not None and operation not in (None, before) and labels.current_collective()[0] in BY_NO_HANDLE:
+            works[work] = operation
+        return work
+
+    return call
