@@ -113,7 +113,7 @@ class Access:
 
 
 @dataclass
-class RaceDetector(TorchDispatchMode):
+class RaceDetector(TorchDispatchMode, labels.Observer):
     """Inside, every operator's accesses are held against those before. `races`: a line each."""
 
     cuda: ModeledCuda
@@ -130,12 +130,6 @@ class RaceDetector(TorchDispatchMode):
             self._note_host(tensor)
         else:
             self._named.add(self._watch(tensor.untyped_storage()))
-
-    def on_file(self, name: str, category: str, grown: int) -> None:
-        """No memory."""
-
-    def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """No operator."""
 
     def __enter__(self) -> RaceDetector:
         resize = torch.UntypedStorage.resize_

@@ -87,7 +87,7 @@ def highest(rank: int, n: int, strategy: str) -> tuple[int, int]:
         ledger.end("init")
     labels.unlisten(ledger)
     assert engine.full_state_dict(rank0_only=True) or rank > 0
-    return ledger.extremes["init"].peak, psi
+    return ledger.sums.extremes["init"].peak, psi
 
 
 def test_no_rank_of_stage_3_holds_the_model() -> None:

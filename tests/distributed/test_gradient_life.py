@@ -30,7 +30,7 @@ BENEATH = set().union(*LAYERS["zerobench.zero"][:2])
 """Modules and packages of the engine's two lowest layers."""
 
 
-class Gradients:
+class Gradients(labels.Observer):
     """Hears which storages are gradients', and which of the engine's functions run for one or hold one."""
 
     engine: Any = None

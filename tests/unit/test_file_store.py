@@ -20,14 +20,12 @@ from zerobench.zero.offload.disk.checksum import checksum, memory_of
 BLOCK = 4 * ALIGN_BYTES
 
 
-class Heard:
+class Heard(labels.Observer):
     """Listeners' notices of files."""
 
     def __init__(self) -> None:
         self.moved: Counter[str] = Counter()
         self.files: Counter[str] = Counter()
-
-    def on_tensor(self, *_: object, **__: object) -> None: ...
 
     def on_file(self, name: str, category: str, grown: int) -> None:
         self.files[category] += grown

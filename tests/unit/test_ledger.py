@@ -24,7 +24,7 @@ def stretch(ledger: Ledger, work) -> dict[str, int]:
     ledger.begin()
     work()
     ledger.end("all")
-    return {k: v for k, v in ledger.extremes["all"].highest.items() if v}
+    return {k: v for k, v in ledger.sums.extremes["all"].highest.items() if v}
 
 
 def test_a_storage_counts_once_and_only_while_it_lives(ledger: Ledger) -> None:
@@ -53,7 +53,7 @@ def test_the_first_label_holds_from_birth_and_a_second_from_then_on(ledger: Ledg
             torch.empty(50)
 
     assert stretch(ledger, work) == {"gradients": 4000, "temporary": 400, "communication": 4000}
-    assert ledger.extremes["all"].peak == 4400
+    assert ledger.sums.extremes["all"].peak == 4400
 
 
 def test_the_largest_tensors_are_those_of_the_peak(ledger: Ledger) -> None:
@@ -64,7 +64,7 @@ def test_the_largest_tensors_are_those_of_the_peak(ledger: Ledger) -> None:
         del small, last
 
     stretch(ledger, work)
-    assert [size for size, *_ in ledger.extremes["all"].alive] == [4000, 400]
+    assert [size for size, *_ in ledger.sums.extremes["all"].alive] == [4000, 400]
 
 
 def test_resizing_a_storage_is_seen(ledger: Ledger) -> None:
@@ -105,10 +105,10 @@ def test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase(l
     with torch.no_grad():
         stretch(ledger, lambda: work(again=False))
         stretch(ledger, lambda: work(again=True))
-    seen = ledger.extremes["all"]
+    seen = ledger.sums.extremes["all"]
     assert seen.made == {"activations": 2, "gradients": 2, "temporary": 1}, "the most of any stretch"
     assert +seen.lasting == {"activations": 1, "gradients": 1}
-    assert ledger.extremes["forward"].made is None, "of whole stretches alone"
+    assert ledger.sums.extremes["forward"].made is None, "of whole stretches alone"
 
 
 def test_the_patch_on_resize_is_taken_back() -> None:
@@ -162,4 +162,4 @@ def test_the_allocator_agrees_on_a_training_step() -> None:
         ledger.end("all")
     labels.unlisten(ledger)
     before = sum(4 * parameter.numel() for parameter in model.parameters())
-    assert ledger.extremes["all"].peak - before == peak
+    assert ledger.sums.extremes["all"].peak - before == peak

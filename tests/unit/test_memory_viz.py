@@ -20,7 +20,7 @@ from torch.cuda import _memory_viz as viewer
 import zerobench
 from tests.ranks import run_ranks
 from zerobench.loops.apart import leave_out
-from zerobench.probes import ledger as ledgers
+from zerobench.probes import interval_sums
 from zerobench.probes.history import Birth, History
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
@@ -63,7 +63,7 @@ def peak_of(trace: list[dict[str, Any]]) -> int:
 @pytest.fixture
 def uneven(monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A ledger after a step with all that storages do: change size and category, leave the device, be made aside."""
-    monkeypatch.setattr(ledgers, "INSTANTS", 10_000)
+    monkeypatch.setattr(interval_sums, "INSTANTS", 10_000)
     with Ledger() as ledger:
         ledger.history = History()
         weight, gone = torch.ones(100), torch.ones(7)
@@ -100,14 +100,14 @@ def made_of(ledger: Ledger) -> dict[str, Any]:
 def test_live_bytes_are_the_ledgers_at_every_instant(uneven: Ledger) -> None:
     traces = made_of(uneven)["device_traces"]
     shown = dict(live(traces[0]))  # the last of entries with equal times
-    instants = {round(i.seconds * 1e6): i for i in uneven.timeline}
+    instants = {round(i.seconds * 1e6): i for i in uneven.sums.timeline}
     assert len(instants) > 10
     for time_us, instant in instants.items():
         last = max(before for before in shown if before <= time_us)
         assert +shown[last] == +instant.totals
-    assert peak_of(traces[0]) == uneven.extremes["step"].peak
+    assert peak_of(traces[0]) == uneven.sums.extremes["step"].peak
     assert [peak_of(trace) for trace in traces[1:]] == [
-        uneven.elsewhere[tier, "step"].peak for tier in (labels.HOST, labels.NVME)
+        uneven.sums.elsewhere[tier, "step"].peak for tier in (labels.HOST, labels.NVME)
     ]
 
 

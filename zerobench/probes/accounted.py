@@ -10,18 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..records import ALLOCATOR, CATEGORIES, EventRow, LineRow, MemoryRow, TensorRow, TimelineRow, TrafficRow
 from ..zero import labels
-from ..zero.modules.wrapping import tensors_that_require_grad
 from . import allocator_total, cuda_memory
 from .allocator import IN_MEMORY, PhasePeaks, nothing
 from .allocator_total import ProfiledPeak
@@ -30,12 +26,13 @@ from .event_log import EventLog, listening
 from .event_rows import event_rows
 from .fake_ledger import ShapesOnly
 from .history import History
-from .labeling import label_contributions, label_parts
+from .labeling import label_parts
 from .ledger import Ledger
 from .ledger_maxima import LARGEST, StorageRecord, extremes_rows, rows_by_line
 from .malloc_heap import HeapGrowth
+from .model_listener import ModelListener
 from .outside_dispatch import backends_watched, threads_relayed
-from .probe import EventOrder, PassRecords
+from .probe import PassRecords
 from .traffic import SUMMED, Operation, TrafficMeter, is_of_step
 
 
@@ -64,18 +61,7 @@ class AccountedPass:
         self.memory: dict[str, int | None] = {}
         self.traffic: list[tuple[int, Operation, int]] = []
         """(measured step, operation, number of equal ones)."""
-        self.arrivals: list[int] = []
-        """Parameters, by number, in the order in which their gradients were computed in the last step."""
-        self.modules_run: list[tuple[str, bool]] = []
-        """Modules in the order in which the forward of the last step ran them, and True where backward
-        returns to them.
-        """
-        self._names: dict[nn.Module, str] = {}
-        self._running: list[tuple[str, int | None]] = []  # and its index in `modules_run`, where it is there
-        self._tied = WeakTensorKeyDictionary()
-        self._tied_names: set[str] = set()
-        self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
-        self._hooked = WeakTensorKeyDictionary()  # weak, as the next: measuring must not keep tensors alive
+        self._model = ModelListener(self.ledger, self.log)
         self._measured = 0
         self._before: dict[StorageRecord, int] | None = None  # live bytes where the last warm-up step ended
         self._grown: list[tuple[int, StorageRecord, str]] = []
@@ -92,11 +78,7 @@ class AccountedPass:
         self._stack.enter_context(self.ledger)
         self._stack.enter_context(threads_relayed((self.meter, self.ledger)))
         self._stack.enter_context(backends_watched(self._note_raw))
-        for hook in (
-            module_hooks.register_module_forward_pre_hook(self._enter_module),
-            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
-        ):
-            self._stack.callback(hook.remove)
+        self._stack.enter_context(self._model)
         if self.log is not None:
             self._stack.enter_context(listening(self.log, self.meter))
         if self._profiled is not None:
@@ -108,8 +90,6 @@ class AccountedPass:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-        for registry in (self._names, self._places, self._tied, self._hooked):
-            registry.clear()  # a model lives no longer for having been looked at
         if self._profiled is not None:
             self._profiled.finish(self.allocator)
         if self._cuda and error[0] is None and "step" in self.allocator.of:
@@ -125,24 +105,13 @@ class AccountedPass:
 
     def hear(self, model: nn.Module) -> None:
         """Listens to a model's modules and gradients, until the pass is left."""
-        self._names = {module: name for name, module in model.named_modules()}
-        numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
-        for module, path in self._names.items():
-            for own, parameter in module.named_parameters(recurse=False):
-                self._places[module, own] = numbers[parameter], f"{path}.{own}".removeprefix(".")
-        places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
-        tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
-        self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
-        for name, parameter in model.named_parameters():
-            if parameter not in tied:  # a strategy may put other leaves in the places of a tied one
-                self._listen_to(parameter, numbers[parameter], name)
+        self._model.hear(model)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Runs a phase of a step, or "init". Arrivals and modules are those of the step's last forward."""
         if name == "forward":
-            self.arrivals.clear()
-            self.modules_run.clear()
+            self._model.begin_forward()
         self.enter_phase(name)
         yield
         if name == "init":
@@ -197,8 +166,7 @@ class AccountedPass:
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
-        if self._tied:
-            label_contributions(loss, self._tied)
+        self._model.before_backward(loss)
 
     def after_backward(self, model: nn.Module) -> None:
         """Labels gradients that a strategy keeps on the parameters (DDP's buckets), DTensors' shards as
@@ -224,7 +192,7 @@ class AccountedPass:
             process_memory=self.memory, memory=self.memory_rows(rank), tensors=self.tensor_rows(rank),
             lines=self.line_rows(rank), traffic=self.traffic_rows(rank),
             timeline=self.timeline_rows(rank), events=self.event_rows(rank), kept=self.kept, witness=self.witness,
-            order=EventOrder(tuple(self.arrivals), tuple(self.modules_run)),
+            order=self._model.order,
         )  # fmt: skip
 
     def memory_rows(self, rank: int) -> list[MemoryRow]:
@@ -232,10 +200,10 @@ class AccountedPass:
         tiers.
         """
         rows: list[MemoryRow] = []
-        for phase, extremes in self.ledger.extremes.items():
-            seen = extremes.peak if self._cuda else self.ledger.in_memory[phase]
+        for phase, extremes in self.ledger.sums.extremes.items():
+            seen = extremes.peak if self._cuda else self.ledger.sums.in_memory[phase]
             rows += [*extremes_rows(rank, phase, extremes), *self.allocator.rows(rank, phase, seen)]
-        for (tier, phase), extremes in self.ledger.elsewhere.items():
+        for (tier, phase), extremes in self.ledger.sums.elsewhere.items():
             rows += [replace(row, tier=tier) for row in extremes_rows(rank, phase, extremes)]
         return rows
 
@@ -252,14 +220,14 @@ class AccountedPass:
                 source=stored.source,
                 shape=stored.shown_shape,
             )
-            for size, stored, category in self.ledger.extremes["step"].alive[:LARGEST]
+            for size, stored, category in self.ledger.sums.extremes["step"].alive[:LARGEST]
         ]
 
     def line_rows(self, rank: int) -> list[LineRow]:
         """Returns what lives at the peak instant, and what has grown over the measured steps, by line of code; of a
         fake world, whose states are held against formulas, also these at their own maximum.
         """
-        step = self.ledger.extremes["step"]
+        step = self.ledger.sums.extremes["step"]
         states = rows_by_line(rank, "states", step.alive_states) if isinstance(self.ledger, ShapesOnly) else ()
         return [*rows_by_line(rank, "peak", step.alive), *rows_by_line(rank, "growth", self._grown), *states]
 
@@ -280,7 +248,7 @@ class AccountedPass:
                 rank, i.number, i.seconds, i.phase, **{f"{c}_bytes": i.totals[c] for c in CATEGORIES},
                 **{f"{tier}_bytes": size for tier, size in i.others.items()},
             )
-            for i in self.ledger.timeline
+            for i in self.ledger.sums.timeline
         ]  # fmt: skip
 
     def event_rows(self, rank: int) -> list[EventRow]:
@@ -290,12 +258,8 @@ class AccountedPass:
     @property
     def peak_bytes(self) -> int | None:
         """Returns the largest sum of live bytes in the measured steps so far."""
-        step = self.ledger.extremes.get("step")
+        step = self.ledger.sums.extremes.get("step")
         return step.peak if step is not None else None
-
-    def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
-        self.arrivals.append(number)
-        labels.label(gradient, labels.GRADIENTS, name)
 
     def _take_kept(self) -> None:
         size = sum(self.ledger.kept.values())
@@ -320,39 +284,3 @@ class AccountedPass:
         self.ledger.enter_phase(name)
         self.allocator.enter_phase(name)
         self.meter.phase = name
-
-    def _enter_module(self, module: nn.Module, _inputs: object) -> None:
-        name = self._names.get(module, type(module).__name__)
-        place = len(self.modules_run) if self.ledger.phase == "forward" else None
-        self._running.append((name, place))
-        if self.log is not None:
-            self.log.module_begins(name)
-        self.ledger.module = name
-        if place is not None:
-            self.modules_run.append((name, False))
-
-    def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
-        if parameter.requires_grad and parameter not in self._hooked:
-            self._hooked[parameter] = name
-            if name in self._tied_names:
-                self._tied[parameter] = name
-            self._stack.callback(parameter.register_hook(partial(self._gradient_arrived, number, name)).remove)
-
-    def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
-        """Labels the full parameters of a module that runs, including those that a strategy has put
-        there temporarily.
-        """
-        for own, parameter in module.named_parameters(recurse=False):
-            if (module, own) in self._places and not contains_others(parameter.data):
-                number, name = self._places[module, own]
-                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
-                if torch.is_grad_enabled():
-                    self._listen_to(parameter, number, name)
-        name, place = self._running.pop()
-        if self.log is not None:
-            self.log.module_ends(name, output)
-        self.ledger.module = self._running[-1][0] if self._running else ""
-        # Reentrant recomputation runs it without gradients, and backward returns to it too.
-        if place is not None and self.ledger.phase == "forward":
-            returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
-            self.modules_run[place] = (name, returns)

@@ -52,7 +52,7 @@ class StepLog:
     changed_by: dict[int, str]
 
 
-class EventLog:
+class EventLog(labels.Observer):
     """Records happenings beside a ledger; an observer of labels. `step`: the last interval that ended."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -138,7 +138,8 @@ class EventLog:
         sizes: Counter[tuple[str, str]] = Counter()
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             for part in parts_of(parameter.detach()) if parameter.grad is not None else ():
-                sizes[self.ledger.unit_name_of(part), self.ledger.tier_of(part)] += part.nbytes
+                stored = self.ledger.record_of(part)
+                sizes[stored.first_name if stored is not None else "", self.ledger.tier_of(part)] += part.nbytes
         self.note(UPDATE, self.ledger.lines.here(), by_label=sizes)
 
     # -- what the engine tells -------------------------------------------------------------------------
@@ -159,15 +160,6 @@ class EventLog:
     def on_wait(self, operation: int) -> None:
         """Records that a wait for a collective has returned."""
         self.note(WAIT, self.ledger.lines.here(), operation=operation)
-
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """Ignores labels of tensors, which the ledger records."""
-
-    def on_file(self, name: str, category: str, grown: int) -> None:
-        """Ignores sizes of files, which the ledger records."""
-
-    def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Ignores transfers, which the traffic meter records."""
 
 
 @contextmanager

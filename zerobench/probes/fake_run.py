@@ -36,7 +36,7 @@ def activation_bytes(model: nn.Module, inputs: Sequence[torch.Tensor]) -> int:
         ledger.enter_phase("backward")
         loss.backward()
         ledger.end("step")
-    return ledger.extremes["step"].highest[labels.ACTIVATIONS]
+    return ledger.sums.extremes["step"].highest[labels.ACTIVATIONS]
 
 
 def _make_fake(model: nn.Module, mode: FakeTensorMode) -> None:

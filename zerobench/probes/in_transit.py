@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ class InTransit:
     def __init__(self) -> None:
         self._given: list[weakref.ref[torch.Tensor]] = []
         self._owned: set[tuple[torch.Size, int]] = set()  # shapes and references of those that were waited for in vain
+
+    def see(self, collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
+        """Records what a collective is given, and copies that gloo has made: it alone can have made what is unknown."""
+        if collective:
+            self.give(args)
+        elif args and type(args[0]) is torch.Tensor and not knows(args[0]):
+            self.give(args[0], always=True)
 
     def give(self, arguments: Any, always: bool = False) -> None:
         """Records tensors in the arguments of a collective that is about to be called; `always`: with any owners."""

@@ -19,21 +19,22 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..records import CATEGORIES, STATES, TIERS
+from ..records import STATES
 from ..zero import labels
 from .collective_operators import NAMESPACES
 from .dtensor import holds_others, parts_of
 from .history import Birth, History, Interval, Listener
 from .in_transit import InTransit
-from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
+from .interval_sums import IntervalSums
+from .ledger_maxima import Event, StorageRecord
+from .outside_dispatch import optimizer_steps_watched, resizes_watched
 from .source_lines import SourceLines
 
 FLEETING = (labels.ACTIVATIONS, "temporary")
@@ -43,24 +44,18 @@ COPIES = {torch.ops.aten.clone.default}
 """Operators whose result has the category of their first argument."""
 
 
-class Ledger(TorchDispatchMode):
-    """Records operators, storages and labels. `begin` and `end` bound an interval; `extremes` has the device's sums,
-    `elsewhere` those of the other tiers, by (tier, phase). `device`: the type of device that counts as the device.
-    """
+class Ledger(TorchDispatchMode, labels.Observer):
+    """Records operators, storages and labels. `begin` and `end` bound an interval. `device`: its type of device."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()
         self.phase = "init"
         self.module = ""
-        self.extremes: dict[str, Extremes] = {}
-        self.elsewhere: dict[tuple[str, str], Extremes] = {}
-        self.in_memory: Counter[str] = Counter()
-        """The peak of device and host memory together, by phase: on a CPU one allocator has both."""
+        self.sums = IntervalSums()
         self.kept: dict[StorageRecord, int] = {}
         """Storages on the device that survived a whole interval although they are activations or temporary."""
         self._device = device
         self._files: dict[tuple[str, str], StorageRecord] = {}
-        self.timeline: list[Instant] = []
         self.lines = SourceLines()
         self._live: dict[int, StorageRecord] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
@@ -69,7 +64,7 @@ class Ledger(TorchDispatchMode):
         self._began = time.perf_counter()
         self._home = threading.get_ident()
         self._in_optimizer = False
-        self._resize = torch.UntypedStorage.resize_
+        self._stack = ExitStack()
         self.history: History | None = None
         """Filled for a snapshot, where one is asked for."""
         self.log: Listener | None = None
@@ -80,26 +75,14 @@ class Ledger(TorchDispatchMode):
     # -- listening ------------------------------------------------------------------------------------
 
     def __enter__(self) -> Ledger:
-        ledger, resize = self, self._resize
-
-        def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
-            result = resize(storage, size)
-            ledger._meet(storage)
-            return result
-
-        torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
-        self._hooks = [
-            register_optimizer_step_pre_hook(lambda *_: self._enter_optimizer(True)),
-            register_optimizer_step_post_hook(lambda *_: self._enter_optimizer(False)),
-        ]
+        self._stack.enter_context(resizes_watched(self._meet))
+        self._stack.enter_context(optimizer_steps_watched(self._enter_optimizer))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for hook in self._hooks:
-            hook.remove()
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._stack.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds_others(types):
@@ -107,7 +90,7 @@ class Ledger(TorchDispatchMode):
         if func.namespace in NAMESPACES and labels.current_collective()[0] != "control":
             self.note_collective(args)
         if self.in_transit is not None:
-            self._see_transit(func, args)
+            self.in_transit.see(func.namespace in NAMESPACES, args, self.knows)
         if self.log is not None and func.namespace == "profiler":
             self.log.marked(func._schema.name.split("::")[1], args)
         self.lines.see_operator()
@@ -147,33 +130,17 @@ class Ledger(TorchDispatchMode):
         stored.bytes += grown
         self._events.append(Event(self.phase, time.perf_counter(), stored, grown=grown))
 
-    def on_transfer(self, kind: str, size: int, name: str) -> None:
-        """Ignores transfers, which the traffic meter records."""
-
-    def on_unit(self, kind: str, unit: str, size: int) -> None:
-        """Ignores units, which the log of events records."""
-
-    def on_update(self, parts: Sequence[labels.Updated]) -> None:
-        """Ignores updates."""
-
-    def on_wait(self, operation: int) -> None:
-        """Ignores waits, which the log of events records."""
-
-    def now(self) -> tuple[int, str, str]:
-        """Returns the number of events so far, the phase, and the module or thread that runs."""
-        return len(self._events), self.phase, self._maker()
-
-    def since(self, number: int) -> list[Event]:
-        """Returns the interval's events from this number on."""
-        return self._events[number:]
+    def record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
+        """Returns the record of a tensor's storage, if it has been met; does not count it."""
+        return self._live.get(tensor.untyped_storage()._cdata)
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Returns True where the tensor's storage has been met."""
-        return tensor.untyped_storage()._cdata in self._live
+        return self.record_of(tensor) is not None
 
     def is_labeled(self, tensor: torch.Tensor) -> bool:
         """Returns True where a label has said what the tensor's storage is."""
-        stored = self._live.get(tensor.untyped_storage()._cdata)
+        stored = self.record_of(tensor)
         return stored is not None and stored.labeled
 
     def meet(self, tensor: torch.Tensor, name: str) -> None:
@@ -183,19 +150,21 @@ class Ledger(TorchDispatchMode):
 
     def tier_of(self, tensor: torch.Tensor) -> str:
         """Returns a tensor's tier, without counting the tensor."""
-        storage = tensor.untyped_storage()
-        stored = self._live.get(storage._cdata)
-        return stored.tier if stored is not None else self._infer_tier(storage)
+        stored = self.record_of(tensor)
+        return stored.tier if stored is not None else self._infer_tier(tensor.untyped_storage())
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """Returns a tensor's label."""
-        stored = self._live.get(tensor.untyped_storage()._cdata)
+        stored = self.record_of(tensor)
         return stored.name if stored is not None else ""
 
-    def unit_name_of(self, tensor: torch.Tensor) -> str:
-        """Returns a tensor's first label, which an engine gives it: its unit."""
-        stored = self._live.get(tensor.untyped_storage()._cdata)
-        return stored.first_name if stored is not None else ""
+    def now(self) -> tuple[int, str, str]:
+        """Returns the number of events so far, the phase, and the module or thread that runs."""
+        return len(self._events), self.phase, self._maker()
+
+    def since(self, number: int) -> list[Event]:
+        """Returns the interval's events from this number on."""
+        return self._events[number:]
 
     def note_collective(self, given: Any) -> None:
         """Makes unlabeled arguments of a collective communication buffers from their birth."""
@@ -231,14 +200,6 @@ class Ledger(TorchDispatchMode):
             if self.history is not None and device_of(storage) == "cuda":
                 self.history.births.append(Birth(storage.data_ptr(), time.perf_counter(), stored))
         return stored
-
-    def _see_transit(self, func: Any, args: Any) -> None:
-        """Records what a collective is given, and copies that gloo has made: it alone can have made what is unknown."""
-        assert self.in_transit is not None
-        if func.namespace in NAMESPACES:
-            self.in_transit.give(args)
-        elif args and type(args[0]) is torch.Tensor and not self.knows(args[0]):
-            self.in_transit.give(args[0], always=True)
 
     def _settle(self) -> None:
         if self.in_transit is not None and threading.get_ident() == self._home:
@@ -303,51 +264,25 @@ class Ledger(TorchDispatchMode):
         self._at_begin = {stored: stored.bytes for stored in (*self._live.values(), *self._files.values())}
 
     def end(self, whole: str) -> None:
-        """Ends the interval: adds it to the extremes of each phase and of `whole`."""
+        """Ends the interval: adds it to the sums of each phase and of `whole`."""
         self._settle()
-        sizes, categories = dict(self._at_begin), self._first_categories()
-        interval = self._interval(categories) if self.history is not None or self.log is not None else None
-        if self.log is not None and interval is not None:
+        interval = self._interval()
+        if self.log is not None:
             self.log.end(interval)
-        totals = {tier: Counter(dict.fromkeys(CATEGORIES, 0)) for tier in TIERS}
-        for stored, size in sizes.items():
-            totals[stored.tier][categories.get(stored, stored.category)] += size
-        on_device, best_at, states_at = totals[labels.DEVICE], -1, -1
-        best = self.extremes.setdefault(whole, Extremes())
-        self._see_elsewhere(totals, whole, whole)
-        instants: list[Instant] = []
-        births = Births()
-        for number, event in enumerate(self._events):
-            self._apply(event, sizes, categories, totals)
-            if event.phase == ASIDE:
-                continue
-            if event.grown and event.stored is not None and event.stored.tier == labels.DEVICE:
-                births.see(event.stored, event.grown, event.phase, categories.get(event.stored, event.stored.category))
-            self.extremes.setdefault(event.phase, Extremes()).see(on_device)
-            if event.stored is None or event.stored.tier != labels.DEVICE:
-                self._see_elsewhere(totals, event.phase, whole)
-            before = best.states
-            best_at = number if best.see(on_device) else best_at
-            states_at = number if best.states > before else states_at
-            others = {tier: totals[tier].total() for tier in TIERS[1:]}
-            together = on_device.total() + others[labels.HOST]
-            for name in (event.phase, whole):
-                self.in_memory[name] = max(self.in_memory[name], together)
-            instants.append(Instant(number, event.at - self._began, event.phase, on_device.copy(), others))
-        best.see_births(births.end())
+        peak = self.sums.add(whole, interval)
         self.kept = self._find_kept()
-        if best_at >= 0:
-            best.alive = self._alive_at(best_at)
-        if states_at >= 0:
-            best.alive_states = [one for one in self._alive_at(states_at) if one[2] in STATES]
-        if self.history is not None and whole == "step" and max(i.totals.total() for i in instants) == best.peak:
+        if self.history is not None and whole == "step" and peak == self.sums.extremes[whole].peak:
             self.history.step = interval
-        self.timeline = thin_out(instants, INSTANTS)
 
-    def _interval(self, first: dict[StorageRecord, str]) -> Interval:
-        """Returns the interval with the categories as they are now: a later label is no part of it."""
-        of_all = dict.fromkeys([*self._at_begin, *(e.stored for e in self._events if e.stored is not None)])
-        categories = {stored: first.get(stored, stored.category) for stored in of_all}
+    def _interval(self) -> Interval:
+        """Returns the interval with the storages' first categories in it, as they are known now: the label that comes
+        first holds from birth, and one that comes after the interval is no part of it.
+        """
+        categories = {stored: stored.category for stored in self._at_begin}
+        categories |= {event.stored: event.stored.category for event in self._events if event.stored is not None}
+        for event in reversed(self._events):
+            if event.stored is not None and event.moved is not None:
+                categories[event.stored] = event.moved[0]
         return Interval(self._began, self._at_begin, categories, list(self._events))
 
     def _find_kept(self) -> dict[StorageRecord, int]:
@@ -356,49 +291,6 @@ class Ledger(TorchDispatchMode):
             for stored, size in self._at_begin.items()
             if size and stored.bytes == size and stored.tier == labels.DEVICE and stored.category in FLEETING
         }
-
-    def _see_elsewhere(self, totals: dict[str, Counter[str]], *names: str) -> None:
-        for tier in TIERS[1:]:
-            if totals[tier].total():
-                for name in names:
-                    self.elsewhere.setdefault((tier, name), Extremes()).see(totals[tier])
-
-    def _first_categories(self) -> dict[StorageRecord, str]:
-        """Returns the first category of storages that changed category in this interval."""
-        first: dict[StorageRecord, str] = {}
-        for event in self._events:
-            if event.stored is not None and event.moved is not None:
-                first.setdefault(event.stored, event.moved[0])
-        return first
-
-    @staticmethod
-    def _apply(
-        event: Event,
-        sizes: dict[StorageRecord, int],
-        categories: dict[StorageRecord, str],
-        totals: dict[str, Counter[str]],
-    ) -> None:
-        stored = event.stored
-        if stored is None:
-            return
-        tier = totals[stored.tier]
-        if event.moved is not None:
-            old, new = event.moved
-            tier[old] -= sizes.get(stored, 0)
-            tier[new] += sizes.get(stored, 0)
-            categories[stored] = new
-        else:
-            tier[categories.get(stored, stored.category)] += event.grown
-            sizes[stored] = sizes.get(stored, 0) + event.grown
-
-    def _alive_at(self, last: int) -> list[tuple[int, StorageRecord, str]]:
-        """Returns the storages alive after event number `last`, with their categories then, largest first."""
-        sizes, categories = dict(self._at_begin), self._first_categories()
-        for event in self._events[: last + 1]:
-            self._apply(event, sizes, categories, {tier: Counter() for tier in TIERS})
-        here = {stored: size for stored, size in sizes.items() if size and stored.tier == labels.DEVICE}
-        alive = [(size, stored, categories.get(stored, stored.category)) for stored, size in here.items()]
-        return sorted(alive, key=lambda one: -one[0])
 
 
 def device_of(storage: torch.UntypedStorage) -> str:

@@ -1,5 +1,5 @@
-"""Events that a dispatch mode does not see: operators in other threads, and collectives that are passed to a process
-group's backend directly.
+"""Events that a dispatch mode does not see: operators in other threads, collectives that are passed to a process
+group's backend directly, changes of a storage's size, and the beginning and end of an optimizer's step.
 
 Modes are per thread. A thread that is started while its starter is observed gets relays of the modes; the engine's own
 threads (labels.EngineThread) do not: they allocate next to nothing, at an instant that differs in each run. What no
@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..zero import labels
@@ -81,6 +82,37 @@ def _relayed(run: Callable[[], None], modes: list[TorchDispatchMode]) -> Callabl
             run()
 
     return run_relayed
+
+
+@contextmanager
+def resizes_watched(meet: Callable[[torch.UntypedStorage], object]) -> Iterator[None]:
+    """Calls `meet(storage)` when a storage was given another size, as FSDP2's and our stage 3's parameters are."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        meet(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+@contextmanager
+def optimizer_steps_watched(tell: Callable[[bool], None]) -> Iterator[None]:
+    """Calls `tell(True)` before any optimizer's step and `tell(False)` after it."""
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: tell(True)),
+        register_optimizer_step_post_hook(lambda *_: tell(False)),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -85,7 +85,7 @@ def is_of_step(operation: Operation) -> bool:
     return operation.phase != ASIDE or operation.kind == labels.WRITE
 
 
-class TrafficMeter(TorchDispatchMode):
+class TrafficMeter(TorchDispatchMode, labels.Observer):
     """Records (operation, number) in `operations`; the reader empties the list. `tier_of`, `name_of`: of a tensor, from
     the ledger. `node_size`: ranks per node; None: all are one node.
     """
@@ -129,24 +129,9 @@ class TrafficMeter(TorchDispatchMode):
             name, size = self._name_of(place), place.element_size()
             self._note_link("copy_", kind, name, place.dtype, place.numel(), size, aside)
 
-    def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
-        """Ignores labels of tensors, which the ledger records."""
-
-    def on_file(self, name: str, category: str, grown: int) -> None:
-        """Ignores sizes of files, which the ledger records."""
-
     def on_transfer(self, kind: str, size: int, name: str) -> None:
         """Records bytes read from a file, or written."""
         self._note_link(kind, kind, name, torch.uint8, size, 1)
-
-    def on_unit(self, kind: str, unit: str, size: int) -> None:
-        """Ignores units."""
-
-    def on_update(self, parts: Sequence[labels.Updated]) -> None:
-        """Ignores updates."""
-
-    def on_wait(self, operation: int) -> None:
-        """Ignores waits."""
 
     def _note_link(
         self, operator: str, kind: str, unit: str, dtype: torch.dtype, elements: int, size: int, aside: bool = False

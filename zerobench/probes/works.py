@@ -37,9 +37,29 @@ def works_watched(launched: Callable[[], int | None], waited: Callable[[int], No
     """
     c10d: Any = torch._C._distributed_c10d
     works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
-    wait = c10d.Work.wait
+    waits = {kind: kind.wait for kind in _kinds(c10d.Work) if "wait" in vars(kind)}
     before = {name: getattr(c10d.ProcessGroup, name) for name in LAUNCHES if hasattr(c10d.ProcessGroup, name)}
 
+    for name, method in before.items():
+        setattr(c10d.ProcessGroup, name, _followed(method, launched, works))
+    for kind, wait in waits.items():
+        kind.wait = _told(wait, waited, works)
+    try:
+        yield
+    finally:
+        for kind, wait in waits.items():
+            kind.wait = wait
+        for name, method in before.items():
+            setattr(c10d.ProcessGroup, name, method)
+
+
+def _kinds(work: Any) -> list[Any]:
+    """Returns a class of works and all below it: some wait in a way of their own."""
+    return [work, *(one for below in work.__subclasses__() for one in _kinds(below))]
+
+
+def _told(wait: Callable[..., Any], waited: Callable[[int], None], works: WeakKeyDictionary[Any, int]) -> Any:
+    @wraps(wait)
     def wait_and_tell(work: Any, *args: Any, **kwargs: Any) -> Any:
         result = wait(work, *args, **kwargs)
         operation = works.pop(work, None)
@@ -47,15 +67,7 @@ def works_watched(launched: Callable[[], int | None], waited: Callable[[int], No
             waited(operation)
         return result
 
-    for name, method in before.items():
-        setattr(c10d.ProcessGroup, name, _followed(method, launched, works))
-    c10d.Work.wait = wait_and_tell
-    try:
-        yield
-    finally:
-        c10d.Work.wait = wait
-        for name, method in before.items():
-            setattr(c10d.ProcessGroup, name, method)
+    return wait_and_tell
 
 
 def _followed(

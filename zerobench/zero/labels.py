@@ -46,8 +46,8 @@ class Updated(Protocol):
         """The unit, or empty."""
 
 
-class Observer(Protocol):
-    """Observer of labels."""
+class Observer:
+    """Observer of labels; a class that extends it ignores what it does not define."""
 
     def on_tensor(self, tensor: torch.Tensor, category: str, name: str, tier: str | None) -> None:
         """Records that `tensor`'s storage belongs to `category` from now on (from its birth, if it had no label

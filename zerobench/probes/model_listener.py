@@ -1,0 +1,126 @@
+"""What a pass hears of the model itself: which modules run, when gradients arrive, and what full parameters are.
+
+place       a module and its own name for a parameter; a strategy may put other tensors there while the module runs
+arrival     a gradient of a parameter is computed
+tied        a parameter in several places; the gradient of each use is a storage of its own until they are summed
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..zero import labels
+from ..zero.modules.wrapping import tensors_that_require_grad
+from .dtensor import contains_others
+from .event_log import EventLog
+from .labeling import label_contributions
+from .ledger import Ledger
+from .probe import EventOrder
+
+
+class ModelListener:
+    """Labels parameters and gradients of a model, and records the order of a step's modules and gradients.
+
+    `log`: told of modules, where a table of events is asked for.
+    """
+
+    def __init__(self, ledger: Ledger, log: EventLog | None) -> None:
+        self._ledger, self._log = ledger, log
+        self._arrivals: list[int] = []
+        self._modules_run: list[tuple[str, bool]] = []
+        self._names: dict[nn.Module, str] = {}
+        self._running: list[tuple[str, int | None]] = []  # and its index in `_modules_run`, where it is there
+        self._tied = WeakTensorKeyDictionary()
+        self._tied_names: set[str] = set()
+        self._places: dict[tuple[nn.Module, str], tuple[int, str]] = {}
+        self._hooked = WeakTensorKeyDictionary()  # weak, as `_tied`: measuring must not keep tensors alive
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ModelListener:
+        for hook in (
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._stack.callback(hook.remove)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        for registry in (self._names, self._places, self._tied, self._hooked):
+            registry.clear()  # a model lives no longer for having been looked at
+
+    @property
+    def order(self) -> EventOrder:
+        """The order of events since the last `begin_forward`."""
+        return EventOrder(tuple(self._arrivals), tuple(self._modules_run))
+
+    def begin_forward(self) -> None:
+        """Forgets the order of the forward before."""
+        self._arrivals.clear()
+        self._modules_run.clear()
+
+    def hear(self, model: nn.Module) -> None:
+        """Listens to a model's modules and gradients, until the listener is left."""
+        self._names = {module: name for name, module in model.named_modules()}
+        numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
+        for module, path in self._names.items():
+            for own, parameter in module.named_parameters(recurse=False):
+                self._places[module, own] = numbers[parameter], f"{path}.{own}".removeprefix(".")
+        places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+        tied = {p: name for name, p in model.named_parameters() if places[p] > 1 and p.requires_grad}
+        self._tied, self._tied_names = WeakTensorKeyDictionary(tied), set(tied.values())
+        for name, parameter in model.named_parameters():
+            if parameter not in tied:  # a strategy may put other leaves in the places of a tied one
+                self._listen_to(parameter, numbers[parameter], name)
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Labels gradients of a tied parameter: one from each use, kept until they are summed."""
+        if self._tied:
+            label_contributions(loss, self._tied)
+
+    def _gradient_arrived(self, number: int, name: str, gradient: torch.Tensor) -> None:
+        self._arrivals.append(number)
+        labels.label(gradient, labels.GRADIENTS, name)
+
+    def _listen_to(self, parameter: nn.Parameter, number: int, name: str) -> None:
+        if parameter.requires_grad and parameter not in self._hooked:
+            self._hooked[parameter] = name
+            if name in self._tied_names:
+                self._tied[parameter] = name
+            self._stack.callback(parameter.register_hook(partial(self._gradient_arrived, number, name)).remove)
+
+    def _enter_module(self, module: nn.Module, _inputs: object) -> None:
+        name = self._names.get(module, type(module).__name__)
+        place = len(self._modules_run) if self._ledger.phase == "forward" else None
+        self._running.append((name, place))
+        self._ledger.module = name
+        if place is not None:
+            self._modules_run.append((name, False))
+        if self._log is not None:
+            self._log.module_begins(name)
+
+    def _leave_module(self, module: nn.Module, _inputs: object, output: object) -> None:
+        """Labels the full parameters of a module that runs, including those that a strategy has put
+        there temporarily.
+        """
+        for own, parameter in module.named_parameters(recurse=False):
+            if (module, own) in self._places and not contains_others(parameter.data):
+                number, name = self._places[module, own]
+                labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
+                if torch.is_grad_enabled():
+                    self._listen_to(parameter, number, name)
+        name, place = self._running.pop()
+        self._ledger.module = self._running[-1][0] if self._running else ""
+        # Reentrant recomputation runs it without gradients, and backward returns to it too.
+        if place is not None and self._ledger.phase == "forward":
+            returns = not torch.is_grad_enabled() or any(True for _ in tensors_that_require_grad(output))
+            self._modules_run[place] = (name, returns)
+        if self._log is not None:
+            self._log.module_ends(name, output)
