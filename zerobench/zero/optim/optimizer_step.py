@@ -41,15 +41,16 @@ def update_tiles(
             next(parts, None)  # before the step, whose hooks so find the gradients
             optimizer.step()
         else:
-            facts = FactsOfParts(optimizer)
+            facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
 
             # The last tile is updated by `optimizer.step` itself, so that its hooks, the caller's, run once around all
             # tiles; the others come right before it, after the hooks that may still change learning rates.
             def all_but_the_last() -> None:
                 facts.begin()
-                for _ in tiles[:-1]:
+                for tile in tiles[:-1]:
                     next(parts)
-                    raw_step(optimizer)
+                    with groups.of(tile):
+                        raw_step(optimizer)
                     facts.end_part()
                 next(parts)
 
@@ -62,10 +63,11 @@ def update_silently(
     optimizer: optim.Optimizer, tiles: Sequence[Sequence[Share]], coefficient: torch.Tensor | float | None
 ) -> None:
     """Runs update_tiles without hooks: in a thread, after the step that they belonged to."""
-    facts = FactsOfParts(optimizer)
+    facts, groups = FactsOfParts(optimizer), TileGroups(optimizer)
     facts.begin()
-    for _ in _each_ready(tiles, coefficient, lambda _: nullcontext()):
-        raw_step(optimizer)
+    for tile, _ in zip(tiles, _each_ready(tiles, coefficient, lambda _: nullcontext()), strict=True):
+        with groups.of(tile):
+            raw_step(optimizer)
         facts.end_part()
     facts.end()
 
@@ -149,6 +151,33 @@ def _each_ready(
             yield
             for share in tile:
                 share.tensor.grad = None
+
+
+class TileGroups:
+    """Parameter groups as they are while a tile is updated: with its own parameters. torch's optimizers go through
+    all parameters of their groups, which over many tiles is quadratic. Others keep theirs whole: they may hold more in
+    the order of the parameters.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer) -> None:
+        own = type(optimizer).__module__.startswith("torch.optim.")
+        self._groups: list[dict[str, Any]] = optimizer.param_groups if own else []
+        self._number = {id(one): number for number, group in enumerate(self._groups) for one in group["params"]}
+
+    @contextmanager
+    def of(self, tile: Sequence[Share]) -> Iterator[None]:
+        """Narrows the groups to a tile, inside."""
+        whole = [group["params"] for group in self._groups]
+        for group in self._groups:
+            group["params"] = []
+        for share in tile:
+            if (number := self._number.get(id(share.tensor))) is not None:
+                self._groups[number]["params"].append(share.tensor)
+        try:
+            yield
+        finally:
+            for group, parameters in zip(self._groups, whole, strict=True):
+                group["params"] = parameters
 
 
 class TileBuffers:
