@@ -50,6 +50,7 @@ Verbs:
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
+  zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
@@ -86,6 +87,7 @@ VERBS = {
     "status": "status",
     "show": "show",
     "export": "export",
+    "report": "report.command",
     "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",

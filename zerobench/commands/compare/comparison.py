@@ -149,17 +149,18 @@ def compare_runs(
     lines: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> Comparison:  # fmt: skip
     """Compares the cells of A with those of B. `floors`: all available records; `lines`: the sides' tables of lines."""
-    ours, theirs = _measured(a, lines and lines[0]), _measured(b, lines and lines[1])
+    ours, theirs = measured(a, lines and lines[0]), measured(b, lines and lines[1])
     matched = _match(ours, theirs)
     taken = {id(cell) for pair in matched for cell in pair}
     return Comparison(
-        [_compare_cells(one, other, minimum_effect, floors) for one, other in matched],
+        [compare_cells(one, other, minimum_effect, floors) for one, other in matched],
         [cell for cell in ours if id(cell) not in taken],
         [cell for cell in theirs if id(cell) not in taken],
     )
 
 
-def _measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
+def measured(runs: pd.DataFrame, lines: pd.DataFrame | None) -> list[Measured]:
+    """Returns the cells of these runs, each of its newest launches; `lines`: the table of lines of the runs."""
     known = None if lines is None else LinesOfRuns(lines)
     launches: dict[str, list[Row]] = {}
     for row in _records(latest(runs)):
@@ -216,7 +217,8 @@ def _unique(cells: list[Measured], key: Callable[[Measured], str]) -> dict[str, 
     return {value: mine[0] for value, mine in groups.items() if len(mine) == 1}
 
 
-def _compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[NoiseFloor]) -> Compared:
+def compare_cells(a: Measured, b: Measured, minimum_effect: float, floors: list[NoiseFloor]) -> Compared:
+    """Compares a pair of cells. `minimum_effect`: smallest relevant change of a time; `floors`: all known records."""
     differing = differences(a.config, b.config) | {
         name: (a.row[name], b.row[name]) for name in ORIGIN if a.row[name] != b.row[name]
     }

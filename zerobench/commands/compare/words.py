@@ -18,7 +18,7 @@ IN_TURNS = "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two
 
 def passages(found: Comparison) -> list[Passage]:
     """Returns a passage per pair of cells, and one on the cells of each side alone."""
-    sections = [Passage(_title(pair), _parts(pair)) for pair in found.pairs]
+    sections = [Passage(title(pair), _parts(pair)) for pair in found.pairs]
     for side, cells in (("A", found.only_a), ("B", found.only_b)):
         if cells:
             sections.append(Passage(f"only in {side}", [_name(cell) for cell in cells]))
@@ -29,7 +29,8 @@ def _name(cell: Measured) -> str:
     return cell.name if cell.row["status"] == "ok" else f"{cell.name}: {cell.row['status']}: {cell.row['reason']}"
 
 
-def _title(pair: Compared) -> str:
+def title(pair: Compared) -> str:
+    """Returns the name of a pair of cells."""
     if pair.a.row["cell_id"] == pair.b.row["cell_id"]:  # names tell from neighbors, which may be others in A and B
         return min(pair.a.name, pair.b.name, key=len)
     return pair.a.name if pair.a.name == pair.b.name else f"{pair.a.name} against {pair.b.name}"
@@ -60,11 +61,11 @@ def _exact(pair: Compared) -> list[Part]:
 
 def _moved(change: Change) -> list[str]:
     signed = "–" if change.difference is None else _figure(change.difference, sign="+")
-    percent = "" if change.relative is None else _percent(change.relative, 2)
-    return [change.metric, _figure(change.a), _figure(change.b), signed, percent]
+    share = "" if change.relative is None else percent(change.relative, 2)
+    return [change.metric, _figure(change.a), _figure(change.b), signed, share]
 
 
-def _percent(share: float, digits: int = 1) -> str:
+def percent(share: float, digits: int = 1) -> str:
     """Formats a signed percentage; a value that rounds to zero is +0, never −0."""
     return f"{round(100 * share, digits) + 0.0:+.{digits}f} %"
 
@@ -94,7 +95,7 @@ def _rough(pair: Compared) -> list[str]:
             continue
         verdict = f"noise, below {100 * ROUGH_NOISE:.0f} %" if abs(change.relative) < ROUGH_NOISE else "moved"
         shown = (
-            f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({_percent(change.relative)})"
+            f"{change.metric} {show_bytes(change.a or 0)} → {show_bytes(change.b or 0)} ({percent(change.relative)})"
         )
         lines.append(f"{shown}: {verdict}; the system's figure is not exact")
     return lines
@@ -119,7 +120,7 @@ def _times(pair: Compared) -> list[Part]:
     ours, theirs = (side.row["tokens_per_s"] for side in (pair.a, pair.b))
     return [
         Grid(header, [_effect(effect) for effect in pair.effects]),
-        f"tokens/s {ours:.0f} → {theirs:.0f} ({_percent(theirs / ours - 1)}): {step.verdict}",
+        f"tokens/s {ours:.0f} → {theirs:.0f} ({percent(theirs / ours - 1)}): {step.verdict}",
         _launches(pair),
         *(f"noise floor: of {floor.title}" for floor in pair.floors),
         *([] if pair.floors else [NO_FLOOR]),
@@ -147,4 +148,4 @@ def _power(pairs: list[Pair]) -> str:
     if found is None:
         return ""
     more = f"{MINIMUM_EFFECT:g} % needs {needed} pairs" if needed else f"{MINIMUM_EFFECT:g} % needs a quieter machine"
-    return f": in 80 of 100 cases a change of {_percent(found)} is found; {more}"
+    return f": in 80 of 100 cases a change of {percent(found)} is found; {more}"

@@ -1,0 +1,180 @@
+"""The page's part on two sets of runs: what moved from A to B, in which category, by how much, beyond noise or not.
+
+All of it is what `zerobench compare` finds (compare/comparison.py); here it is counted over the cells and drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ...records import CATEGORIES
+from ...sizes import show_bytes
+from ..compare.comparison import Change, Compared, Comparison
+from ..compare.paired import UNJUDGED
+from ..compare.words import NOT_COMPARABLE, passages, percent, title
+from ..passages import Grid
+from .figures import MOST, exactly
+from .markup import Html, details, h, join, parts
+from .svg import Delta, Piece, deltas, legend
+
+NONE = "–"
+WHY = {UNJUDGED: f"{UNJUDGED}, for launches were not in turns"}
+"""Verdict on times -> the same with its reason."""
+DIFFERING = 6
+"""Differences of configs and origin that the summary tells."""
+
+
+def summary(found: Comparison) -> Iterator[tuple[str, str]]:
+    """Yields (question, answer) over all pairs of cells."""
+    judged = [pair for pair in found.pairs if not pair.refused and not pair.failed]
+    for metric, question in (
+        ("peak_bytes", "Peak memory"),
+        ("states_bytes", "Model states"),
+        ("volume_psi", "Traffic"),
+    ):
+        yield question, _exact(judged, metric)
+    yield "Time", _times(judged)
+    if judged:
+        yield "Losses", _losses(judged)
+    if differs := Counter(words for pair in found.pairs for words in pair.differs):
+        told = [
+            f"{words} (in {number} of {len(found.pairs)} cells)" for words, number in differs.most_common(DIFFERING)
+        ]
+        yield "Differs", "; ".join(told) + f"; and {len(differs) - DIFFERING} more" * (len(differs) > DIFFERING)
+    for pair in found.pairs:
+        if pair.refused:
+            yield "Not comparable", f"{title(pair)}: {'; '.join(pair.refused)}"
+        for side, row in pair.failed.items():
+            yield f"Failed in {side}", f"{title(pair)}: {row['status']}: {row['reason']}"
+    for side, cells in (("A", found.only_a), ("B", found.only_b)):
+        if cells:
+            yield f"Only in {side}", ", ".join(cell.name for cell in cells)
+
+
+def _change(pair: Compared, metric: str) -> Change | None:
+    return next((change for change in pair.moved if change.metric == metric), None)
+
+
+def _exact(pairs: Sequence[Compared], metric: str) -> str:
+    moved = [(pair, change) for pair in pairs if (change := _change(pair, metric)) and change.difference is not None]
+    if not pairs:
+        return NOT_COMPARABLE
+    if not moved:
+        return f"equal, exactly, in {len(pairs)} of {len(pairs)} cells"
+    words = []
+    for grew, word in ((True, "grew"), (False, "shrank")):
+        mine = [(pair, change) for pair, change in moved if ((change.difference or 0) > 0) is grew]
+        if mine:
+            pair, most = max(mine, key=lambda one: abs(one[1].difference or 0))
+            words.append(f"{word} in {len(mine)} of {len(pairs)} cells, most in {title(pair)}: {_by(pair, most)}")
+    return "; ".join(words)
+
+
+def _by(pair: Compared, change: Change) -> str:
+    share = "" if change.relative is None else f" ({percent(change.relative)})"
+    if not change.metric.endswith("_bytes"):
+        return f"{change.difference or 0:+.6f}{share}"
+    parts_of = [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
+    made_of = ", ".join(f"{name} {signed(by)}" for name, by in sorted(parts_of, key=lambda part: -abs(part[1])))
+    return (
+        signed(change.difference or 0) + share + (f"; {made_of}" if made_of and change.metric == "peak_bytes" else "")
+    )
+
+
+def signed(size: float) -> str:
+    """Formats a difference of bytes: "+1.0 MiB", "−512 B"."""
+    return f"{'+' if size > 0 else '−' if size < 0 else ''}{show_bytes(abs(size))}"
+
+
+def _times(pairs: Sequence[Compared]) -> str:
+    groups: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.effects:
+            step = pair.effects[0]
+            known = step.low is not None and step.high is not None
+            interval = f" ({step.low:.3f}–{step.high:.3f})" if known else ""
+            groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(
+                f"{title(pair)} × {step.ratio:.3f}{interval}"
+            )
+        else:
+            groups.setdefault(f"not comparable: {'; '.join(pair.time_refused)}", []).append(title(pair))
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in groups.items()) or NOT_COMPARABLE
+
+
+def _losses(pairs: Sequence[Compared]) -> str:
+    known = [pair for pair in pairs if not pair.loss_refused]
+    equal = [pair for pair in known if all(change.a == change.b for change in pair.losses)]
+    if not known:
+        return f"{NOT_COMPARABLE}: {'; '.join(dict.fromkeys(w for pair in pairs for w in pair.loss_refused))}"
+    other = [title(pair) for pair in known if pair not in equal]
+    return f"equal to the bit in {len(equal)} of {len(known)} cells" + (f"; not in {', '.join(other)}" if other else "")
+
+
+def table(found: Comparison) -> Grid:
+    """Returns a row per pair of cells: exact metrics with their difference, the step's ratio with its verdict."""
+    header = ["cell", "peak A", "peak B", "difference", "states B", "difference", "volume ψ B", "difference",
+              "ratio of steps", "95 % interval", "verdict"]  # fmt: skip
+    return Grid(header, [[title(pair), *_cells(pair)] for pair in found.pairs])
+
+
+def _cells(pair: Compared) -> list[str]:
+    if pair.refused or pair.failed:
+        return [NONE] * 9 + [NOT_COMPARABLE if pair.refused else "failed"]
+    a, b = pair.a.row, pair.b.row
+    shown = [show_bytes(a["peak_bytes"]), show_bytes(b["peak_bytes"]), _moved(pair, "peak_bytes")]
+    shown += [show_bytes(b["states_bytes"]), _moved(pair, "states_bytes")]
+    shown += [NONE if b["volume_psi"] is None else f"{b['volume_psi']:.3f}", _moved(pair, "volume_psi")]
+    if not pair.effects:
+        return [*shown, NONE, NONE, f"{NOT_COMPARABLE}: {'; '.join(pair.time_refused)}"]
+    step = pair.effects[0]
+    interval = NONE if step.low is None or step.high is None else f"{step.low:.3f}–{step.high:.3f}"
+    return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
+
+
+def _moved(pair: Compared, metric: str) -> str:
+    change = _change(pair, metric)
+    if change is None:
+        return "unsteady" if any(words.startswith(f"{metric} ") for words in pair.unsteady) else "equal"
+    if change.difference is None:
+        return NONE
+    return signed(change.difference) if metric.endswith("_bytes") else f"{change.difference:+.6f}"
+
+
+def figure(found: Comparison) -> Html:
+    """Builds the differences at the peak, by category, of the pairs in which they moved; nothing where none did."""
+    moved = [pair for pair in found.pairs if pair.at_peak]
+    if not moved:
+        return Html("")
+    rows = [_delta(pair) for pair in moved[:MOST]]
+    there = {piece.name for row in rows for piece in row.pieces}
+    left = f" {MOST} of {len(moved)} cells are drawn; the table has all." if len(moved) > MOST else ""
+    said = f" at the peak from A to B, by category: to the right more, to the left less.{left}"
+    return h(
+        "div",
+        h(
+            "figure",
+            h("figcaption", h("b", "What moved"), said),
+            deltas(rows, "What moved at the peak, by category"),
+            legend([name for name in CATEGORIES if name in there]),
+        ),
+        class_="figures",
+    )
+
+
+def _delta(pair: Compared) -> Delta:
+    sizes = [(one.metric.removeprefix("peak_").removesuffix("_bytes"), one.difference or 0) for one in pair.at_peak]
+    pieces = [Piece(name, by, f"{title(pair)}\n{name} {_exactly(by)}") for name, by in sizes if by]
+    total = sum(by for _, by in sizes)
+    lines = [title(pair), f"at the peak {_exactly(total)}", *(f"{name} {_exactly(by)}" for name, by in sizes)]
+    return Delta(title(pair), signed(total), "\n".join(lines), pieces)
+
+
+def _exactly(by: float) -> str:
+    return ("+" if by > 0 else "−" if by < 0 else "") + exactly(abs(int(by)))
+
+
+def pairs(found: Comparison, light: int) -> Html:
+    """Builds the comparison of each pair of cells, in the words of `zerobench compare`, closed."""
+    told = passages(found)
+    return join(details(one.title, parts(one.parts), len(told) > light) for one in told)

@@ -1,0 +1,130 @@
+"""The figures of a setting: memory by category, traffic by collective, time; a bar per cell, each value recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...records import CATEGORIES, COLLECTIVES
+from ...sizes import show_bytes, show_ms
+from .markup import Html, h
+from .settings import Row, Setting
+from .svg import Bar, Piece, bars, legend
+
+MOST = 24
+"""Bars that a figure draws at most."""
+
+PHASES = ("forward", "backward", "update")
+
+
+def figures_of(setting: Setting) -> Html:
+    """Builds all figures of a setting, side by side; those without a value are left out."""
+    drawn = [_figure(one, setting) for one in KINDS if any(one.is_there(row) for row in _rows(setting))]
+    return h("div", *drawn, class_="figures")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A figure: its title, the sentence below it, its bars, and the parts that its legend may name."""
+
+    title: str
+    said: str
+    is_there: Callable[[Row], bool]
+    bar: Callable[[str, Row], Bar]
+    parts: Sequence[str]
+    more: Sequence[Html] = ()
+
+
+def _rows(setting: Setting) -> list[Row]:
+    return [setting.cells[place].row for place in setting.ok]
+
+
+def _figure(kind: Kind, setting: Setting) -> Html:
+    rows = [
+        kind.bar(label, cell.row)
+        if cell.row["status"] == "ok" and kind.is_there(cell.row)
+        else _absent(label, cell.row)
+        for label, cell in zip(setting.labels, setting.cells, strict=True)
+    ]
+    there = {piece.name for row in rows for piece in (*row.pieces, *row.below) if piece.value > 0}
+    left = f" {MOST} of {len(rows)} cells are drawn; the table has all." if len(rows) > MOST else ""
+    return h(
+        "figure",
+        h("figcaption", h("b", kind.title), " ", kind.said + left),
+        bars(rows[:MOST], f"{kind.title}: {setting.title}"),
+        legend([name for name in kind.parts if name in there], *kind.more),
+    )
+
+
+def _absent(label: str, row: Row) -> Bar:
+    word = row["status"] if row["status"] != "ok" else "none"
+    return Bar(label, f"× {word}", f"{label}\n{word}: {row['reason'] or 'not recorded'}", absent=word)
+
+
+def exactly(size: int) -> str:
+    """Formats bytes for reading, and to the byte."""
+    return f"{show_bytes(size)} ({size:,} B)"
+
+
+def _memory(label: str, row: Row) -> Bar:
+    sizes = [(name, row[f"peak_{name}_bytes"] or 0) for name in CATEGORIES]
+    pieces = [Piece(name, size, f"{label}\n{name} {exactly(size)}") for name, size in sizes]
+    lines = [label, f"at the peak {exactly(row['peak_bytes'])}", *(f"{n} {exactly(s)}" for n, s in sizes if s)]
+    states, predicted = row["states_bytes"], row["predicted_states_bytes"]
+    lines.append(f"states at most {exactly(states)}")
+    if predicted is not None:
+        lines.append(f"predicted {exactly(predicted)}, residual {states - predicted:+,} B")
+    below = [Piece("states", states, f"{label}\nstates at most {exactly(states)}")]
+    return Bar(label, show_bytes(row["peak_bytes"]), "\n".join(lines), pieces, below, predicted)
+
+
+def _traffic(label: str, row: Row) -> Bar:
+    volumes = [(name, row[f"volume_{name}_psi"] or 0.0) for name in COLLECTIVES]
+    pieces = [Piece(name, size, f"{label}\n{name.replace('_', '-')} {size:.6g} ψ") for name, size in volumes]
+    lines = [label, f"volume {row['volume_psi']:.6g} ψ", *(f"{n.replace('_', '-')} {s:.6g} ψ" for n, s in volumes if s)]
+    predicted = row["predicted_volume_psi"]
+    if predicted is not None:
+        lines.append(f"predicted {predicted:.6g} ψ, residual {row['volume_psi'] - predicted:+.3g} ψ")
+    if row["wire_bytes"] is not None:
+        lines.append(f"a rank sends {exactly(row['wire_bytes'])}")
+    return Bar(label, f"{row['volume_psi']:.3f} ψ", "\n".join(lines), pieces, (), predicted)
+
+
+def _time(label: str, row: Row) -> Bar:
+    step = row["step_s"]
+    has_interval = row["step_s_low"] is not None
+    reach = (row["step_s_low"], row["step_s_high"]) if has_interval else None
+    interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
+    parts = [(name, row[f"{name}_s"]) for name in PHASES if row[f"{name}_s"] is not None]
+    lines = [label, f"step {show_ms(step)}", interval if has_interval else "too few for an interval",
+             *(f"{name} {show_ms(s)}" for name, s in parts), f"{row['tokens_per_s']:,.0f} tokens/s"]  # fmt: skip
+    below = [Piece(name, s, f"{label}\n{name} {show_ms(s)}, the median of its own") for name, s in parts]
+    return Bar(label, show_ms(step), "\n".join(lines), [Piece("step", step, "\n".join(lines[:3]))], below, reach=reach)
+
+
+def _key(kind: str, words: str) -> Html:
+    drawn = {
+        "mark": h("line", x1=7, x2=7, y1=0, y2=12, class_="mark"),
+        "whisker": h("path", d="M1,6 H13 M1,2 v8 M13,2 v8", class_="whisker"),
+    }
+    return h("li", h("svg", drawn[kind], width=14, height=12, aria_hidden="true"), words)
+
+
+def _has(*keys: str) -> Callable[[Row], bool]:
+    return lambda row: all(row[key] is not None for key in keys)
+
+
+KINDS = (
+    Kind(
+        "Memory", "at the peak, on the fullest rank, by category; the thin line below: states at their most.",
+        _has("peak_bytes", "states_bytes"), _memory, (*CATEGORIES, "states"), (_key("mark", "states predicted"),),
+    ),
+    Kind(
+        "Traffic", "elements that a rank moves in a step, over ψ, by collective.",
+        lambda row: bool(row["volume_psi"]), _traffic, COLLECTIVES, (_key("mark", "predicted"),),
+    ),
+    Kind(
+        "Time", "of a step on the slowest rank; the thin line below: phases, each its own median.",
+        _has("step_s"), _time, ("step", *PHASES), (_key("whisker", "95 % interval"),),
+    ),
+)  # fmt: skip
