@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import Progress
 
-from ...results.tables import Results, merge
+from ...results.tables import Results
 from ...sizes import show_count
 from ..compare.comparison import compare_runs
 from . import compared
@@ -33,7 +34,7 @@ def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, tit
     results = sides[0]
     settings = settings_of(results.runs)
     verdict = Part("verdict", "Verdict", "Verdict", _verdict(settings, judge))
-    parts = [verdict, *_about_runs(results, folders, own)]
+    parts = [verdict, *_about_runs(results, runs_of(results, folders), own)]
     return page(title or f"Report on {_name(folders[0])}", _facts(results.runs), parts)
 
 
@@ -48,13 +49,13 @@ def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, titl
     inside = join(
         [answers(list(compared.summary(found))), compared.figure(found), grid(compared.table(found), "Cells")]
     )
-    both = merge([a, b])
-    known = set(a.runs["run_id"])
-    marks = ["A" if run in known else "B" for run in both.runs["run_id"]]
+    both = replace(a, runs=pd.concat([a.runs, b.runs], ignore_index=True))
+    runs = [*runs_of(a, folders[:1]), *runs_of(b, folders[1:])]  # apart: equal code names runs alike
+    marks = ["A"] * len(a.runs) + ["B"] * len(b.runs)
     parts = [
         Part("verdict", "What moved", "What moved from A to B", inside),
         Part("cells", "Cell by cell", "Cell by cell", compared.pairs(found, LIGHT)),
-        *_about_runs(both, folders, own, marks),
+        *_about_runs(both, runs, own, marks),
     ]
     facts = [f"A: {folders[0]}, {show_count(len(a.runs), 'run')}", f"B: {folders[1]}, {show_count(len(b.runs), 'run')}"]
     return page(title or f"{_name(folders[0])} against {_name(folders[1])}", [*facts, _when()], parts)
@@ -93,9 +94,8 @@ def _card(setting: Setting, judge: Judge, place: int, count: int) -> Html:
     return details(setting.title, inside, count > LIGHT, class_="card")
 
 
-def _about_runs(results: Results, folders: Sequence[Path], own: str, marks: Sequence[str] | None = None) -> list[Part]:
-    """Returns the parts that both pages have. `marks`: the side of each run."""
-    runs = runs_of(results, folders)
+def _about_runs(results: Results, runs: Sequence[Run], own: str, marks: Sequence[str] | None = None) -> list[Part]:
+    """Returns the parts that both pages have. `runs`: those of `results`; `marks`: the side of each."""
     links = [f"run-{place}" for place in range(len(runs))]
     table = runs_table(columns_of_runs(results, marks), links)
     bad = sum(run.row["status"] != "ok" for run in runs)

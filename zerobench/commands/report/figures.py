@@ -92,11 +92,10 @@ def _traffic(label: str, row: Row) -> Bar:
 
 def _time(label: str, row: Row) -> Bar:
     step = row["step_s"]
-    has_interval = row["step_s_low"] is not None
-    reach = (row["step_s_low"], row["step_s_high"]) if has_interval else None
-    interval = f"95 % interval {row['step_s_low'] * 1000:.1f}–{row['step_s_high'] * 1000:.1f} ms"
+    reach = None if row["step_s_low"] is None else (row["step_s_low"], row["step_s_high"])
+    interval = f"95 % interval {reach[0] * 1000:.1f}–{reach[1] * 1000:.1f} ms" if reach else "too few for an interval"
     parts = [(name, row[f"{name}_s"]) for name in PHASES if row[f"{name}_s"] is not None]
-    lines = [label, f"step {show_ms(step)}", interval if has_interval else "too few for an interval",
+    lines = [label, f"step {show_ms(step)}", interval,
              *(f"{name} {show_ms(s)}" for name, s in parts), f"{row['tokens_per_s']:,.0f} tokens/s"]  # fmt: skip
     below = [Piece(name, s, f"{label}\n{name} {show_ms(s)}, the median of its own") for name, s in parts]
     return Bar(label, show_ms(step), "\n".join(lines), [Piece("step", step, "\n".join(lines[:3]))], below, reach=reach)

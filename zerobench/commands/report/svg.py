@@ -77,7 +77,7 @@ def patterns() -> Html:
 
 
 def bars(rows: Sequence[Bar], name: str) -> Html:
-    """Builds a figure of rows. `name`: what it shows, for those who do not see it."""
+    """Builds a figure of rows. `name`: its subject, for screen readers."""
     most = max((_longest(row) for row in rows), default=0) or 1.0
     drawn = [_row(row, place, WIDTH / most) for place, row in enumerate(rows)]
     return h("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {ROW * len(rows):g}", role="group", aria_label=name)
@@ -135,7 +135,7 @@ def _whisker(low: float, high: float) -> Html:
 
 
 def deltas(rows: Sequence[Delta], name: str) -> Html:
-    """Builds a figure of differences around zero. `name`: what it shows, for those who do not see it."""
+    """Builds a figure of differences around zero. `name`: its subject, for screen readers."""
     most = max(
         (abs(sum(p.value for p in row.pieces if p.value * way > 0)) for row in rows for way in (1, -1)), default=0
     )
