@@ -20,7 +20,7 @@ from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, title, with_times
 from analysis.marks import unit_of
 from analysis.page import key, sheet
-from analysis.style import BLUE, GRAY, PHASES, Fills, patches
+from analysis.style import BLUE, GRAY, PHASES, Fills, patches, seen
 from zerobench.results.tables import Results
 
 TIERS: Fills = {"device": (BLUE, ""), "host memory": (GRAY, "//")}
@@ -45,7 +45,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         memory.set_ylabel(f"peak ({name})")
         time.set_ylabel("step (ms)")
         memory.set_title(title(cells, settings), loc="left")
-    key(figure, [*patches(TIERS), *patches(PHASES)])
+    key(figure, [*patches(seen(figure, TIERS)), *patches(seen(figure, PHASES))])
     return figure
 
 

@@ -11,11 +11,13 @@ gave segments back to find room. Runs under another PYTORCH_ALLOC_CONF, from a f
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,7 +26,7 @@ from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
 from analysis.marks import unit_of
 from analysis.page import key, sheet
-from analysis.style import CATEGORIES, GRAY, Fills, patches
+from analysis.style import CATEGORIES, GRAY, Fills, patches, seen
 from zerobench.results.tables import Results
 
 LASTING = {name: f"lasting_{name}" for name in CATEGORIES}
@@ -33,7 +35,7 @@ RETRIES = {"retries": "alloc_retries"}
 ON_CUDA = {"fragmentation": "fragmentation_bytes", "largest free block": "largest_free_block_bytes"}
 FILLS: Fills = {**CATEGORIES, **dict.fromkeys((*ON_CUDA, *RETRIES), (GRAY, ""))}
 
-CAPTION = "What a step asks for and keeps beyond the phase, how often. Right of it: everything at the peak."
+CAPTION = "Left: allocations that outlive the phase they were made in. Right: everything at the peak, slots included."
 
 
 def counted(results: Results, cell: Any) -> dict[str, dict[str, float]]:
@@ -55,21 +57,26 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     if results.runs["fragmentation_bytes"].isna().all():
         columns = {"peak": PEAK}
     name, unit = unit_of(highest(results.runs, {"peak": "peak_bytes"}))
-    widest, more = max(len(cells) for cells in settings), len(columns) > 1
-    size = (1.4 + (0.5 if more else 0.75) * widest, 3.4)
+    more = len(columns) > 1
+    size = (2.2 if more else 3.2, 2.2)
     figure, places = sheet(settings, panels, size, CAPTION, across=1 + len(columns) + more)
     for row, cells in places:
-        stacked(row[0], cells, LASTING, FILLS, 1)
-        row[0].set_ylabel("asked for in a step, lasting")
+        _counts(row[0], cells, LASTING)
+        row[0].set_ylabel("allocations in a step\nthat outlive their phase")
         for axes, (part, of) in zip(row[1:], columns.items(), strict=False):
             stacked(axes, cells, of, FILLS, unit)
             axes.set_ylabel(f"{part} ({name})")
         if more:
-            stacked(row[-1], cells, RETRIES, FILLS, 1)
+            _counts(row[-1], cells, RETRIES)
             row[-1].set_ylabel("retries of the allocator")
         row[0].set_title(title(cells, settings), loc="left")
-    key(figure, patches(CATEGORIES))
+    key(figure, patches(seen(figure, CATEGORIES)))
     return figure
+
+
+def _counts(axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str]) -> None:
+    stacked(axes, cells, columns, FILLS, 1, words="{:.0f}".format)
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _with_counts(results: Results, cells: pd.DataFrame) -> pd.DataFrame:

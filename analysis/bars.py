@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,10 +13,11 @@ from analysis.style import Fills, number, stack
 
 
 def stacked(
-    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float, whole: str | None = None
-) -> None:
-    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers, or the column
-    `whole`: medians of parts do not add up to the median of the whole.
+    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float, whole: str | None = None,
+    words: Callable[[float], str] = show,
+) -> None:  # fmt: skip
+    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers. With a column
+    `whole` the bar is as high as that, split in the proportions of the others. `words`: how a sum is written.
     """
 
     def draw(axes: Axes, place: int, cell: Any) -> None:
@@ -25,10 +26,18 @@ def stacked(
         if not known:
             absent(axes, place, "not measured")
             return
+        if whole is not None:
+            known = split(float(getattr(cell, whole)) / unit, known)
         height = stack(axes, place, known, fills, 0.6)
-        number(axes, place, height, show(height if whole is None else float(getattr(cell, whole)) / unit))
+        number(axes, place, height, words(height))
 
     bars(axes, cells, draw)
+
+
+def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
+    """Splits a whole in the proportions of the parts: medians of parts do not add up to the median of the whole."""
+    total = sum(parts.values())
+    return {name: whole * part / total for name, part in parts.items()} if total else {}
 
 
 def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 
 from analysis.page import add_page_options, page_of
 from analysis.style import learn_colors
 from zerobench.config.cell import CellConfig
 from zerobench.config.names import name_cells
+from zerobench.config.schema import config_dir
+from zerobench.host.environment import SIMULATED
 from zerobench.results.conditions import add_options
 from zerobench.results.selection import chosen
 from zerobench.results.summary import SETTING, summarize
@@ -169,16 +172,38 @@ def _labels(cells: pd.DataFrame, beside: dict[str, Any]) -> list[str]:
     return [config.strategy.name + name.split("b=0", 1)[1] for config, name in pairs]
 
 
+def cores_of(cells: pd.DataFrame) -> float:
+    """Cores that all ranks of a panel have together; infinite where ranks are no processes of one CPU."""
+    known = cells[(cells["device"] == "cpu") & (cells["backend"] != SIMULATED)]["cores"].dropna()
+    return float(known.min()) if len(known) else float("inf")
+
+
+def on_cores(panels: Sequence[pd.DataFrame]) -> str:
+    """Words of a caption for where times were measured; empty where not on a CPU."""
+    known = sorted({cores_of(cells) for cells in panels} - {float("inf")})
+    return f", all ranks on {' or '.join(f'{count:.0f}' for count in known)} cores" if known else ""
+
+
 def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str] = ("world_size", "batch")) -> str:
     """Title of a panel: what its cells have in common: the model, the keys `of`, and in what else the panels differ."""
     first, psi = cells.iloc[0], cells["psi"].dropna()
     shown = {"world_size": "N = {}", "batch": "batch {} ×", "micro_batch": "micro-batch {} ×"}
     parts = [shown[key].format(cells[key].dropna().iloc[0]) for key in of]
-    words = ", ".join([first.model, *parts]) + (f" {first.sequence}" if parts else f", sequence {first.sequence}")
+    words = ", ".join([model_of(first.model, first["shape"]), *parts]) + (
+        f" {first.sequence}" if parts else f", sequence {first.sequence}"
+    )
     words += f", {first.device}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
     alike = [panel for panel in panels if panel["model"].iloc[0] == first.model]
     return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], alike)
+
+
+def model_of(name: str, shape: str) -> str:
+    """A model's name, and with which options other than those that the name stands for it ran."""
+    file, options = config_dir() / "model" / f"{name}.yaml", dict(word.split("=", 1) for word in shape.split())
+    usual = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    others = [f"{key}={options[key]}" for key, value in usual.items() if options.get(key, str(value)) != str(value)]
+    return " ".join([name, *(["with"] if others else []), *others])
 
 
 def _own_options(shape: str, panels: Sequence[pd.DataFrame]) -> str:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, load_all, title
 from analysis.page import add_page_options, key, page_of, sheet
-from analysis.style import VERMILION, look, rule
+from analysis.style import GRAY, PURPLE, look, rule
 from zerobench.commands.compare.paired import effect_of, interleaved, pair_up
 from zerobench.results import selection
 from zerobench.results.conditions import add_options
@@ -44,6 +44,19 @@ METRICS = {
     "timed_allocator_peak_bytes": "peak bytes, timed",
     "loopback_bytes": "bytes sent",
 }
+
+PANELS = {
+    "step time": ["step_s"],
+    "peak bytes": ["allocator_peak_bytes", "timed_allocator_peak_bytes"],
+    "bytes sent": ["loopback_bytes"],
+}
+"""What a panel shows -> the metrics in it."""
+
+CAPTION = (
+    "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, where they can be seen."
+)
+GOAL, GOAL_WIDTH, SHIFT = PURPLE, 2.2, 0.16
+"""Color and width of a goal's mark; how far two metrics of one pair lie from its row."""
 
 GATED_RANKS = 2
 """Four ranks on two cores say little of four ranks."""
@@ -193,35 +206,60 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = [[one for one in ratios if one.setting == name] for name in dict.fromkeys(r.setting for r in ratios)]
     frames = [pd.DataFrame(map(asdict, mine)) for mine in settings]
     rows = max((len(frame) // len(METRICS) for frame in frames), default=1)
-    caption = "Ours over the peer, below 1 is better. Intervals: 95 % over paired launches. Vermilion: the goal."
-    figure, places = sheet(frames, panels, (3.6, 1.0 + 0.22 * rows), caption, across=len(METRICS))
+    figure, places = sheet(frames, panels, (2.3, 0.1 + 0.155 * rows), CAPTION, across=len(PANELS))
     for row, frame in places:
-        for axes, metric in zip(row, METRICS, strict=True):
-            _draw_metric(axes, frame[frame["metric"] == metric])
+        for axes, (words, metrics) in zip(row, PANELS.items(), strict=True):
+            _draw_metrics(axes, [frame[frame["metric"] == metric] for metric in metrics])
+            axes.set_xlabel("\n".join([words, *_notes(frame[frame["metric"].isin(metrics)])]))
         row[0].set_title(frame["setting"].iloc[0], loc="left")
         for axes in row[1:]:
-            axes.set_yticklabels([])
-    handles = [rule("as much", lw=0.8), rule("goal", line="-", color=VERMILION, lw=1.8)]
+            axes.tick_params(left=False, labelleft=False)
+    timed = rule("peak in the timed pass", "", marker="o", fillstyle="none", color=GRAY)
+    handles = [rule("as much", lw=0.8), rule("goal", color=GOAL, lw=GOAL_WIDTH), timed]
     key(figure, handles)
     return figure
 
 
-def _draw_metric(axes: Axes, mine: pd.DataFrame) -> None:
-    for place, one in enumerate(mine.itertuples()):
-        if pd.isna(one.ratio):
+def _draw_metrics(axes: Axes, parts: Sequence[pd.DataFrame]) -> None:
+    """A row a pair of cells; where there are several metrics the first is filled and above."""
+    for number, mine in enumerate(parts):
+        shift = SHIFT * (2 * number - len(parts) + 1)
+        for place, one in enumerate(mine.itertuples()):
+            if pd.notna(one.ratio):
+                _draw_ratio(axes, place, shift, one, "none" if number else "full")
+    mine = pd.concat(parts)
+    pairs = [f"{one.ours} / {one.peer}" for one in parts[0].itertuples()]
+    lacking = [place for place in range(len(pairs)) if all(pd.isna(part["ratio"].iloc[place]) for part in parts)]
+    if len(lacking) == len(pairs):
+        words = "\n".join(sorted(set(mine["verdict"])))
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", style="italic")
+    else:
+        axes.axvline(1, color="black", lw=0.8, zorder=1)
+        for place in lacking:
             axes.annotate("× none", (1, place), (4, -3), textcoords="offset points", fontsize="small", style="italic")
-            continue
-        how = look(str(one.ours).split()[0])
-        reach = None if pd.isna(one.low) else [[one.ratio - one.low], [one.high - one.ratio]]
-        axes.errorbar([one.ratio], [place], xerr=reach, color=how.color, marker=how.marker, ms=4.5, capsize=2.5, lw=1)
-        if pd.notna(one.goal):
-            axes.vlines(one.goal, place - 0.4, place + 0.4, color=VERMILION, lw=1.8)
-    axes.axvline(1, color="black", lw=0.8)
-    axes.set_yticks(range(len(mine)), [f"{one.ours} / {one.peer}" for one in mine.itertuples()], fontsize="small")
-    axes.set_ylim(len(mine) - 0.4, -0.6)
-    axes.set_xlabel(METRICS[str(mine["metric"].iloc[0])])
+    axes.set_yticks(range(len(pairs)), pairs, fontsize="small")
+    axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.set_xlim(0, min(2.5, max(1.25, 1.08 * float(mine["high"].fillna(mine["ratio"]).max()))))
     axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_ratio(axes: Axes, place: int, shift: float, one: Any, fill: str) -> None:
+    how = look(str(one.ours).split()[0])
+    reach = None if pd.isna(one.low) else [[one.ratio - one.low], [one.high - one.ratio]]
+    axes.errorbar([one.ratio], [place + shift], xerr=reach, color=how.color, marker=how.marker, ms=4, capsize=2, lw=1,
+                  fillstyle=fill)  # fmt: skip
+    if pd.notna(one.goal):
+        axes.vlines(one.goal, place - 0.4, place + 0.4, color=GOAL, lw=GOAL_WIDTH, zorder=1.5)
+
+
+def _notes(mine: pd.DataFrame) -> list[str]:
+    """Says of a panel where intervals or goals are missing."""
+    there = mine[mine["ratio"].notna()]
+    bare = there["low"].isna()
+    notes = ["(no intervals: one launch)" if bare.all() else "(some without interval: one launch)"] * bool(bare.any())
+    if (mine["metric"] == "step_s").any() and mine["goal"].isna().all():
+        notes.append(f"(no goals at N = {mine['world_size'].iloc[0]})")
+    return notes
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ stand above their bars.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from re import sub
@@ -18,6 +19,9 @@ from matplotlib.transforms import Bbox
 
 NUMBER = "number"
 """`gid` of the texts above bars."""
+
+TOGETHER = re.compile(r" (?=[=×%])|(?<=[=×]) |(?<=\d) (?=[A-Z])")
+"""Spaces at which no line is broken: within "N = 2" and "1.04 M"."""
 
 GAP = 3
 """Dots that are to be between two labels."""
@@ -54,7 +58,7 @@ def _titled(axes: Axes) -> bool:
 
 
 def _wrap(text: Text, room: float) -> None:
-    words = " ".join(text.get_text().split())
+    words = TOGETHER.sub("\u00a0", " ".join(text.get_text().split()))
     text.set_text(words)
     wide = text.get_window_extent().width
     if wide > room:

@@ -4,14 +4,16 @@
 
 Left: the loss of every step of the timed pass, warm-up included, as the mean over the ranks; the first curve is the
 widest and each that follows lies on top of it, so that equal curves show as one band of several colors. Right: the
-curves less DDP's (or the first one's, where DDP did not run): equal to the bit is 0. A loss that is not finite is a
-gap, with a cross at the axis; a cell that failed, or was not run, is named.
+curves less DDP's (or the first one's, where DDP did not run). Where all are equal to the bit a sentence says so, and
+where they are in every setting there is no right panel. A loss that is not finite is a gap, with a cross at the axis;
+a cell that failed, or was not run, is named.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -30,31 +32,82 @@ from zerobench.strategies import reference
 CAPTION = "All strategies on the same batches. Equal curves lie on top of one another, the later ones narrower."
 
 
+Curves = dict[str, pd.Series]
+"""A cell's label -> its losses by step."""
+
+
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Two panels a setting: losses, differences."""
+    """A setting's losses, and beside them the differences where any setting has some."""
     settings = [
         cells.assign(status=cells["status"].mask(cells["backend"] == "simulated", "simulated, no losses"))
         for cells in comparisons(results)
     ]
-    figure, places = sheet(settings, panels, (4.6, 3.2), CAPTION, across=2)
-    for (left, right), cells in places:
-        found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
-        first = next((label for label in found if label.split()[0] == reference().name), next(iter(found), None))
-        for number, (label, curve) in enumerate(found.items()):
-            _curve(left, label, curve, number, len(found))
-            _curve(right, label, curve - found[first], number, len(found))
-        for axes in (left, right):
-            axes.set_xlabel("step")
-            axes.margins(x=0.02)
-            axes.xaxis.get_major_locator().set_params(integer=True)
+    curves = [_curves(results, cells) for cells in settings]
+    both = any(_differ(found) for found in curves[:panels])
+    figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION, across=1 + both)
+    for (place, cells), found in zip(places, curves, strict=False):
+        left = place[0] if both else place
+        _draw_losses(left, cells, found)
+        if both:
+            _draw_differences(place[1], found)
+        elif len(found) > 1:
+            left.text(0.02, 0.03, _sentence(found), transform=left.transAxes, fontsize="small")
         left.set_title(title(cells, settings), loc="left")
-        left.set_ylabel("loss, mean over ranks (nats a token)")
-        if found:
-            left.legend()
-            _scale_differences(right, str(first))
-        failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.status != "ok"]
-        left.text(0.02, 0.03, "\n".join(failed), transform=left.transAxes, style="italic", fontsize="small")
     return figure
+
+
+def _curves(results: Results, cells: pd.DataFrame) -> Curves:
+    """Those of cells that are ok: the reference's first, else in their order."""
+    found = {cell.label: losses(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
+    return dict(sorted(found.items(), key=lambda item: item[0].split()[0] != reference().name))
+
+
+def _differ(found: Curves) -> bool:
+    first, *others = found.values() or [pd.Series()]
+    return any(not curve.equals(first) for curve in others)
+
+
+def _draw_losses(axes: Axes, cells: pd.DataFrame, found: Curves) -> None:
+    for number, (label, curve) in enumerate(found.items()):
+        _curve(axes, label, curve, number, len(found))
+    _scale_steps(axes)
+    axes.set_ylabel("loss, mean over ranks (nats per token)")
+    if found:
+        axes.legend()
+    failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.status != "ok"]
+    axes.text(0.02, 0.13, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
+
+
+def _draw_differences(axes: Axes, found: Curves) -> None:
+    """Zero in the middle; a sentence in place of axes on which there would be nothing but zero."""
+    if not _differ(found):
+        axes.set_axis_off()
+        words = "\n".join(wrap(_sentence(found), 40)) if len(found) > 1 else "no other losses"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
+        return
+    first = next(iter(found))
+    for number, (label, curve) in enumerate(found.items()):
+        _curve(axes, label, curve - found[first], number, len(found))
+    curves = [line for line in axes.lines if line.get_linestyle() == "-"]
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in curves])
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
+    _scale_steps(axes)
+    if largest:  # else they differ in what is not finite
+        axes.set_ylim(-1.3 * largest, 1.3 * largest)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    axes.set_ylabel(f"loss less that of {first} (nats per token)")
+    axes.set_title(f"largest difference: {largest:.2g}", loc="left")
+
+
+def _sentence(found: Curves) -> str:
+    first, *others = found
+    return f"{', '.join(others)}: equal to {first} to the bit at each of {len(found[first])} steps"
+
+
+def _scale_steps(axes: Axes) -> None:
+    axes.set_xlabel("step")
+    axes.margins(x=0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def losses(results: Results, cell: Any) -> pd.Series:
@@ -66,24 +119,12 @@ def losses(results: Results, cell: Any) -> pd.Series:
 
 def _curve(axes: Axes, label: str, curve: pd.Series, number: int, count: int) -> None:
     color = look(label.split()[0]).color
-    width = 1 + 6 * (count - 1 - number) / max(1, count - 1)
+    width = 1 + 4 * (count - 1 - number) / max(1, count - 1)
     curve = curve.astype("float64").replace([np.inf, -np.inf], np.nan)
     axes.plot(curve.index.astype(int), curve, color=color, lw=width, label=label, solid_capstyle="round")
     gaps = curve.index[curve.isna()].astype(int)
     if len(gaps):
         axes.plot(gaps, np.zeros(len(gaps)), "x", color=color, transform=axes.get_xaxis_transform(), clip_on=False)
-
-
-def _scale_differences(axes: Axes, first: str) -> None:
-    """Zero in the middle; where all is zero, a scale on which the smallest difference of losses would be seen."""
-    curves = [line for line in axes.lines if line.get_linestyle() == "-"]
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in curves])
-    largest = float(np.nanmax(np.abs(values), initial=0.0))
-    reach = 1.3 * largest or 1e-7
-    axes.set_ylim(-reach, reach)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    axes.set_ylabel(f"loss less that of {first} (nats a token)")
-    axes.set_title(f"largest difference: {largest:.2g}" if largest else "all differences are 0", loc="left")
 
 
 def main(arguments: list[str] | None = None) -> int:

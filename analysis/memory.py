@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
 from analysis.marks import absent, bars, show, unit_of
 from analysis.page import key, sheet
-from analysis.style import CATEGORIES, VERMILION, number, patches, rule, stack
+from analysis.style import CATEGORIES, VERMILION, number, patches, rule, seen, stack
 from zerobench.records import STATES
 from zerobench.results.tables import Results
 from zerobench.sizes import parse_bytes, show_bytes
@@ -44,12 +44,11 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     settings = comparisons(results)
     largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
     name, unit = unit_of(0 if pd.isna(largest) else largest)
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (2.2 + 1.2 * widest, 3.6), CAPTION)
+    figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION)
     for axes, cells in places:
         bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
         axes.set_ylabel(f"{name} on the fullest rank")
-        axes.set_title(title(cells, settings))
+        axes.set_title(title(cells, settings), loc="left")
         if capacity is not None:
             axes.axhline(capacity / unit, color=VERMILION, ls="--", lw=1.4)
     lines = [
@@ -61,7 +60,7 @@ def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = Non
     beside = (
         [Patch(label="outside the ledger", **OUTSIDE)] if results.runs["outside_ledger_bytes"].notna().any() else []
     )
-    key(figure, [*patches(CATEGORIES), *beside, *lines])
+    key(figure, [*patches(seen(figure, CATEGORIES)), *beside, *lines])
     return figure
 
 

@@ -3,14 +3,17 @@
     python analysis/pareto.py [RUNS ...] --out DIR
 
 Up and to the left is better. Filled points are on the front: no other cell needs less memory without being slower. The
-staircase is the most tokens/s that any cell reaches within a peak. One panel for each model, sequence and machine;
-whiskers are 95 % intervals, where there are any. Labels: N ranks, b sequences a step, and in what else cells differ.
-Cells that failed, or that have no run where another strategy has, have no place in the plane: they stand below it.
+staircase is the most tokens/s that any cell reaches within a peak. One panel, with a front of its own, for each set of
+cells that train the same thing on as many ranks; whiskers are 95 % intervals, where there are any. Labels: in what
+cells of one strategy differ. Cells that failed, or that have no run where another strategy has, have no place in the
+plane: they stand below it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,43 +22,47 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Affine2D, Bbox
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, completed, families, script, title, with_times
+from analysis.common import MOST_PANELS, completed, families, on_cores, script, title, with_times
 from analysis.marks import unit_of
 from analysis.page import key, sheet
+from analysis.places import name_points
 from analysis.style import look, rule
 from zerobench.results.tables import Results
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
-CAPTION = "Memory against throughput: up and to the left is better. Filled points are on the front."
+CAPTION = "Memory against throughput{}: up and to the left is better. Filled points are on the front."
 MOST_LABELS = 24
-PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
-SIDES = [(right, up) for up in (0, 1, -1, 2, -2, 3, -3) for right in (1, -1, 0) if (right, up) != (0, 0)]
-"""Where a label may stand: beside its point or in line with it, and so many lines up."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """One panel a family of cells."""
-    settings = [_named(completed(cells, ["strategy"], VARIANT)) for cells in with_times(families(results))]
-    figure, places = sheet(settings, panels, (7, 4.8), CAPTION)
+    """One panel a setting: cells of as many ranks and sequences."""
+    settings = list(_settings(results))
+    figure, places = sheet(settings, panels, (3.2, 2.6), CAPTION.format(on_cores(settings)))
     for axes, cells in places:
         ok = cells[cells["status"] == "ok"]
         unit = _points(axes, ok)
         axes.set_ylabel("tokens/s, all ranks together")
         more = [f"({len(ok)} cells: only those on the front are labeled)"] * (len(ok) > MOST_LABELS)
         axes.set_xlabel("\n".join([f"peak on the fullest rank ({unit})", *more, *_without_a_place(cells)]))
-        axes.set_title(title(cells, settings, []))
+        axes.set_title(title(cells, settings), loc="left")
         axes.grid(axis="both", alpha=0.3)
     strategies = dict.fromkeys(name for cells in settings for name in cells["strategy"])
     handles = [Line2D([], [], ls="", color=look(s).color, marker=look(s).marker, label=s) for s in strategies]
     key(figure, [*handles, rule("Pareto front", lw=1)])
-    figure.draw_without_rendering()  # the layout decides where points are, and so where there is room for labels
     for axes, cells in places:
-        _label(axes, cells[cells["status"] == "ok"])
+        figure.once_settled(partial(_label, axes, cells[cells["status"] == "ok"]))
     return figure
+
+
+def _settings(results: Results) -> Iterator[pd.DataFrame]:
+    for family in with_times(families(results)):
+        cells = completed(family, ["strategy"], VARIANT)
+        cells["batch"] = cells["batch"].fillna(cells["world_size"] * cells["micro_batch"] * cells["accumulation"])
+        for _, mine in cells.groupby(["world_size", "batch"]):
+            yield _named(mine)
 
 
 def front(cells: pd.DataFrame) -> pd.Series:
@@ -70,15 +77,13 @@ def front(cells: pd.DataFrame) -> pd.Series:
 
 
 def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """`name`: what tells a cell from others of its strategy."""
-    shown = [key for key in ("world_size", "batch") if cells[key].dropna().nunique() > 1]
-    batch = cells["world_size"] * cells["micro_batch"] * cells["accumulation"]
-    cells = cells.assign(batch=cells["batch"].fillna(batch))
+    """`name`: what tells a cell from others of its strategy; empty where nothing does."""
+    shown = [key for key in ("micro_batch", "accumulation") if cells[key].nunique() > 1]
     names = []
     for cell in cells.itertuples():
-        parts = [f"{'N' if key == 'world_size' else 'b'}={getattr(cell, key)}" for key in shown]
+        parts = [f"{key[0]}={getattr(cell, key)}" for key in shown]
         known = cell.label if isinstance(cell.label, str) else "missing" + " recomputed" * (cell.checkpointing is True)
-        names.append(" ".join([*parts, *known.split()[1:]]))
+        names.append(" ".join(dict.fromkeys([*parts, *known.split()[1:]])))
     return cells.assign(name=names)
 
 
@@ -104,34 +109,19 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
         right = cells["x"].max() * 1.05
         axes.step([*best["x"], right], [*best["tokens_per_s"], best["tokens_per_s"].max()], color="black", lw=1,
                   where="post", zorder=0.5, label="front")  # fmt: skip
-    axes.margins(0.12)
+    axes.margins(0.22, 0.12)
     axes.autoscale_view()
     axes.set_autoscale_on(False)
     return name
 
 
 def _label(axes: Axes, cells: pd.DataFrame) -> None:
-    """Names beside the points, each in the first place that is free, in points of the page; of many, the front's."""
+    """Names beside the points; of many, those of the front."""
     points = {line.get_gid(): line.get_xydata()[0] for line in axes.lines if line.get_gid() is not None}
-    to_page = axes.transData + Affine2D().scale(72 / axes.figure.dpi)
-    marks = {run_id: to_page.transform(point) for run_id, point in points.items()}
-    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in marks.values()]
-    inside = axes.bbox.transformed(Affine2D().scale(72 / axes.figure.dpi))
     shown = cells if len(cells) <= MOST_LABELS else cells[front(cells)]
-    for cell in shown.sort_values("tokens_per_s", ascending=False).itertuples():
-        x, y = marks[cell.run_id]
-        wide, high = 4.2 * len(cell.name), 8
-        offsets = [(right * (wide / 2 + 6), up * 10) for right, up in SIDES]
-        boxes = [Bbox.from_bounds(x + right - wide / 2, y + up - high / 2, wide, high) for right, up in offsets]
-        free = [n for n, box in enumerate(boxes) if not box.count_overlaps(taken) and _within(box, inside)]
-        place = free[0] if free else 0
-        taken.append(boxes[place])
-        axes.annotate(cell.name, points[cell.run_id], offsets[place], textcoords="offset points", ha="center",
-                      va="center", fontsize="small", zorder=1.5, bbox=PAPER)  # fmt: skip
-
-
-def _within(box: Bbox, other: Bbox) -> bool:
-    return bool(other.x0 <= box.x0 and box.x1 <= other.x1 and other.y0 <= box.y0 and box.y1 <= other.y1)
+    shown = shown[shown["name"] != ""].sort_values("tokens_per_s", ascending=False)
+    named = [(cell.name, *points.pop(cell.run_id)) for cell in shown.itertuples()]
+    name_points(axes, named, [tuple(point) for point in points.values()])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -31,7 +31,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = grids(results)
     largest = results.runs["peak_bytes"].max()
     name, unit = unit_of(0 if pd.isna(largest) else largest)
-    figure, places = sheet(settings, panels, (4.2, 3.4), CAPTION, across=2)
+    figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
     for (states, peak), cells in places:
         for mine, how in curves(states, cells, "states_bytes", "", unit):
             for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
@@ -42,7 +42,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         states.set_ylabel(f"states and what is in flight ({name})")
         peak.set_ylabel(f"peak ({name})")
         for axes in (states, peak):
-            axes.set_ylim(0)
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         states.set_title(title(cells, settings, ["micro_batch"]), loc="left")
     lines = [rule("predicted", "--", lw=1.2), rule("the paper's formula alone", ":", lw=1.2)]
     key(figure, [*entries(settings, ""), *lines])

@@ -4,8 +4,9 @@
 
 The dot is the step of the slowest rank: the median over the steps of one launch with the interval of that median; or,
 of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
-says which. Bars are the phases' own medians, so they need not end at the dot. Where there are too few steps for an
-interval there is none. A cell that failed, or was not run, is drawn as such.
+says which. A bar is as high as the dot, and split in the proportions of the phases' own medians, which do not add up to
+the step's. Where there are too few steps for an interval there is none. A cell that failed, or was not run, is drawn as
+such.
 
 A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler slows
 down: where nothing communicates, where computation hides communication, and where communication is exposed.
@@ -24,27 +25,29 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, script, title, with_times
+from analysis.bars import split
+from analysis.common import MOST_PANELS, comparisons, on_cores, script, title, with_times
 from analysis.marks import bars, show
 from analysis.page import key, sheet
-from analysis.style import OVERLAP, PHASES, number, patches, rule, stack
+from analysis.style import OVERLAP, PHASES, number, patches, rule, seen, stack
 from zerobench.results.tables import Results
 
 MS = 1000
+
+SPLIT = "Bars are split in the proportions of the phases' medians."
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One bar a cell."""
     settings = with_times(comparisons(results))
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (2 + 0.9 * widest, 3.4), caption(settings))
+    figure, places = sheet(settings, panels, (3.2, 2.4), caption(settings))
     for axes, cells in places:
         bars(axes, cells, _draw_cell)
         axes.set_ylabel("step on the slowest rank (ms)")
-        axes.set_title(title(cells, settings))
+        axes.set_title(title(cells, settings), loc="left")
     step = rule("step, 95 % interval", marker="o", ms=4, lw=1.2)
     traced = patches(OVERLAP) if any(is_traced(cells).any() for cells in settings) else []
-    key(figure, [*patches(PHASES), step, *traced])
+    key(figure, [*patches(seen(figure, PHASES)), step, *traced])
     return figure
 
 
@@ -65,14 +68,15 @@ def caption(settings: Sequence[pd.DataFrame]) -> str:
     if len(single):
         words.append(f"over the steps of one launch{' elsewhere' if words else ''}")
     none = " Without whiskers: too few steps for an interval." * bool(cells["step_s_low"].isna().any())
-    traced = "\nRight bar: the traced pass, slowed down by the profiler." * bool(is_traced(cells).any())
-    return f"Intervals: {'; '.join(words)}.{none}{traced}" if words else "No cell is ok."
+    traced = " Right bar: the traced pass, slowed down by the profiler." * bool(is_traced(cells).any())
+    return f"Intervals: {'; '.join(words)}{on_cores(settings)}. {SPLIT}{none}{traced}" if words else "No cell is ok."
 
 
 def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
     traced = is_traced(cell)
     middle, width = (place - 0.2, 0.36) if traced else (place, 0.6)
-    stack(axes, middle, {name: getattr(cell, f"{name}_s") * MS for name in PHASES}, PHASES, width)
+    phases = split(cell.step_s * MS, {name: getattr(cell, f"{name}_s") for name in PHASES})
+    stack(axes, middle, phases, PHASES, width)
     if traced:
         stack(axes, place + 0.2, {name: size * MS for name, size in overlap_of(cell).items()}, OVERLAP, width)
     low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))

@@ -10,6 +10,8 @@ from zlib import crc32
 
 from matplotlib.axes import Axes
 from matplotlib.colors import is_color_like
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -59,9 +61,23 @@ def stack(axes: Axes, place: float, parts: Mapping[str, float], fills: Fills, wi
     bottom = 0.0
     for name, height in parts.items():
         color, hatch = fills[name]
-        axes.bar(place, height, width, bottom, color=color, hatch=hatch, edgecolor="white", lw=0.4)
+        axes.bar(place, height, width, bottom, color=color, hatch=hatch, edgecolor="white", lw=0.4, label=name)
         bottom += height
     return bottom
+
+
+LEAST = 0.002
+"""Of an axis: what is smaller cannot be seen, and a legend does not name it."""
+
+
+def seen(figure: Figure, fills: Fills) -> Fills:
+    """Those of `fills` of which a figure's bars (`stack`) have any that can be seen."""
+    found: set[object] = set()
+    for axes in figure.axes:
+        least = LEAST * axes.get_ylim()[1]
+        of_bars = (one for one in axes.containers if isinstance(one, BarContainer))
+        found |= {bars.get_label() for bars in of_bars if any(bar.get_height() > least for bar in bars)}
+    return {name: how for name, how in fills.items() if name in found}
 
 
 def patches(fills: Fills) -> list[Patch]:

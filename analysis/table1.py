@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.marks import show
 from analysis.page import Sheet, add_page_options, key, page_of
-from analysis.style import CATEGORIES, number, patches, rule, stack
+from analysis.style import CATEGORIES, number, patches, rule, seen, stack
 
 FOLDER = Path("results/table1")
 STAGES = {"ddp": "no ZeRO", "zero1": "$P_{os}$", "zero2": "$P_{os+g}$", "zero3": "$P_{os+g+p}$"}
@@ -109,7 +109,7 @@ def _number(gigabytes: float) -> str:
 
 
 def _legend(figure: Figure) -> None:
-    handles = [*patches(FILLS), rule("printed", lw=1.2)]
+    handles = [*patches(seen(figure, FILLS)), rule("printed", lw=1.2)]
     key(figure, handles)
 
 

@@ -7,7 +7,8 @@ Left: tokens/s of all ranks together, with their 95 % interval where there is on
     ddp      what DDP reaches at the same N: the price of a stage (the default), or
     linear   N times what the same strategy reaches at N = 1: the price of scaling.
 Where the reference was not measured there is no drop, and the panel says so. Right: peak memory on the fullest rank.
-A cell that failed, or that has no run where others have, is named at its N.
+Where ranks are processes of one CPU, the caption says how many cores they have, and the shade begins where there are
+more ranks than cores. A cell that failed, or that has no run where others have, is named at its N.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, grids, script, title, with_times
+from analysis.common import MOST_PANELS, cores_of, grids, on_cores, script, title, with_times
 from analysis.marks import curves, entries, unit_of
 from analysis.page import key, sheet
+from analysis.style import GRAY
 from zerobench.results.tables import Results
 from zerobench.strategies import reference
 
-DDP = reference().name
+DDP, SHADE = reference().name, 0.15
 REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
 
 
@@ -37,8 +40,8 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
     settings = with_times(grids(results))
     largest = results.runs["peak_bytes"].max()
     name, unit = unit_of(0 if pd.isna(largest) else largest)
-    caption = f"Throughput at a fixed micro-batch; its drop is against {REFERENCES[drop_from]}."
-    figure, places = sheet(settings, panels, (3.6, 3.4), caption, across=3)
+    caption = f"Throughput at a fixed micro-batch{on_cores(settings)}; its drop is against {REFERENCES[drop_from]}."
+    figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)
     for (rate, lost, peak), cells in places:
         cells = cells.assign(drop=drop(cells, drop_from))
         for mine, how in curves(rate, cells, "tokens_per_s"):
@@ -49,14 +52,30 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
         for _ in curves(peak, cells, "peak_bytes", "-", unit):
             pass
         lost.axhline(0, color="black", lw=0.8)
+        for axes in (rate, lost):
+            _shade_shared_cores(axes, cells)
         rate.set_ylabel("tokens/s, all ranks together")
         lost.set_ylabel(f"drop against {REFERENCES[drop_from]} (%)")
         peak.set_ylabel(f"peak on the fullest rank ({name})")
         for axes in (rate, peak):
-            axes.set_ylim(0)
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
-    key(figure, entries(settings))
+    shade = [Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores")]
+    shaded = any(_most_ranks(cells) > cores_of(cells) for cells in settings)
+    key(figure, [*entries(settings), *shade * shaded])
     return figure
+
+
+def _most_ranks(cells: pd.DataFrame) -> int:
+    ran = cells.loc[cells["status"] == "ok", "world_size"]
+    return int(ran.max()) if len(ran) else 0
+
+
+def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
+    cores, high = cores_of(cells), axes.get_xlim()[1]
+    if _most_ranks(cells) > cores:
+        axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
+        axes.set_xlim(right=high)
 
 
 def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:

@@ -19,7 +19,7 @@ from analysis.bars import highest, stacked
 from analysis.common import MOST_PANELS, comparisons, script, title
 from analysis.marks import unit_of
 from analysis.page import key, sheet
-from analysis.style import BLUE, GRAY, Fills, patches, rule
+from analysis.style import BLUE, GRAY, Fills, patches, rule, seen
 from zerobench.results.tables import Results
 
 FILLS: Fills = {"parameters": (BLUE, ""), "states": (GRAY, "//")}
@@ -42,7 +42,7 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         reach = [(place - 0.4, place + 0.4) for place in range(len(cells))]
         both[1].hlines(predicted, *zip(*reach, strict=True), color="black", lw=1.8)
         both[0].set_title(title(cells, settings), loc="left")
-    key(figure, [*patches(FILLS), rule("predicted", lw=1.8)])
+    key(figure, [*patches(seen(figure, FILLS)), rule("predicted", lw=1.8)])
     return figure
 
 

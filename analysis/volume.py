@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, script, title
 from analysis.marks import bars
 from analysis.page import key, sheet
-from analysis.style import COLLECTIVES, number, patches, rule, stack
+from analysis.style import COLLECTIVES, number, patches, rule, seen, stack
 from zerobench.results.tables import Results
 
 CAPTION = "What a rank communicates in one step, by collective."
@@ -30,14 +30,13 @@ CAPTION = "What a rank communicates in one step, by collective."
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One bar a cell."""
     settings = comparisons(results)
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (2 + 0.9 * widest, 3.2), CAPTION)
+    figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION)
     for axes, cells in places:
         bars(axes, cells, _draw_cell)
         axes.set_ylabel("volume of a step (ψ)")
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.08)
-        axes.set_title(title(cells, settings))
-    handles = [*patches(COLLECTIVES), rule("predicted", lw=1.8)]
+        axes.set_title(title(cells, settings), loc="left")
+    handles = [*patches(seen(figure, COLLECTIVES)), rule("predicted", lw=1.8)]
     key(figure, handles)
     return figure
 

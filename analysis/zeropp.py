@@ -2,9 +2,9 @@
 
     python analysis/zeropp.py [RUNS ...] --out DIR
 
-Left: bytes a parameter that a node sends to other nodes, by what they are for, of the accounted pass; the black mark
+Left: bytes per parameter that a node sends to other nodes, by what they are for, of the accounted pass; the black mark
 is the formula's. Right: each cell's loss less that of the first, by step, as a mean over the ranks and a running mean
-over 10 steps. A cell that failed, or was not run, is drawn as such.
+over 10 steps; what differs at no step is named, not drawn. A cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
 from analysis.marks import bars
 from analysis.page import key, sheet
-from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, number, patches, rule, stack
+from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, number, patches, rule, seen, stack
 from zerobench.results.tables import Results
 
-CAPTION = "What crosses from node to node under ZeRO++, and what it costs."
+CAPTION = "What crosses from node to node under ZeRO++, and what of the loss it costs (means over 10 steps)."
 
 PARTS: Fills = {
     "gathers, forward": (GREEN, "\\\\"),
@@ -35,23 +35,23 @@ PARTS: Fills = {
     "reductions": (ORANGE, "//"),
     "other": (BLUE, ""),
 }
-COLORS = ("#000000", BLUE, GREEN, ORANGE, VERMILION)
-RUNNING = 10
+COLORS, LINES = (BLUE, ORANGE, VERMILION, GREEN), ("-", "-", "--", ":")
+RUNNING, ROOM = 10, 0.55
+"""Steps of the running mean; height that the legend takes, of the curves' height."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Two panels a setting: bytes, differences of losses."""
     settings = comparisons(results)
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (max(4.2, 0.8 * widest), 3.2), CAPTION, across=2)
+    figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
     for (left, right), whole in places:
         cells = whole.assign(label=in_short(list(whole["label"])))
         bars(left, cells, partial(_draw_bytes, results))
-        left.set_ylabel("sent by a node to others in a step\n(bytes a parameter)")
+        left.set_ylabel("sent by a node to others in a step\n(bytes per parameter)")
         left.set_ylim(0, max(1.0, left.get_ylim()[1]) * 1.08)
         left.set_title(title(cells, settings), loc="left")
         _draw_losses(right, results, cells)
-    key(figure, [*patches(PARTS), rule("predicted", lw=1.8)])
+    key(figure, [*patches(seen(figure, PARTS)), rule("predicted", lw=1.8)])
     return figure
 
 
@@ -83,13 +83,23 @@ def _parts(results: Results, cell: Any) -> dict[str, float]:
 def _draw_losses(axes: Axes, results: Results, cells: pd.DataFrame) -> None:
     found = {cell.label: losses_of(results, cell) for cell in cells.itertuples() if cell.status == "ok"}
     first = next(iter(found), None)
-    for n, (label, curve) in enumerate(found.items()):
-        off = (curve - found[first]).rolling(RUNNING, min_periods=1).mean()
-        axes.plot(off.index.astype(int), off, color=COLORS[n % len(COLORS)], lw=1.2, label=label)
+    if first is None:
+        axes.set_axis_off()
+        return
+    off = {label: curve - found[first] for label, curve in found.items() if label != first}
+    equal = [label for label, curve in off.items() if (curve == 0).all()]
+    for n, label in enumerate(label for label in off if label not in equal):
+        curve = off[label].rolling(RUNNING, min_periods=1).mean()
+        color, line = COLORS[n % len(COLORS)], LINES[n % len(LINES)]
+        axes.plot(curve.index.astype(int), curve, color=color, ls=line, lw=1.2, label=label)
+    words = " = ".join([first, *equal]) + ", to the bit" * bool(equal)
+    axes.axhline(0, color="black", lw=0.8, label=words)
+    axes.margins(y=0.05)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + ROOM * (high - low))
     axes.set_xlabel("step")
-    axes.set_ylabel(f"loss less that of {first}\n(nats a token)" if first else "loss")
-    if found:
-        axes.legend(fontsize="small")
+    axes.set_ylabel(f"loss less that of {first}\n(nats per token)")
+    axes.legend(loc="upper left")
 
 
 def losses_of(results: Results, cell: Any) -> pd.Series:

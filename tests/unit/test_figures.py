@@ -92,10 +92,12 @@ def test_a_traced_cell_has_a_second_bar() -> None:
     assert ["profiler" in caption for caption in captions] == [False, True]
 
 
-def test_a_policys_bar_has_the_whole_steps_median_as_its_number() -> None:
-    axes = figure_of("activation", results_of([run("zero2", 2)])).axes[1]
-    assert tops(axes)[0.0] == pytest.approx(90), "medians of phases"
+@pytest.mark.parametrize(("name", "place"), [("activation", 1), ("step_time", 0)])
+def test_a_bar_of_phases_is_as_high_as_its_number_says(name: str, place: int) -> None:
+    axes = figure_of(name, results_of([run("zero2", 2)])).axes[place]
+    assert tops(axes)[0.0] == pytest.approx(100), "the step's median; those of its phases add up to 90"
     assert [text.get_text() for text in axes.texts] == ["100"]
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx([100 / 3, 500 / 9, 100 / 9])
 
 
 def test_step_times_whiskers_are_the_summarys_interval() -> None:
@@ -108,7 +110,7 @@ def test_step_times_whiskers_are_the_summarys_interval() -> None:
     assert whiskers[0][:, 1] == pytest.approx([summary.step_s_low * 1000, summary.step_s_high * 1000])
     assert len(figure.axes[0].containers) - 2 * 3 == 2  # two dots beside three phases of two bars; one has whiskers
     assert len(figure.axes[0].collections) == 1
-    assert tops(figure.axes[0])[1.0] == pytest.approx(90)
+    assert tops(figure.axes[0])[1.0] == pytest.approx(100)
     caption = figure.get_suptitle()
     assert "over 3 launches" in caption
     assert "too few steps" in caption
@@ -164,8 +166,6 @@ def test_losses_are_means_over_ranks_less_those_of_ddp() -> None:
     crosses = [line for line in left.lines if line.get_linestyle() == "None"]
     assert [list(line.get_xdata()) for line in crosses] == [[1]]
     assert right.get_title(loc="left") == "largest difference: 0.5"
-    equal = figure_of("losses", results_of(rows)).axes[1]
-    assert equal.get_title(loc="left") == "all differences are 0"
 
 
 def test_the_front_is_what_a_scan_from_small_to_large_says() -> None:
@@ -183,18 +183,17 @@ def test_the_front_is_what_a_scan_from_small_to_large_says() -> None:
 
 
 def test_pareto_fills_the_front_and_joins_it_with_a_staircase() -> None:
-    rows = [run("ddp", 2, micro_batch=m, peak_bytes=p * MIB, step=s) for m, p, s in ((1, 4, 0.1), (2, 8, 0.1))]
-    rows += [run("zero1", 2, micro_batch=1, peak_bytes=6 * MIB, step=0.2), run("zero1", 2, "crash", micro_batch=2)]
+    rows = [run("ddp", 2, peak_bytes=4 * MIB, step=0.2), run("zero1", 2, peak_bytes=8 * MIB, step=0.1)]
+    rows += [run("zero2", 2, peak_bytes=6 * MIB, step=0.3), run("zero3", 2, "crash")]
     axes = figure_of("pareto", results_of(rows)).axes[0]
     points = {line.get_gid(): line for line in axes.lines if line.get_gid()}
     assert {name: line.get_fillstyle() for name, line in points.items()} == {
-        "ddp-2-1-0": "full", "ddp-2-2-0": "full", "zero1-2-1-0": "none",
+        "ddp-2-2-0": "full", "zero1-2-2-0": "full", "zero2-2-2-0": "none",
     }  # fmt: skip
     (steps,) = [line for line in axes.lines if line.get_label() == "front"]
     assert list(steps.get_xdata())[:2] == [4, 8]
     assert list(steps.get_ydata())[:2] == [640, 1280]
-    assert "zero1 b=4: crash" in axes.get_xlabel()
-    assert {text.get_text() for text in axes.texts} == {"b=2", "b=4"}
+    assert "zero3: crash" in axes.get_xlabel()
 
 
 def test_too_many_panels_are_counted_in_the_figure() -> None:
@@ -230,7 +229,7 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
     others = {"all", "common", "style", "bars", "calibration", "disk", "compare", "largest_model", "table1"}
-    others |= {"layout", "marks", "names", "page", "tex"}
+    others |= {"layout", "marks", "names", "page", "places", "tex"}
     assert scripts == {*FIGURES, *others}
 
 
@@ -239,6 +238,7 @@ def test_the_arenas_figure_counts_what_lasts_and_on_cuda_has_the_allocators_numb
     rows = [run("zero2", 2), run("zero3", 2, "oom")]
     plain = figure_of("arena", counted_births(results_of(rows)))
     assert tops(plain.axes[0]) == {0.0: 14.0}
+    assert "14" in [text.get_text() for text in plain.axes[0].texts]
     assert tops(plain.axes[1]) == pytest.approx({0.0: sum(NUMBERS.values()) / MIB})
     assert "oom" in " ".join(texts(plain))
     cuda = {"fragmentation_bytes": 6 * MIB, "largest_free_block_bytes": 3 * MIB, "alloc_retries": 2}

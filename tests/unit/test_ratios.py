@@ -110,9 +110,21 @@ def test_the_command_writes_tables_and_a_figure(tmp_path: Path, capsys) -> None:
     assert "zero3 / fsdp2" in capsys.readouterr().out
     assert "](results/compare/cpu/compare.png)" in page_block(reference)
     figure = compare.draw(results_of(example()))
-    assert [axes.get_xlabel() for axes in figure.axes] == list(compare.METRICS.values())
+    assert [axes.get_xlabel() for axes in figure.axes] == list(compare.PANELS)
     assert "× none" in texts(figure)
-    assert [point.get_xdata()[0] for point in figure.axes[1].lines if point.get_marker() == "D"] == [0.25, 0.5]
+    points = [point for point in figure.axes[1].lines if point.get_marker() == "D"]
+    drawn = [(point.get_fillstyle(), point.get_xdata()[0]) for point in points]
+    assert drawn == [("full", 0.25), ("full", 0.5), ("none", 0.4), ("none", pytest.approx(2 / 3))]
+
+
+def test_the_figure_says_where_there_is_no_interval_and_no_goal() -> None:
+    rows = [run("zero3", 4, step=0.07), run("fsdp2", 4, step=0.1)]
+    step, *_ = compare.draw(results_of(rows)).axes
+    assert step.get_xlabel().splitlines() == ["step time", "(no intervals: one launch)", "(no goals at N = 4)"]
+    with_goals = compare.draw(results_of(example()))
+    assert with_goals.axes[0].get_xlabel() == "step time"
+    assert len(step.collections) == 0, "no goal's mark"
+    assert with_goals.axes[0].collections
 
 
 def test_nothing_to_compare_is_one_sentence_and_exit_2(tmp_path: Path, capsys) -> None:

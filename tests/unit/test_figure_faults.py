@@ -1,0 +1,131 @@
+"""Faults that figures had: for each, what would find it again, on what the axes hold rather than on pixels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from analysis import disk
+from analysis.common import model_of
+from analysis.page import settle
+from analysis.places import name_points
+from tests.made_up import MIB, figure_of, results_of, run
+from zerobench.calibrate.disk import CHECKED, RAW, STORE, UPDATE, load_disk_calibration
+
+ROOT = Path(__file__).parents[2]
+
+
+def legend_of(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_a_name_lies_beside_its_own_point_or_is_joined_to_it() -> None:
+    points = np.random.default_rng(3).uniform(0.2, 0.8, (14, 2)).round(3)
+    points[1] = points[0] + [0.01, 0.02]
+    figure = Figure(figsize=(5, 4))
+    axes = figure.subplots()
+    axes.plot(*points.T, "o", ms=7)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    figure.draw_without_rendering()
+    named = [(f"cell {n}", float(x), float(y)) for n, (x, y) in enumerate(points)]
+    names = name_points(axes, named[:10], [(x, y) for _, x, y in named[10:]])
+    figure.draw_without_rendering()
+    boxes = [super(type(one), one).get_window_extent() for one in names]  # of the text, without the line to the point
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    places = axes.transData.transform(points)
+    assert not any(box.contains(*place) for box in boxes for place in places)
+    for number, (name, box) in enumerate(zip(names, boxes, strict=True)):
+        away = [float(np.hypot(*np.maximum(0, np.maximum(box.min - place, place - box.max)))) for place in places]
+        assert int(np.argmin(away)) == number or name.arrow_patch is not None
+    assert any(name.arrow_patch is not None for name in names)
+
+
+def test_a_front_is_of_one_batch_on_as_many_ranks() -> None:
+    rows = [run("ddp", n, micro_batch=m, peak_bytes=(4 + m) * MIB) for n in (1, 2) for m in (1, 8)]
+    figure = figure_of("pareto", results_of(rows))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title.split(", ")[1:3] for title in titles] == [
+        ["N = 1", "batch 1 × 32"], ["N = 1", "batch 8 × 32"], ["N = 2", "batch 2 × 32"], ["N = 2", "batch 16 × 32"],
+    ]  # fmt: skip
+    assert all(sum(line.get_label() == "front" for line in axes.lines) == 1 for axes in figure.axes)
+
+
+def test_losses_that_are_equal_are_a_sentence_and_no_axis_of_zeros() -> None:
+    rows = [run(strategy, 2) for strategy in ("ddp", "zero1", "zero3")]
+    (axes,) = figure_of("losses", results_of(rows)).axes
+    assert "zero1, zero3: equal to ddp to the bit at each of 3 steps" in [text.get_text() for text in axes.texts]
+    both = figure_of("losses", results_of([*rows, run("zero2", 2)], {"zero2": [3.0, 2.0, 1.5]}))
+    assert len(both.axes) == 2
+
+
+def test_zeropps_figure_names_what_differs_at_no_step() -> None:
+    rows = [run(strategy, 2) for strategy in ("ddp", "zero1", "zero3")]
+    axes = figure_of("zeropp", results_of(rows, {"zero3": [3.0, 2.5, 1.0]})).axes[1]
+    assert [line.get_label() for line in axes.lines] == ["zero3", "ddp = zero1, to the bit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("gpt_tiny", "layers=5 hidden=128 heads=4 vocabulary=256", "gpt_tiny"),
+        ("gpt_tiny", "layers=2 hidden=96 heads=4 vocabulary=256", "gpt_tiny with layers=2 hidden=96"),
+        ("a_users_own", "layers=2", "a_users_own"),
+    ],
+)
+def test_a_models_name_stands_for_its_own_shape_alone(name: str, shape: str, words: str) -> None:
+    assert model_of(name, shape) == words
+
+
+def test_a_disks_bars_share_a_scale_that_shows_them_and_each_number_has_one_meaning() -> None:
+    found = load_disk_calibration(ROOT / "results/calibration/disk")
+    *kinds, updates = disk.draw(found).axes
+    assert [axes.get_title() for axes in kinds] == ["read", "write", "mixed"]
+    assert len({axes.get_ylim() for axes in kinds}) == 1
+    assert all(bar.get_height() > 0.3 * axes.get_ylim()[1] for axes in kinds for bar in axes.patches)
+    for axes in kinds:
+        of_raw = [
+            r.of_raw for via in (STORE, CHECKED) for r in found.rates if (r.via, r.kind) == (via, axes.get_title())
+        ]
+        assert [text.get_text() for text in axes.texts] == [f"{value:.2f}" for value in of_raw]
+    of_bound = [rate.of_bound for rate in found.rates if rate.via == UPDATE]
+    assert [text.get_text() for text in updates.texts] == [f"{value:.2f}" for value in of_bound]
+    assert updates.get_yscale() == "log"
+    assert RAW in disk.UPDATES
+
+
+def test_a_short_phases_name_stays_within_the_axes() -> None:
+    figure = figure_of("timeline", results_of([run("zero2", 2)]))
+    settle(figure)
+    (axes,) = figure.axes
+    (name,) = [text for text in axes.texts if text.get_text() == "update"]
+    assert name.get_window_extent().x1 <= axes.get_window_extent().x1
+
+
+@pytest.mark.parametrize(("cores", "shaded"), [(2, True), (64, False)])
+def test_throughput_says_how_many_cores_all_ranks_have(cores: int, shaded: bool) -> None:
+    figure = figure_of("throughput", results_of([replace(run("ddp", n), cores=cores) for n in (1, 2, 4)]))
+    assert f"all ranks on {cores} cores" in figure.get_suptitle()
+    assert ("more ranks than cores" in legend_of(figure)) == shaded
+    spans = [patch.get_x() for patch in figure.axes[0].patches]
+    assert spans == ([2.5] if shaded else [])
+
+
+def test_a_legend_names_what_can_be_seen_alone() -> None:
+    assert legend_of(figure_of("volume", results_of([run("zero3", 2)]))) == [
+        "reduce_scatter",
+        "all_gather",
+        "predicted",
+    ]
+    none = {"peak_inputs_bytes": 0, "peak_master_bytes": 1}
+    arena = figure_of("arena", results_of([run("zero2", 2, **none)]))
+    assert {"inputs", "master"}.isdisjoint(legend_of(arena))
+    assert "gradients" in legend_of(arena)
+    without = results_of([run("zero2", 2)])
+    without.timeline["master_bytes"] = 0
+    assert "master" not in legend_of(figure_of("timeline", without))
+    assert "temporary" in legend_of(figure_of("timeline", without))
