@@ -50,7 +50,7 @@ PANELS = {
     "peak bytes": ["allocator_peak_bytes", "timed_allocator_peak_bytes"],
     "bytes sent": ["loopback_bytes"],
 }
-"""What a panel shows -> the metrics in it."""
+"""Title of a panel -> the metrics in it."""
 
 CAPTION = (
     "Ours over the peer: below 1 is better. Whiskers: 95 % intervals over paired launches, where they can be seen."

@@ -109,8 +109,10 @@ def _points(axes: Axes, cells: pd.DataFrame) -> str:
         right = cells["x"].max() * 1.05
         axes.step([*best["x"], right], [*best["tokens_per_s"], best["tokens_per_s"].max()], color="black", lw=1,
                   where="post", zorder=0.5, label="front")  # fmt: skip
-    axes.margins(0.22, 0.12)
+    axes.margins(0.2, 0.12)
     axes.autoscale_view()
+    low, high = axes.get_xlim()
+    axes.set_xlim(low - 0.15 * (high - low), high)  # room for names at the left, where cells that need little are close
     axes.set_autoscale_on(False)
     return name
 

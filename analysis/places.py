@@ -23,8 +23,8 @@ SIDES = [(1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1)]
 CLEARLY = 1.5
 """A name needs no line to its point where every other point is so many times as far."""
 
-CROSSED, UNCLEAR = 1.5, 2.5
-"""What a crossed stroke, and another point that is as near, count against a place, in rings of GAPS."""
+CROSSED, UNCLEAR, WRONG = 1.5, 2.0, 5.0
+"""Costs of a place, in rings of GAPS: of a crossed stroke, of another point that is as near, of one that is nearer."""
 
 PAPER = {"facecolor": "white", "alpha": 0.8, "pad": 0.3, "linewidth": 0}
 LEADER = {"arrowstyle": "-", "lw": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 3}
@@ -43,8 +43,8 @@ def name_points(axes: Axes, named: Sequence[tuple[str, float, float]], others: S
     for name, x, y in named:
         box, leads = _place(axes, _extent(axes, name), (x, y), marks, taken, strokes)
         taken.append(box)
-        at = axes.transData.transform((x, y))
-        offset = (((box.x0 + box.x1) / 2 - at[0]) / scale, ((box.y0 + box.y1) / 2 - at[1]) / scale)
+        (right, up), (across, high) = _middle(box), axes.transData.transform((x, y))
+        offset = ((right - across) / scale, (up - high) / scale)
         made.append(
             axes.annotate(name, (x, y), offset, textcoords="offset points", ha="center", va="center", fontsize="small",
                           zorder=1.5, bbox=PAPER, arrowprops=LEADER if leads else None)
@@ -58,22 +58,25 @@ def _place(
     """The box of a name of this extent, and True where a line must join it to its point."""
     others = [mark for at, mark in marks.items() if at != point]
 
-    def is_unclear(box: Bbox) -> bool:
-        nearest = min((_distance(box, mark) for mark in others), default=float("inf"))
-        return nearest < CLEARLY * _distance(box, marks[point])
+    def unclear(box: Bbox) -> float:
+        own, nearest = _distance(box, marks[point]), min((_distance(box, one) for one in others), default=float("inf"))
+        return 0 if nearest > CLEARLY * own else WRONG if nearest < own else UNCLEAR
 
     def cost(ring: int, box: Bbox) -> float:
-        return ring + CROSSED * sum(path.intersects_bbox(box, False) for path in strokes) + UNCLEAR * is_unclear(box)
+        own, leader = marks[point], Path([_middle(marks[point]), _middle(box)])
+        crossed = sum(path.intersects_bbox(box, False) for path in strokes)
+        crossed += sum(leader.intersects_bbox(other, False) for other in taken if other is not own)
+        return ring + CROSSED * crossed + unclear(box)
 
     places = list(_boxes(marks[point], extent, axes.figure.dpi / 72))
     free = [(ring, box) for ring, box in places if not box.count_overlaps(taken) and _within(box, axes.bbox)]
     ring, box = min(free, key=lambda place: cost(*place), default=places[0])
-    return box, ring > 0 or is_unclear(box)
+    return box, ring > 0 or unclear(box) > 0
 
 
 def _boxes(mark: Bbox, extent: Bbox, scale: float) -> Iterator[tuple[int, Bbox]]:
     """The number of the ring, and the place there, from near to far."""
-    x, y = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
+    x, y = _middle(mark)
     width, height = extent.width, extent.height
     for (ring, gap), (right, up) in product(enumerate(GAPS), SIDES):
         reach = gap * scale
@@ -99,9 +102,13 @@ def _mark(axes: Axes, point: Point, scale: float) -> Bbox:
     return Bbox.from_bounds(across - half, up - half, 2 * half, 2 * half)
 
 
+def _middle(box: Bbox) -> Point:
+    return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+
+
 def _distance(box: Bbox, mark: Bbox) -> float:
     """From the box to the middle of the mark."""
-    x, y = (mark.x0 + mark.x1) / 2, (mark.y0 + mark.y1) / 2
+    x, y = _middle(mark)
     across, up = max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0)
     return float((across**2 + up**2) ** 0.5)
 

@@ -22,7 +22,7 @@ TOUCH = 0.5
 def faults(figure: Figure) -> list[str]:
     """A sentence for each fault."""
     figure.draw_without_rendering()  # places the legends' texts
-    found = [(text, text.get_window_extent()) for text in texts_of(figure)]
+    found = [(text, Text.get_window_extent(text)) for text in texts_of(figure)]  # without the line to a name's point
     legends = [(legend, legend.get_window_extent()) for legend in legends_of(figure)]
     said = [f"{_told(t)} is of {t.get_fontsize():.1f} pt" for t, _ in found if t.get_fontsize() < LEAST_POINTS]
     page = figure.bbox.padded(TOUCH)
