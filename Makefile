@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
-.PHONY: setup-browser fake-equality blind table1 published-runs clean
+.PHONY: setup-browser replay fake-equality blind table1 published-runs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -24,6 +24,7 @@ help:
 	@echo "make published  figures of the papers: formula, executed, printed, in two minutes (results/published/)"
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make table1     table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks (results/table1/)"
+	@echo "make replay     the recorded step as a page and a film (docs/assets/), with screenshots; needs make setup-browser"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
@@ -156,6 +157,17 @@ table1: setup
 	$(RUN) -m zerobench table1 $(TABLE1)
 	$(RUN) analysis/table1.py
 	$(RUN) documents/pages.py
+
+RECORDED := results/replay
+SHOWN := docs/assets/replay
+
+replay: setup
+	rm -rf results/runs/replay
+	$(RUN) -m zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 device=cpu measure.events=true \
+	  measure.passes=accounted measure.steps=2 results_dir=results/runs/replay
+	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
+	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif
+	$(RUN) documents/screenshots.py
 
 OUT ?= results/runs/gpu-suite
 

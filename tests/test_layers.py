@@ -51,7 +51,7 @@ LAYERS = {
     ],
     "zerobench.theory": [
         {"shapes", "activations", "tiers", "strategy", "formula"},
-        {"layout", "control", "choices"},
+        {"layout", "control", "choices", "sources"},
         {"groups"},
         {"ranks", "states", "open_units", "gathers"},
         {"replay", "in_flight", "volume"},

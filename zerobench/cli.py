@@ -49,6 +49,7 @@ Verbs:
   zerobench published [--only megatron,offload]                        the papers' figures: formula, executed, printed
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
+  zerobench replay [RUNS] --out step.html                              the recorded step as a page that moves, or a film
   zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
   zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
@@ -86,6 +87,7 @@ VERBS = {
     "estimate": "estimate.command",
     "status": "status",
     "show": "show",
+    "replay": "replay.command",
     "export": "export",
     "report": "report.command",
     "columns": "columns",

@@ -18,7 +18,7 @@ def settled(config: CellConfig) -> CellConfig:
     if isinstance(config.offload, CpuOffload) and config.offload.delayed:
         config = replace(config, offload=replace(config.offload, delayed_after=1))
         warmup = 2
-    return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both"))
+    return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both", events=config.measure.events))
 
 
 def steps_of(config: CellConfig) -> int:

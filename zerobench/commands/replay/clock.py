@@ -1,0 +1,87 @@
+"""One clock for all streams of a world, so that one cursor moves through all of them.
+
+anchor    what every stream has once: a phase begins, or a module's forward or backward, in a micro-batch
+clock     0 to TICKS. Anchors lie at the same tick in all streams; between two anchors events are spread evenly
+
+A tick is no time: the accounted pass is slowed down by its instrument, and streams differ in length. Order is kept in
+every stream, and what lies between the same two anchors is shown between the same two ticks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+TICKS = 10_000
+MOST_ANCHORS = 400
+"""Where there are more, those of the outer modules are kept."""
+
+Key = tuple[str, str, str, int]
+"""Kind, name, direction, and how many of the same were before."""
+
+
+def ticks_of(streams: Sequence[pd.DataFrame]) -> list[NDArray[np.int64]]:
+    """Returns the ticks of each stream's events, in their order."""
+    found = [_anchors(stream) for stream in streams]
+    common = _in_one_order(_shared(found))
+    places = [
+        np.array([-1, *(each[key] for key in common), len(stream)]) for each, stream in zip(found, streams, strict=True)
+    ]
+    begins = [int((stream["kind"] == "live").sum()) for stream in streams]
+    for place, begin in zip(places, begins, strict=True):
+        place[0] = max(begin - 1, 0)
+    widths = np.maximum(np.mean([np.diff(place) for place in places], axis=0), 0.0)
+    at = np.concatenate([[0.0], np.cumsum(widths)])
+    at *= TICKS / max(at[-1], 1.0)
+    return [
+        np.rint(np.interp(np.arange(len(s)), place, at)).astype(np.int64)
+        for s, place in zip(streams, places, strict=True)
+    ]
+
+
+def phases_of(stream: pd.DataFrame, ticks: NDArray[np.int64]) -> list[tuple[str, int]]:
+    """Returns the phases and the ticks at which they begin."""
+    begins = stream.index[stream["kind"] == "phase"]
+    return [(str(stream["name"].iloc[place]), int(ticks[place])) for place in begins]
+
+
+def _anchors(stream: pd.DataFrame) -> dict[Key, int]:
+    """Returns the places of a stream's anchors."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    found: dict[Key, int] = {}
+    for place, (kind, name, operator) in enumerate(
+        zip(stream["kind"], stream["name"], stream["operator"], strict=True)
+    ):
+        if kind in ("phase", "module"):
+            one = str(kind), str(name), str(operator or "")
+            found[(*one, seen[one])] = place
+            seen[one] += 1
+    return found
+
+
+def _shared(found: Sequence[dict[Key, int]]) -> dict[Key, NDArray[np.int64]]:
+    """Returns the anchors that all streams have, with their places in each, in the order of the first stream."""
+    keys = [key for key in found[0] if all(key in other for other in found)]
+    if len(keys) > MOST_ANCHORS:
+        depth = sorted(key[1].count(".") for key in keys)[MOST_ANCHORS]
+        keys = [key for key in keys if key[0] == "phase" or key[1].count(".") < depth]
+    return {key: np.array([each[key] for each in found]) for key in keys}
+
+
+def _in_one_order(shared: dict[Key, NDArray[np.int64]]) -> list[Key]:
+    """Returns the most anchors that come in one order in all streams."""
+    keys, places = list(shared), list(shared.values())
+    best, before = np.ones(len(keys), dtype=int), np.full(len(keys), -1)
+    for here in range(len(keys)):
+        for there in range(here):
+            if best[there] >= best[here] and (places[there] < places[here]).all():
+                best[here], before[here] = best[there] + 1, there
+    chain, at = [], int(best.argmax()) if keys else -1
+    while at >= 0:
+        chain.append(keys[at])
+        at = int(before[at])
+    return chain[::-1]

@@ -1,0 +1,157 @@
+"""`zerobench replay`: its options, and the files that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...results.conditions import RESULTS, add_options
+
+if TYPE_CHECKING:
+    from .worlds import World
+
+MOST = 1024
+EVERY, NONE = "all", "none"
+
+DESCRIPTION = """\
+Writes the recorded step of several strategies side by side as one HTML file that moves: memory by category and tensor
+by tensor, units gathered and freed, gradients, shards, and each collective between the ranks. Every number on it was
+recorded. The file works offline, with a mouse, a keyboard or a finger.
+
+The runs must have a table of events: measure.events=true."""
+
+EPILOG = """\
+examples:
+  zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 measure.events=true   record a step
+  zerobench replay results/runs --out step.html           the page, with N = 2 to 1,024 executed on fake tensors
+  zerobench replay results/runs --out step.html --worlds none         without executing anything
+  zerobench replay results/runs --out step.html --worlds 8,64 --where model=gpt_tiny
+  zerobench replay results/runs --gif step.gif --mp4 step.mp4         films for slides
+
+Exit code: 0, or 2 where there is nothing to show."""
+
+
+def replay(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code: 0, 2 for a refusal, 130 when interrupted."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if not (chosen.out or chosen.gif or chosen.mp4):
+        chosen.out = Path("step.html")
+    from ...launch import fork_server
+    from ...results import tables
+    from ...results.selection import chosen as chosen_runs
+    from ...sizes import printable
+
+    fork_server.start()
+    try:
+        films = _films(chosen)
+        wanted = _worlds(chosen.worlds)
+        results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
+        from .worlds import recorded_worlds
+
+        worlds = [_with_ranks(world, _ranks(chosen.ranks)) for world in recorded_worlds(results)]
+        if chosen.out is not None:
+            _write_page(chosen.out, worlds, wanted, chosen.jobs)
+        for path in films:
+            from .film import write_film
+
+            write_film(path, worlds[0], chosen.seconds)
+            print(f"film: {path}")
+    except (FileNotFoundError, ValueError) as error:
+        print(printable(f"zerobench replay: {error}"), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("zerobench replay: stopped; no page is written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("zerobench replay", None, DESCRIPTION, EPILOG, formatter_class=raw)
+    add = parser.add_argument
+    add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
+    add("--out", type=Path, metavar="FILE", help="the page (default, where no film is asked for: step.html)")
+    words = (
+        f"numbers of ranks to execute beside the recorded ones: {EVERY} (2, 4, ... {MOST:,}), {NONE}, or a list as 8,64"
+    )
+    add("--worlds", default=EVERY, metavar="N,...", help=f"{words} (default: %(default)s)")
+    add("--ranks", default=EVERY, metavar="R,...", help="recorded ranks to show, as 0,1 (default: %(default)s)")
+    add("--jobs", type=int, help="cells executed at a time (default: one per core)")
+    add("--gif", type=Path, metavar="FILE", help="the step as an animated GIF")
+    add("--mp4", type=Path, metavar="FILE", help="the step as a film; needs ffmpeg")
+    add("--seconds", type=float, default=16.0, metavar="S", help="length of a film (default: %(default)g)")
+    add_options(parser, attempts=False)
+    return parser
+
+
+def _films(chosen: argparse.Namespace) -> list[Path]:
+    """Returns the films that are asked for. Raises ValueError where one cannot be written."""
+    import shutil
+
+    if chosen.seconds <= 0:
+        raise ValueError(f"--seconds {chosen.seconds:g}: must be above 0")
+    if chosen.mp4 is not None and shutil.which("ffmpeg") is None:
+        raise ValueError(f"--mp4 {chosen.mp4}: ffmpeg is not installed; install it, or write --gif")
+    for flag, path in (("--gif", chosen.gif), ("--mp4", chosen.mp4)):
+        if path is not None and path.suffix != f".{flag[2:]}":
+            raise ValueError(f"{flag} {path}: must end in .{flag[2:]}")
+    return [path for path in (chosen.gif, chosen.mp4) if path is not None]
+
+
+def _worlds(text: str) -> list[int] | None:
+    """Parses --worlds: numbers of ranks to execute, or None for all powers of two."""
+    if text == EVERY:
+        return None
+    return [] if text == NONE else _numbers("--worlds", text, 2, MOST)
+
+
+def _ranks(text: str) -> list[int] | None:
+    return None if text == EVERY else _numbers("--ranks", text, 0, MOST - 1)
+
+
+def _numbers(flag: str, text: str, least: int, most: int) -> list[int]:
+    found = []
+    for word in text.split(","):
+        if not word.isdecimal() or not least <= int(word) <= most:
+            raise ValueError(f"{flag} {text}: {word!r} is no number from {least} to {most:,}; write {EVERY} or a list")
+        found.append(int(word))
+    return sorted(set(found))
+
+
+def _with_ranks(world: World, ranks: Sequence[int] | None) -> World:
+    """Returns the world with these of its recorded ranks."""
+    from dataclasses import replace
+
+    from .worlds import MEASURED
+
+    if ranks is None or world.how != MEASURED:
+        return world
+    kept = []
+    for panel in world.panels:
+        if absent := [rank for rank in ranks if rank not in panel.streams]:
+            there = ", ".join(map(str, panel.streams))
+            raise ValueError(f"--ranks {absent[0]}: {panel.label} at N={world.ranks} has recorded ranks {there}")
+        kept.append(replace(panel, streams={rank: panel.streams[rank] for rank in ranks}))
+    return replace(world, panels=tuple(kept))
+
+
+def _write_page(to: Path, worlds: list[World], wanted: list[int] | None, jobs: int | None) -> None:
+    from ...sizes import show_bytes, show_count
+    from .executed import executed_worlds
+    from .page import write_page
+
+    there = {world.ranks for world in worlds}
+    powers = [2**power for power in range(1, MOST.bit_length())]
+    ranks = [n for n in (powers if wanted is None else wanted) if n not in there]
+    made = executed_worlds(worlds[0].panels, ranks, jobs) if ranks else []
+    for world in made:
+        for problem in {panel.problem for panel in world.panels if panel.problem}:
+            print(f"zerobench replay: N={world.ranks}: {problem}", file=sys.stderr)
+    whole = sorted([*worlds, *made], key=lambda world: world.ranks)
+    size = write_page(to, whole)
+    cells = sum(len(world.panels) for world in whole)
+    print(f"page: {to} ({show_bytes(size)}, {show_count(cells, 'cell')}, N = {', '.join(str(w.ranks) for w in whole)})")

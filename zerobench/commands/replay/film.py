@@ -1,0 +1,157 @@
+"""The recorded step as a film for slides: one GIF or MP4, drawn by matplotlib from the streams of a page.
+
+Each strategy has an axis with one rank's memory by category against the clock, up to the cursor in full color; above
+it the bytes of now, below it the collective in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.animation import AbstractMovieWriter, FFMpegWriter, PillowWriter
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from ...records.palette import CATEGORIES
+from ...sizes import show_bytes
+from .clock import TICKS, phases_of, ticks_of
+from .sums import live_bytes
+from .worlds import Panel, World
+
+FORMATS = {".gif": (6, 72), ".mp4": (24, 100)}
+"""Suffix -> frames per second, and dots per inch."""
+FLASH = 150
+"""Ticks for which a collective is shown whose wait was not recorded, as on the page."""
+
+
+@dataclass(frozen=True)
+class Reel:
+    """One stream of a film. `sums`: category -> live device bytes after each event; `flights`: its collectives."""
+
+    panel: Panel
+    rank: int
+    events: pd.DataFrame
+    ticks: NDArray[np.int64]
+    sums: dict[str, NDArray[np.int64]]
+    flights: list[tuple[int, int, str]]
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        """Live bytes on the device after each event."""
+        total: NDArray[np.int64] = np.add.reduce(list(self.sums.values()), dtype=np.int64)
+        return total
+
+    def at(self, tick: float) -> int:
+        """Returns the last event at a tick or before."""
+        return max(0, int(np.searchsorted(self.ticks, tick, side="right")) - 1)
+
+    def in_flight(self, tick: float) -> str:
+        """Returns the newest collective in flight at a tick, in words."""
+        here, last = self.at(tick), ""
+        for begin, end, words in self.flights:
+            flies = here < end if end >= 0 else tick - self.ticks[begin] <= FLASH
+            last = words if begin <= here and flies else last
+        return last
+
+
+def flights_of(events: pd.DataFrame) -> list[tuple[int, int, str]]:
+    """Returns of each collective the event of its first launch, that of its wait or -1, and its words."""
+    waits = dict(reversed([(one, place) for place, one in events.loc[events["kind"] == "wait", "operation"].items()]))
+    found = []
+    launches = events[events["kind"] == "launch"]
+    for operation, mine in launches.groupby("operation", sort=False):
+        first = mine.iloc[0]
+        name = f"{first['collective']} {first['unit']}".replace("_", "-").strip()
+        words = f"{name}, {show_bytes(int(mine['bytes'].sum()))}"
+        found.append((int(mine.index[0]), int(str(waits.get(operation, -1))), words))
+    return found
+
+
+def write_film(to: Path, world: World, seconds: float) -> None:
+    """Writes the film of a world's first shown rank."""
+    fps, dpi = FORMATS[to.suffix]
+    reels = reels_of(world)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(12.8, 4.6), layout="constrained")
+    update = _drawn(figure, reels, world)
+    writer: AbstractMovieWriter = PillowWriter(fps) if to.suffix == ".gif" else FFMpegWriter(fps, bitrate=2400)
+    ticks = np.linspace(0, TICKS, max(2, round(seconds * fps)))
+    with writer.saving(figure, str(to), dpi):
+        console = Console(stderr=True)
+        for tick in track(
+            ticks, f"drawing {to.name}", console=console, transient=True, disable=not console.is_terminal
+        ):
+            update(float(tick))
+            writer.grab_frame()
+
+
+def reels_of(world: World) -> list[Reel]:
+    """Returns the first stream of each panel, on one clock."""
+    shown = [(panel, rank, panel.streams[rank]) for panel in world.panels for rank in list(panel.streams)[:1]]
+    clocks = ticks_of([events for _, _, events in shown])
+    found = []
+    for (panel, rank, events), ticks in zip(shown, clocks, strict=True):
+        found.append(Reel(panel, rank, events, ticks, live_bytes(events)["device"], flights_of(events)))
+    return found
+
+
+def _drawn(figure: Figure, reels: Sequence[Reel], world: World) -> Any:
+    """Draws what does not move; returns the function that draws a tick."""
+    most = max(int(reel.total.max()) for reel in reels)
+    axes = figure.subplots(1, len(reels), sharey=True, squeeze=False)[0]
+    moving = [_axis(one, reel, most) for one, reel in zip(axes, reels, strict=True)]
+    handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=name) for name, (c, h) in CATEGORIES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    row = reels[0].panel.row
+    words = f"One step of {row['model']}, N = {world.ranks}, {world.how}: live memory of a rank"
+    figure.suptitle(words, fontsize=12)
+
+    def update(tick: float) -> None:
+        for reel, (cover, line, now, wire) in zip(reels, moving, strict=True):
+            cover.set_x(tick)
+            cover.set_width(TICKS - tick)
+            line.set_xdata([tick, tick])
+            now.set_text(show_bytes(int(reel.total[reel.at(tick)])))
+            wire.set_text(reel.in_flight(tick) or "nothing in flight")
+
+    return update
+
+
+def _axis(axes: Axes, reel: Reel, most: int) -> tuple[Any, Any, Any, Any]:
+    """Draws a stream's memory, and what moves over it: a veil over what is to come, the cursor, two texts."""
+    first = int((reel.events["kind"] == "live").sum()) - 1
+    low = np.zeros(len(reel.ticks) - max(first, 0))
+    for name, (color, hatch) in CATEGORIES.items():
+        high = low + reel.sums[name][max(first, 0) :] / 2**20
+        edge = {"step": "post", "facecolor": color, "hatch": hatch, "edgecolor": "white", "lw": 0}
+        axes.fill_between(reel.ticks[max(first, 0) :], low, high, **edge)  # type: ignore[arg-type]
+        low = high
+    for name, tick in _wide_phases(reel):
+        axes.axvline(tick, color="black", lw=0.6, ls=":")
+        axes.text(tick + 60, most / 2**20 * 1.02, name, fontsize=8, va="bottom")
+    axes.set(xlim=(0, TICKS), ylim=(0, most / 2**20 * 1.14), xticks=[])
+    axes.set_title(f"{reel.panel.label}, rank {reel.rank}", loc="left", fontsize=11, fontweight="bold")
+    axes.tick_params(labelsize=8)
+    axes.set_ylabel("MiB" if axes.get_subplotspec().is_first_col() else "", fontsize=9)  # type: ignore[union-attr]
+    cover = axes.axvspan(0, TICKS, color="white", alpha=0.72, lw=0)
+    line = axes.axvline(0, color="black", lw=1.4)
+    now = axes.text(1, 1.02, "", transform=axes.transAxes, ha="right", va="bottom", fontsize=11, fontweight="bold")
+    wire = axes.text(0.5, -0.03, "", transform=axes.transAxes, ha="center", va="top", fontsize=9, color="#8a3b00")
+    return cover, line, now, wire
+
+
+def _wide_phases(reel: Reel) -> Iterator[tuple[str, int]]:
+    """Yields the phases that are wide enough for a name."""
+    phases = phases_of(reel.events, reel.ticks)
+    for (name, tick), (_, end) in zip(phases, [*phases[1:], ("", TICKS)], strict=True):
+        if end - tick > TICKS / 8:
+            yield name, tick
