@@ -166,7 +166,7 @@ replay: setup
 	$(RUN) -m zerobench -m strategy=ddp,zero1,zero2,zero3 model=gpt_tiny world_size=2 device=cpu measure.events=true \
 	  measure.passes=accounted measure.steps=2 results_dir=results/runs/replay
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
-	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif
+	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif --seconds 5
 	$(RUN) documents/screenshots.py
 
 OUT ?= results/runs/gpu-suite

@@ -87,6 +87,12 @@ class Chromium:
         """Runs JavaScript in the page: the body of a function of `arguments`. Returns what that returns."""
         return self.driver.execute_script(script, *values)
 
+    def wait_for(self, condition: str) -> None:
+        """Waits until a JavaScript expression is true, for 20 seconds at most."""
+        self.driver.set_script_timeout(20)
+        words = f"const done = arguments[0], look = () => {condition} ? done() : setTimeout(look, 20); look()"
+        self.driver.execute_async_script(words)
+
     def listen(self) -> None:
         """Takes up what the page has complained of and asked for since it was opened."""
         for entry in self.driver.get_log("browser"):

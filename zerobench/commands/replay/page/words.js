@@ -2,8 +2,14 @@
 
 function bytes(size) {
   for (const [unit, digits, of] of [["TiB", 2, 2 ** 40], ["GiB", 2, 2 ** 30], ["MiB", 1, 2 ** 20], ["KiB", 1, 2 ** 10]])
-    if (Math.abs(size) >= of) return `${(size / of).toFixed(digits)} ${unit}`;
-  return `${size.toFixed(0)} B`;
+    if (Math.abs(size) >= of) return `${rounded(size / of, digits)} ${unit}`;
+  return `${rounded(size, 0)} B`;
+}
+
+/* As Python rounds, so that the page says what the terminal says: a half goes to the even digit. */
+function rounded(value, digits) {
+  const scaled = value * 10 ** digits, low = Math.floor(scaled);
+  return scaled - low === 0.5 && low % 2 === 0 ? (low / 10 ** digits).toFixed(digits) : value.toFixed(digits);
 }
 
 function exact(size) { return `${Math.round(size).toLocaleString("en-US")} B`; }

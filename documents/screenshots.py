@@ -1,0 +1,84 @@
+"""Takes the screenshots of pages that the documents show, in a headless Chromium, and compresses them.
+
+    python documents/screenshots.py [--out DIR]
+
+A *shot* is a page on a screen after a script has run in it. `make setup-browser` installs the browser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from documents.chromium import LAPTOP, PHONE, Chromium, Screen, chromium
+
+HERE = Path(__file__).resolve().parents[1]
+SHOWN = HERE / "docs/assets/replay"
+POINT = """replay.go(5200); const map = document.querySelectorAll('.map')[3];
+const whole = (one) => one.shown && one.classList.contains('c0') && one.spell.bytes > 7e5;
+replay.point(map.blocks.find(whole))"""
+LARGEST = (
+    "const n = document.getElementById('n'); n.value = n.max; n.dispatchEvent(new Event('input')); replay.go(6300)"
+)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture of `page`, NAME.png beside it, after `script` has run in it."""
+
+    name: str
+    page: Path
+    screen: Screen
+    script: str
+
+
+STEP = SHOWN / "step.html"
+SHOTS = (
+    Shot("light", STEP, LAPTOP, "replay.go(6300)"),
+    Shot("dark", STEP, replace(LAPTOP, dark=True), POINT),
+    Shot("largest", STEP, LAPTOP, f"{LARGEST}; document.getElementById('scale').scrollIntoView()"),
+    Shot("phone", STEP, PHONE, "replay.go(6300)"),
+    Shot("phone_dark", STEP, replace(PHONE, dark=True), "replay.go(4200); scrollTo(0, 330)"),
+)
+
+
+def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
+    """Takes one picture and returns its file. Raises ValueError where the page complains, or asks for anything."""
+    browser.open(shot.page, shot.screen)
+    browser.wait_for("document.body.dataset.ready")
+    browser.run(shot.script)
+    browser.listen()
+    if wrong := [*browser.complaints, *browser.requests]:
+        raise ValueError(f"{shot.page.name}: {wrong[0]}")
+    to = folder / f"{shot.name}.png"
+    browser.screenshot(to)
+    with Image.open(to) as picture:
+        few = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(to, optimize=True)  # no color is off by more than can be seen: they mean something
+    return to
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Takes all pictures. Exit code 2 without a browser, or where a page is at fault."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("documents/screenshots.py", description=__doc__, formatter_class=raw)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="one folder for all (default: beside their pages)")
+    out = parser.parse_args(arguments).out
+    try:
+        with chromium() as browser:
+            for shot in SHOTS:
+                print(f"screenshot: {take(browser, shot, out or shot.page.parent)}")
+    except (FileNotFoundError, ValueError) as error:
+        print(f"screenshots.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""The page of a recorded step in a browser: what it shows wherever the cursor stands is what the tables say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import zerobench
+from documents.chromium import LAPTOP, PHONE, Chromium, Screen
+from zerobench.commands.replay.clock import ticks_of
+from zerobench.commands.replay.page import write_page
+from zerobench.commands.replay.sums import live_bytes
+from zerobench.commands.replay.worlds import World, recorded_worlds
+from zerobench.records import CATEGORIES
+from zerobench.sizes import show_bytes
+
+RECORDED = Path(__file__).parents[2] / "results/replay"
+PLACES = (0, 400, 1234, 2600, 3141, 4500, 5000, 5772, 6300, 7777, 8888, 9500, 9990, 10_000)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return recorded_worlds(zerobench.load(RECORDED))[0]
+
+
+@pytest.fixture(scope="module")
+def page(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded world, and a made-up one of 4 ranks with one stream for each strategy, and none for the last."""
+    alone = [replace(panel, streams={1: panel.streams[1]}) for panel in world.panels]
+    alone[-1] = replace(
+        alone[-1], streams={}, problem="its execution was not to be", row=alone[-1].row | {"peak_bytes": None}
+    )
+    to = tmp_path_factory.mktemp("page") / "step.html"
+    write_page(to, [world, World(4, "executed", tuple(alone))])
+    return to
+
+
+def opened(browser: Chromium, page: Path, screen: Screen = LAPTOP) -> None:
+    browser.open(page, screen)
+    browser.wait_for("document.body.dataset.ready")
+
+
+def scrub(browser: Chromium, tick: int) -> None:
+    """As a user drags the cursor: the value changes, and the input says so."""
+    words = (
+        "const one = document.getElementById('scrub'); one.value = arguments[0]; one.dispatchEvent(new Event('input'))"
+    )
+    browser.run(words, tick)
+
+
+def press(browser: Chromium, *keys: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser.driver).send_keys(*keys).perform()
+
+
+def tick(browser: Chromium) -> int:
+    return int(browser.run("return replay.tick"))
+
+
+SHOWN = """return [...document.querySelectorAll('.panel')].map((panel) => ({
+  name: panel.querySelector('h2').textContent, now: panel.querySelector('.now').textContent,
+  bytes: Number(panel.querySelector('.now').dataset.bytes), sent: Number(panel.querySelector('.sent').dataset.bytes),
+  sent_words: panel.querySelector('.sent').textContent,
+  ranks: [...panel.querySelectorAll('.rank .size')].map((one) => ({...one.dataset, words: one.textContent})),
+  blocks: [...panel.querySelectorAll('.map')].map((map) => map.blocks.filter((block) => block.getClientRects().length)
+    .map((block) => [Number(block.getAttribute('class').match(/ c(\\d)/)[1]), block.spell.bytes])),
+  flights: [...panel.querySelectorAll('.flight')].map(
+    (one) => [Number(one.querySelector('.pill').dataset.bytes), one.textContent]),
+}))"""
+
+
+def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
+    browser: Chromium, page: Path, world: World
+) -> None:
+    streams = [stream for panel in world.panels for stream in panel.streams.values()]
+    clocks = ticks_of(streams)
+    sums = [live_bytes(stream)["device"] for stream in streams]
+    opened(browser, page)
+    browser.run("[...document.querySelectorAll('#ranks button')].at(-1).click()")  # all ranks
+    seen = 0
+    for place in PLACES:
+        scrub(browser, place)
+        found = browser.run(SHOWN)
+        assert [one["name"] for one in found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
+        for number, one in enumerate(found):
+            mine = range(2 * number, 2 * number + 2)
+            for stream, rank, blocks in zip(mine, one["ranks"], one["blocks"], strict=True):
+                event = int(np.searchsorted(clocks[stream], place, side="right")) - 1
+                parts = [int(sums[stream][name][event]) for name in CATEGORIES]
+                total = show_bytes(sum(parts))
+                assert rank == {
+                    "bytes": str(sum(parts)), "event": str(event), "rank": str(stream % 2),
+                    "words": f"{total} · event {event:,}",
+                }  # fmt: skip
+                of_blocks = [sum(size for category, size in blocks if category == c) for c in range(len(CATEGORIES))]
+                assert of_blocks == parts, "the blocks of the map are all that lives, by category"
+            first = streams[mine[0]].iloc[: int(np.searchsorted(clocks[mine[0]], place, side="right"))]
+            assert (one["bytes"], one["now"]) == (
+                int(one["ranks"][0]["bytes"]),
+                show_bytes(int(one["ranks"][0]["bytes"])),
+            )
+            launches = first[(first["kind"] == "launch") & ~first["control"]]
+            assert one["sent"] == launches["wire_bytes"].sum()
+            assert one["sent_words"].startswith(f"sent {show_bytes(one['sent'])} of")
+            seen += _check_flights(first, one["flights"])
+    assert seen > 10
+
+
+def _check_flights(before: pd.DataFrame, flights: list[Any]) -> int:
+    """What is drawn between the ranks was launched, and has not been waited for."""
+    ended = set(before.loc[before["kind"] == "wait", "operation"])
+    launched = before[(before["kind"] == "launch") & ~before["operation"].isin(ended)]
+    sizes = launched.groupby("operation")["bytes"].sum().tolist()
+    for size, words in flights:
+        assert size in sizes
+        assert show_bytes(size) in words
+    return len(flights)
+
+
+def test_keys_go_through_the_step(browser: Chromium, page: Path, world: World) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, page)
+    press(browser, Keys.END)
+    assert tick(browser) == 10_000
+    press(browser, Keys.HOME)
+    assert tick(browser) == 0
+    stops = sorted({int(t) for t in browser.run("return replay.stops")})
+    after = [stop for stop in stops if stop > 0]
+    press(browser, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert tick(browser) == after[1]
+    press(browser, Keys.ARROW_LEFT)
+    assert tick(browser) == after[0]
+    press(browser, Keys.PAGE_DOWN)
+    phases = browser.run("return replay.world.phases.map((one) => one[1])")
+    assert tick(browser) in phases
+    press(browser, Keys.SPACE)
+    browser.driver.execute_async_script("setTimeout(arguments[0], 400)")
+    press(browser, Keys.SPACE)
+    played = tick(browser)
+    assert played > phases[0]
+    browser.driver.execute_async_script("setTimeout(arguments[0], 100)")
+    assert tick(browser) == played, "space has stopped it"
+    browser.run("document.querySelector('.map').focus()")
+    press(browser, Keys.ARROW_RIGHT)
+    assert tick(browser) == played, "in a map the arrows go from block to block"
+    assert browser.run("return document.getElementById('card').hidden") is False
+    press(browser, Keys.ESCAPE)
+    assert browser.run("return document.getElementById('card').hidden") is True
+
+
+def test_the_card_on_a_block_says_what_the_tables_say(browser: Chromium, page: Path, world: World) -> None:
+    opened(browser, page)
+    scrub(browser, 6300)
+    words = """const map = document.querySelectorAll('.map')[arguments[0]];
+    return map.blocks.filter((block) => block.shown).filter((_, n) => n % 5 === 0).map((block) => { replay.point(block);
+      const facts = [...document.querySelectorAll('#card dd')].map((one) => one.textContent);
+      return [block.spell.storage - 1, block.spell.from, ...facts]; })"""
+    for number, panel in enumerate(world.panels):
+        events = panel.streams[0]
+        for storage, event, name, unit, category, size, equation, source, module, *_ in browser.run(words, number):
+            row = events.iloc[event]
+            assert (row["storage"], row["bytes"]) == (storage, int(re.match(r"([\d,]+) B", size)[1].replace(",", "")))
+            made = events[events["storage"] == storage].iloc[0]
+            assert name in (made["name"], "without a label")
+            assert unit in (made["unit"], "none")
+            assert source in (made["source"], "no line of Python")
+            assert module in (made["module"], "none")
+            form = panel.formulas.get(category)
+            if form is not None:
+                assert equation.startswith(f"{form.equation} = {form.value:,} B")
+                assert "arXiv 1910.02054, section" in equation
+
+
+def test_a_rank_and_a_number_of_ranks_are_chosen(browser: Chromium, page: Path, world: World) -> None:
+    opened(browser, page)
+    browser.driver.find_element("css selector", "#ranks [data-rank='1']").click()
+    assert browser.run("return document.querySelector('.rank .size').dataset.rank") == "1"
+    _table_is(browser, world)
+    assert browser.run("return document.getElementById('n-out').textContent") == "2measured"
+    browser.run("const n = document.getElementById('n'); n.value = 1; n.dispatchEvent(new Event('input'))")
+    assert browser.run("return document.getElementById('n-out').textContent") == "4executed"
+    assert browser.run("return document.querySelectorAll('.map').length") == 3
+    assert "its execution was not to be" in browser.run("return document.getElementById('stage').textContent")
+    browser.driver.find_element("css selector", "#legend button").click()
+    assert browser.run("return getComputedStyle(document.querySelector('.part:not(.c0)')).opacity") == "0.13"
+
+
+def _table_is(browser: Chromium, world: World) -> None:
+    cells = browser.run("""return [...document.querySelectorAll('#scale-table tbody tr')].map((row) =>
+        [row.dataset.key, ...[...row.querySelectorAll('[data-bytes]')].map(
+          (one) => [Number(one.dataset.bytes), one.textContent])])""")
+    for (key, *sizes), panel in zip(cells, world.panels, strict=True):
+        row = panel.row
+        wanted = [row["peak_bytes"], row["states_bytes"], panel.formulas["states"].value, row["wire_bytes"]]
+        assert (key, sizes) == (panel.key, [[size, show_bytes(size)] for size in wanted])
+
+
+@pytest.mark.parametrize("screen", [LAPTOP, PHONE, replace(PHONE, dark=True), replace(LAPTOP, dark=True, still=True)])
+def test_it_fits_every_screen_and_can_be_read(browser: Chromium, page: Path, screen: Screen) -> None:
+    opened(browser, page, screen)
+    assert browser.run("return document.documentElement.scrollWidth") == screen.width
+    for one in ("#setting", ".event", ".size", ".sent", "#play", "thead th", ".how", ".quiet, .pill-words"):
+        assert contrast(*browser.run(COLORS, one)) >= 4.5, one
+    assert browser.run(NAMED)
+    if screen.touch:
+        assert browser.run("return document.getElementById('play').getBoundingClientRect().height") >= 40
+    if screen.still:
+        assert browser.run("return matchMedia('(prefers-reduced-motion: reduce)').matches")
+
+
+NAMED = """return [...document.querySelectorAll('button, input, select')].every(
+  (one) => one.textContent.trim() || one.labels?.length || one.getAttribute('aria-label'))"""
+COLORS = """const one = document.querySelector(arguments[0]), style = getComputedStyle(one);
+const clear = (each) => /^(rgba\\(0, 0, 0, 0\\)|transparent)$/.test(getComputedStyle(each).backgroundColor);
+let behind = one; while (behind && clear(behind)) behind = behind.parentElement;
+const paper = getComputedStyle(behind || document.body).backgroundColor;
+return [one instanceof SVGElement ? style.fill : style.color, paper]"""
+
+
+def contrast(ink: str, paper: str) -> float:
+    """WCAG's ratio of two colors."""
+
+    def luminance(color: str) -> float:
+        parts = [int(one) / 255 for one in re.findall(r"\d+", color)[:3]]
+        r, g, b = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(ink), luminance(paper)))
+    return (high + 0.05) / (low + 0.05)

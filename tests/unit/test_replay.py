@@ -1,0 +1,201 @@
+"""The recorded step as a page and a film: every number in them is one of the tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import zerobench
+from zerobench import cli
+from zerobench.commands.replay import command, page
+from zerobench.commands.replay.clock import TICKS, ticks_of
+from zerobench.commands.replay.executed import executed_worlds
+from zerobench.commands.replay.film import reels_of, write_film
+from zerobench.commands.replay.pack import NUMBERS, WORDS, data_of, inflated
+from zerobench.commands.replay.sums import live_bytes
+from zerobench.commands.replay.worlds import World, recorded_worlds
+from zerobench.records import CATEGORIES
+
+RECORDED = Path(__file__).parents[2] / "results/replay"
+
+
+@pytest.fixture(scope="module")
+def results() -> zerobench.Results:
+    return zerobench.load(RECORDED)
+
+
+@pytest.fixture(scope="module")
+def world(results: zerobench.Results) -> World:
+    return recorded_worlds(results)[0]
+
+
+def test_a_world_has_every_strategy_and_rank(world: World) -> None:
+    assert (world.ranks, world.how) == (2, "measured")
+    assert [panel.key for panel in world.panels] == ["ddp", "zero1", "zero2", "zero3"]
+    assert [list(panel.streams) for panel in world.panels] == [[0, 1]] * 4
+    assert [panel.label for panel in world.panels] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
+
+
+def test_the_largest_sums_are_those_of_the_table_of_memory(world: World, results: zerobench.Results) -> None:
+    for panel in world.panels:
+        memory = results.memory[results.memory["run_id"] == panel.row["run_id"]]
+        whole = memory[(memory["phase"] == "step") & (memory["tier"] == "device")].set_index(["rank", "category"])
+        for rank, events in panel.streams.items():
+            after = events["kind"] != "live"
+            sums = {name: sizes[after] for name, sizes in live_bytes(events)["device"].items()}
+            for name in CATEGORIES:
+                assert sums[name].max() == whole.loc[(rank, name), "max_bytes"], (panel.key, rank, name)
+            assert np.sum([*sums.values()], axis=0).max() == whole.loc[(rank, "total"), "max_bytes"]
+
+
+def test_the_pages_data_are_the_tables(world: World) -> None:
+    """Each value of each event, read back as the page reads it."""
+    found = inflated(re.search(r'id="data">(.*?)</script>', page.page_of([world]), re.DOTALL)[1])
+    strings = found["strings"]
+    for panel, packed in zip(world.panels, found["worlds"][0]["panels"], strict=True):
+        assert [packed[name] for name in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "run_id")] == [
+            panel.row[name] for name in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "run_id")
+        ]
+        assert {name: form["value"] for name, form in packed["formulas"].items()} == {
+            name: form.value for name, form in panel.formulas.items()
+        }
+        for (rank, events), stream in zip(panel.streams.items(), packed["streams"], strict=True):
+            assert (stream["rank"], stream["length"]) == (rank, len(events))
+            column = {name: stream["columns"].get(name, [0] * len(events)) for name in (*WORDS, *NUMBERS, "wire_bytes")}
+            for name in WORDS:
+                assert [strings[one] for one in column[name]] == events[name].fillna("").tolist(), name
+            for name in (*NUMBERS, "wire_bytes"):
+                assert column[name] == events[name].fillna(0).tolist(), name
+            for name in ("storage", "operation"):
+                assert [one - 1 for one in stream["columns"][name]] == events[name].fillna(-1).tolist(), name
+            microseconds = np.cumsum(stream["columns"]["us"])
+            assert np.abs(microseconds / 1e6 - events["seconds"]).max() < 1e-6
+
+
+def test_one_clock_keeps_every_order_and_meets_at_phases_and_modules(world: World) -> None:
+    streams = [stream for panel in world.panels for stream in panel.streams.values()]
+    clocks = ticks_of(streams)
+    meets = []
+    for stream, ticks in zip(streams, clocks, strict=True):
+        assert (np.diff(ticks) >= 0).all()
+        assert ticks[0] == 0
+        assert TICKS * 0.99 < ticks[-1] <= TICKS
+        of = (stream["kind"] == "phase") | ((stream["kind"] == "module") & stream["name"].str.fullmatch(r"blocks\.\d"))
+        keys = zip(stream.loc[of, "kind"], stream.loc[of, "name"], stream.loc[of, "operator"], strict=True)
+        meets.append(list(zip(keys, ticks[of], strict=True)))
+    assert len(meets[0]) == 7 + 5 + 5
+    assert all(other == meets[0] for other in meets[1:])
+
+
+def test_streams_that_have_nothing_in_common_have_a_clock_all_the_same() -> None:
+    columns = {"kind": ["live", "birth", "free"], "name": "", "operator": ""}
+    one, two = ticks_of([pd.DataFrame(columns), pd.DataFrame(columns).iloc[1:].reset_index(drop=True)])
+    assert one[0] == two[0] == 0
+    assert (np.diff(one) >= 0).all()
+
+
+def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: World) -> None:
+    hostile = "</script><script>alert(1)</script><b>"
+    first = world.panels[0]
+    planted = replace(first, row=first.row | {"model": hostile, "command": hostile})
+    text = page.page_of([replace(world, panels=(planted, *world.panels[1:]))])
+    assert hostile not in text
+    assert text.count("<script") == 2
+    assert not re.search(
+        r"""(src|href)=|https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!['"]?#)""", text.replace("url(#f${", "url(#")
+    )
+
+
+def test_a_page_that_is_too_large_is_not_written(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "LIMIT_BYTES", 10_000)
+    with pytest.raises(ValueError, match=r"above 9.8 KiB; leave ranks"):
+        page.write_page(tmp_path / "step.html", [world])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--worlds", "2,x"], "--worlds 2,x: 'x' is no number from 2 to 1,024"),
+        (["--worlds", "4096"], "'4096' is no number from 2 to 1,024"),
+        (["--ranks", "0,7", "--worlds", "none"], "--ranks 7: DDP at N=2 has recorded ranks 0, 1"),
+        (["--gif", "step.mp4"], "--gif step.mp4: must end in .gif"),
+        (["--gif", "step.gif", "--seconds", "0"], "--seconds 0: must be above 0"),
+        (["--where", "strategy=zero9"], "--where strategy=zero9: no such run"),
+    ],
+)
+def test_a_refusal_is_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path
+) -> None:
+    assert cli.run(["replay", str(RECORDED), "--out", str(tmp_path / "step.html"), *words]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_events_the_command_that_records_them_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["replay", str(RECORDED.parent / "reference/cpu/stages")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(
+        r"no finished run has a table of events; record one with: zerobench .+ measure.events=true\n", said
+    )
+
+
+def test_without_ffmpeg_a_film_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert cli.run(["replay", "nowhere", "--mp4", "step.mp4"]) == 2
+    assert "--mp4 step.mp4: ffmpeg is not installed; install it, or write --gif" in capsys.readouterr().err
+
+
+def test_runs_of_different_settings_are_no_one_page(results: zerobench.Results) -> None:
+    other = results.runs.copy()
+    other.loc[other.index[-1], "optimizer"] = "sgd"
+    with pytest.raises(ValueError, match=r"runs differ in optimizer, which is .* and sgd; choose one with --where"):
+        recorded_worlds(replace(results, runs=other))
+
+
+def test_a_film_has_its_frames_and_the_sums_of_the_tables(world: World, tmp_path: Path) -> None:
+    from PIL import Image
+
+    two = replace(world, panels=world.panels[2:])
+    write_film(tmp_path / "step.gif", two, 0.5)
+    with Image.open(tmp_path / "step.gif") as film:
+        assert film.n_frames == 3
+    for reel in reels_of(two):
+        assert int(reel.total[(reel.events["kind"] != "live").to_numpy()].max()) <= reel.panel.row["peak_bytes"]
+        launched, waited, words = reel.flights[0]
+        middle = (reel.ticks[launched] + reel.ticks[waited]) // 2
+        assert reel.in_flight(middle)
+        assert "KiB" in words
+
+
+@pytest.mark.slow
+def test_an_executed_step_is_the_recorded_one(world: World) -> None:
+    """At the measured N: the fullest rank's bytes of each category, event by event as their maxima, and its traffic."""
+    stage3 = world.panels[3]
+    (executed,) = executed_worlds([stage3], [2], jobs=1)
+    panel = executed.panels[0]
+    assert (executed.how, panel.problem) == ("executed", "")
+    ((rank, events),) = panel.streams.items()
+    of_both = [live_bytes(stream)["device"] for stream in (events, stage3.streams[rank])]
+    shown = [stream["kind"] != "live" for stream in (events, stage3.streams[rank])]
+    for name in CATEGORIES:
+        ours, theirs = (int(sums[name][here].max()) for sums, here in zip(of_both, shown, strict=True))
+        assert ours == theirs, name
+    for column in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi"):
+        assert panel.row[column] == stage3.row[column], column
+    forms = {name: form.value for name, form in panel.formulas.items()}
+    assert forms == {name: form.value for name, form in stage3.formulas.items()}
+    assert data_of([executed], {})["worlds"][0]["panels"][0]["label"] == "ZeRO-3"
+
+
+def test_numbers_of_ranks_are_parsed() -> None:
+    assert command._worlds("64,8") == [8, 64]
+    assert command._worlds("none") == []
+    assert command._worlds("all") is None
