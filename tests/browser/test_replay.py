@@ -15,9 +15,9 @@ import zerobench
 from documents.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench.commands.replay.clock import ticks_of
 from zerobench.commands.replay.page import write_page
-from zerobench.commands.replay.sums import live_bytes
 from zerobench.commands.replay.worlds import World, recorded_worlds
 from zerobench.records import CATEGORIES
+from zerobench.results.event_sums import live_bytes
 from zerobench.sizes import show_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
@@ -93,7 +93,7 @@ def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
             mine = range(2 * number, 2 * number + 2)
             for stream, rank, blocks in zip(mine, one["ranks"], one["blocks"], strict=True):
                 event = int(np.searchsorted(clocks[stream], place, side="right")) - 1
-                parts = [int(sums[stream][name][event]) for name in CATEGORIES]
+                parts = [int(sums[stream][name].iloc[event]) for name in CATEGORIES]
                 total = show_bytes(sum(parts))
                 assert rank == {
                     "bytes": str(sum(parts)), "event": str(event), "rank": str(stream % 2),

@@ -17,9 +17,9 @@ from zerobench.commands.replay.clock import TICKS, ticks_of
 from zerobench.commands.replay.executed import executed_worlds
 from zerobench.commands.replay.film import reels_of, write_film
 from zerobench.commands.replay.pack import NUMBERS, WORDS, data_of, inflated
-from zerobench.commands.replay.sums import live_bytes
 from zerobench.commands.replay.worlds import World, recorded_worlds
 from zerobench.records import CATEGORIES
+from zerobench.results.event_sums import live_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 

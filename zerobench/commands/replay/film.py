@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 
 from ...records.palette import CATEGORIES
+from ...results.event_sums import live_bytes
 from ...sizes import show_bytes
 from .clock import TICKS, phases_of, ticks_of
-from .sums import live_bytes
 from .worlds import Panel, World
 
 FORMATS = {".gif": (6, 72), ".mp4": (24, 100)}
@@ -100,7 +100,9 @@ def reels_of(world: World) -> list[Reel]:
     clocks = ticks_of([events for _, _, events in shown])
     found = []
     for (panel, rank, events), ticks in zip(shown, clocks, strict=True):
-        found.append(Reel(panel, rank, events, ticks, live_bytes(events)["device"], flights_of(events)))
+        sums = live_bytes(events)["device"]
+        by_category = {name: sums[name].to_numpy() for name in CATEGORIES}
+        found.append(Reel(panel, rank, events, ticks, by_category, flights_of(events)))
     return found
 
 
