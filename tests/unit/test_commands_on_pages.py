@@ -30,6 +30,7 @@ VALUED = ("--where", "--tolerance", "--packages", "--python")
 SWEEP_ANYWAY = ("estimate", "plan")
 """Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
+LAUNCHERS = ("srun", "mpirun")
 SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "#")
 """What else a block of commands may begin with."""
 
@@ -86,8 +87,9 @@ def problem_of(line: str) -> str:
         words.pop(0)
     if not words or words[0] in SHELL:
         return ""
-    if words[0] == "srun":
-        return problem_of(words[-1])
+    if words[0] in LAUNCHERS:
+        rest = shlex.join(words[words.index("zerobench") :]) if "zerobench" in words else words[-1]
+        return problem_of(rest)
     if "zerobench" in words[: words.index("-m") + 2 if "-m" in words[1:] else 1]:
         return problem_of_arguments(words[words.index("zerobench") + 1 :])
     if words[0] == "make":

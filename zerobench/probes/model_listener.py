@@ -1,4 +1,4 @@
-"""What a pass hears of the model itself: which modules run, when gradients arrive, and what full parameters are.
+"""Events that a pass hears of the model itself: which modules run, when gradients arrive, and what full parameters are.
 
 place       a module and its own name for a parameter; a strategy may put other tensors there while the module runs
 arrival     a gradient of a parameter is computed
