@@ -1,6 +1,6 @@
 """Bandwidth of each collective by the size of the full tensor, as `zerobench calibrate` measured it.
 
-    python analysis/calibration.py FOLDER --out DIR
+    python analysis/calibration.py [FOLDER] --out DIR
 
 Points are medians of the slowest rank's times, whiskers their 95 % intervals, lines what is fitted: latency and
 bandwidth. The engine's own collectives beside torch's, and a copy in memory as the ceiling.
@@ -8,9 +8,7 @@ bandwidth. The engine's own collectives beside torch's, and a copy in memory as 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +17,15 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.page import Sheet, add_page_options, key, page_of
-from analysis.style import BLUE, GRAY, ORANGE
+from analysis.common import FIGURES_OUT, folder_script
+from analysis.page import Sheet, key
+from analysis.style import BLUE, GRAY, ORANGE, rule
 from zerobench.calibrate.collectives import Calibration, load_calibration
+from zerobench.sizes import show_bytes
 from zerobench.sweep.aggregate import median_interval
 
 LOOKS = {"seam": (BLUE, "o", "the engine's"), "torch": (ORANGE, "s", "torch's"), "memory": (GRAY, "", "copy in memory")}
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def draw(found: Calibration) -> Figure:
@@ -41,57 +41,48 @@ def draw(found: Calibration) -> Figure:
         for via in LOOKS:
             _curve(axes, found, via, "copy" if via == "memory" else name)
         axes.set_title(name)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("full tensor (MiB)")
+        _scale(axes, sorted(found.transfers["bytes"].unique()))
     figure.axes[0].set_ylabel("size / time (GiB/s)")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    key(figure, handles, labels)
+    there = [LOOKS[via] for via in LOOKS if (found.transfers["via"] == via).any()]
+    key(figure, [rule(words, _line(marker), color=color, marker=marker, ms=4) for color, marker, words in there])
     return figure
+
+
+def _scale(axes: Axes, sizes: list[int]) -> None:
+    """Logarithmic axes, with words for every other size."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.set_xticks([size / MIB for size in sizes[::2]], [show_bytes(size).replace(".0 ", " ") for size in sizes[::2]])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("full tensor")
+
+
+def _line(marker: str) -> str:
+    return "-" if marker else "--"
 
 
 def _curve(axes: Axes, found: Calibration, via: str, collective: str) -> None:
     rows = found.transfers[(found.transfers["via"] == via) & (found.transfers["collective"] == collective)]
     if rows.empty:
         return
-    color, marker, label = LOOKS[via]
+    color, marker, _ = LOOKS[via]
     for size, same in rows.groupby("bytes"):
         seconds = same["seconds"].tolist()
         low, high = median_interval(seconds)
         middle = size / np.median(seconds) / GIB
         reach = None if low is None else [[middle - size / high / GIB], [size / low / GIB - middle]]
-        axes.errorbar([size / 2**20], [middle], reach, color=color, marker=marker or "_", ms=4, capsize=3, lw=1)
+        axes.errorbar([size / MIB], [middle], reach, color=color, marker=marker or "_", ms=4, capsize=3, lw=1)
     sizes = np.geomspace(rows["bytes"].min(), rows["bytes"].max(), 60)
     fit = found.fit(collective, int(rows["world_size"].iloc[0]), via)
     times = np.array([fit.seconds(size) for size in sizes])
-    axes.plot(sizes / 2**20, sizes / times / GIB, color=color, lw=1, ls="--" if via == "memory" else "-", label=label)
-
-
-def script(name: str, doc: str | None, draw: Callable[[Path], Figure], usual: str, arguments: list[str] | None) -> int:
-    """A calibration figure's command. `draw` takes the folder, as a rule `usual`. Exit code 2: nothing to draw."""
-    parser = argparse.ArgumentParser(
-        f"analysis/{name}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help=f"what zerobench calibrate wrote, as {usual}")
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/figures"), help="folder for figures (default: %(default)s)"
-    )
-    add_page_options(parser)
-    chosen = parser.parse_args(arguments)
-    page = page_of(vars(chosen))
-    try:
-        with page.used():
-            page.save(draw(chosen.folder), chosen.out, name)
-    except FileNotFoundError as error:
-        print(f"{name}.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    axes.plot(sizes / MIB, sizes / times / GIB, color=color, lw=1, ls=_line(marker))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
-    usual = "results/calibration/cpu/N=2"
-    return script("calibration", __doc__, lambda folder: draw(load_calibration(folder)), usual, arguments)
+    usual = Path("results/calibration/cpu/N=2")
+    return folder_script("calibration", __doc__, load_calibration, {"calibration": draw}, usual, arguments, FIGURES_OUT)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import yaml
@@ -53,6 +53,10 @@ REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 FAMILY = [key for key in SETTING if key not in ("world_size", "batch")]
 """Cells that agree in these may stand in one panel, whatever their N and batch."""
 
+FIGURES_OUT = Path("results/figures")
+"""Where figures go that have no place of their own."""
+
+T = TypeVar("T")
 Options = Callable[[argparse.ArgumentParser], object]
 
 
@@ -64,7 +68,7 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
     words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
     parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
     add = parser.add_argument
-    add("--out", type=Path, default=Path("results/figures"), help="folder for figures (default: %(default)s)")
+    add("--out", type=Path, default=FIGURES_OUT, help="folder for figures (default: %(default)s)")
     add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
     for add_to in (add_page_options, add_options, *more):
         add_to(parser)
@@ -82,6 +86,34 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
     except (FileNotFoundError, ValueError) as error:
         print(f"{name}.py: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def folder_script(
+    name: str, doc: str | None, read: Callable[[Path], T], figures: Mapping[str, Callable[[T], Figure]],
+    usual: Path, arguments: list[str] | None, out: Path | None = None, also: Callable[[T, Path], object] | None = None,
+) -> int:  # fmt: skip
+    """A command that draws `figures` from what `read` finds in one folder, as a rule `usual`.
+
+    `out`: where figures go by default, else the folder; `also` writes more there. Exit code 2: there is nothing.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"analysis/{name}.py", description=doc, formatter_class=raw)
+    parser.add_argument("folder", nargs="?", default=usual, type=Path, help="what to draw (default: %(default)s)")
+    parser.add_argument("--out", default=out, type=Path, help=f"folder for figures (default: {out or 'the same'})")
+    add_page_options(parser)
+    options = vars(parser.parse_args(arguments))
+    page, folder, out = page_of(options), options["folder"], options["out"] or options["folder"]
+    try:
+        found = read(folder)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"{name}.py: {error}", file=sys.stderr)
+        return 2
+    with page.used():
+        for figure, draw in figures.items():
+            page.save(draw(found), out, figure)
+    if also is not None:
+        also(found, out)
     return 0
 
 

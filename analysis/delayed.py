@@ -26,7 +26,7 @@ from zerobench.results.tables import Results
 
 WINDOW = 21
 CAPTION = "Loss with and without the delayed parameter update; thick: means over 21 steps."
-LOOKS = {False: ("as it is", BLUE), True: ("delayed", VERMILION)}
+LOOKS = {False: ("not delayed", BLUE), True: ("delayed", VERMILION)}
 """True for delayed updates -> name and color."""
 
 
@@ -46,8 +46,8 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.plot(curve.index.astype(int), mean, color=color, lw=2, label=words)
         if delayed:
             axes.axvline(offload_of(cell)["delayed_after"], color="black", ls=":", lw=1.2, label="delayed from here on")
-    axes.set(xlabel="step", ylabel="loss (nats a token)")
-    axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set_title(f"{cell.model}, {cell.strategy} {cell.systems}, {cell.precision}, N = {cell.world_size}", loc="left")
     axes.legend(title="parameter update")
     failed = [f"× {LOOKS[bool(is_delayed(cell))][0]}: {cell.status}" for cell in every if cell.status != "ok"]
     axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")

@@ -1,6 +1,6 @@
 """Throughput of a disk, and how much of it the engine's files reach, as `zerobench calibrate --disk` measured it.
 
-    python analysis/disk.py FOLDER --out DIR
+    python analysis/disk.py [FOLDER] --out DIR
 
 Read, write and mixed, on one scale: medians by block size × depth with 95 % intervals; the number over a bar is its
 fraction of the plain calls' throughput at the same blocks and depth. Update: the engine's update over files between its
@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.calibration import script
+from analysis.common import FIGURES_OUT, folder_script
 from analysis.page import Sheet, key
 from analysis.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 from zerobench.calibrate.disk import (
@@ -150,8 +150,8 @@ def _name_places(axes: Axes, places: list[tuple[int, int]]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
-    usual = "results/calibration/disk"
-    return script("disk", __doc__, lambda folder: draw(load_disk_calibration(folder)), usual, arguments)
+    usual = Path("results/calibration/disk")
+    return folder_script("disk", __doc__, load_disk_calibration, {"disk": draw}, usual, arguments, FIGURES_OUT)
 
 
 if __name__ == "__main__":

@@ -52,15 +52,16 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
         axes.axhline(size / MIB, color="black", ls="--", lw=1.2)
     axes.set(xscale="log", yscale="log", xlabel="ψ, million parameters", ylabel="MiB on the fullest rank")
     axes.set_xticks(list(psi), [f"{x:.3g}" for x in psi])
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.margins(x=0.1, y=0.15)
-    axes.set_title(_title(runs.iloc[0]))
+    axes.set_title(_title(runs.iloc[0]), loc="left")
     failed = [
         f"× {one.model} {one.shape}: {one.status}" for one in summarize(newest).itertuples() if one.status != "ok"
     ]
     axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
     lines = [rule(name, color=color, marker=marker) for name, color, marker in LINES.values()]
-    key(figure, [*lines, rule("the pool", "--", lw=1.2)])
+    key(figure, [*lines, rule("predicted", "", marker="_", ms=14), rule("the pool", "--", lw=1.2)])
     return figure
 
 

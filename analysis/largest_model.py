@@ -9,7 +9,6 @@ bf16 with fp32 masters and AdamW, batch 1, blocks recomputed, sequence 1,024.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.page import Sheet, add_page_options, key, page_of
+from analysis.common import folder_script
+from analysis.marks import absent
+from analysis.page import Sheet, key
 from analysis.style import BLUE, ORANGE, SKY, number, patches
 from zerobench.sizes import show_bytes
 from zerobench.strategies import find
@@ -110,6 +111,9 @@ def draw(rows: list[Largest]) -> Figure:
             place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
             number(axes, place, one.billions, f"{one.billions:.3g}", 2)
+        there = {one.label for one in rows if one.device == device}
+        for place in (place for place, label in enumerate(labels) if label not in there):
+            absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")
     axes.set(yscale="log", ylabel="largest model, billion parameters")
     axes.set_yticks(TICKS, [str(tick) for tick in TICKS])
     axes.minorticks_off()
@@ -174,26 +178,15 @@ def _markdown(cells: list[str]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure and writes the tables. Exit code 2 where there is nothing to draw."""
-    parser = argparse.ArgumentParser(
-        "analysis/largest_model.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help="of plans (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="folder for the figure and tables (default: FOLDER)")
-    add_page_options(parser)
-    chosen = parser.parse_args(arguments)
-    page = page_of(vars(chosen))
-    try:
-        rows = read(chosen.folder)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"largest_model.py: {error}", file=sys.stderr)
-        return 2
-    out = chosen.out or chosen.folder
-    with page.used():
-        page.save(draw([one for one in rows if one.gpus != 64]), out, "largest_model")
+    figures = {"largest_model": lambda rows: draw([one for one in rows if one.gpus != 64])}
+    return folder_script("largest_model", __doc__, read, figures, FOLDER, arguments, also=write_tables)
+
+
+def write_tables(rows: list[Largest], out: Path) -> None:
+    """Writes the tables as markdown and prints them."""
     text = "\n".join(filter(None, [table(rows), table_2(rows)]))
     (out / "largest_model.md").write_text(text)
     print(text)
-    return 0
 
 
 if __name__ == "__main__":

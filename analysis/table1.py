@@ -10,7 +10,6 @@ in_flight   what the executed states consist of beyond the formula, and how it s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +21,9 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.marks import show
-from analysis.page import Sheet, add_page_options, key, page_of
+from analysis.common import folder_script
+from analysis.marks import absent, show
+from analysis.page import Sheet, key
 from analysis.style import CATEGORIES, number, patches, rule, seen, stack
 
 FOLDER = Path("results/table1")
@@ -49,11 +49,11 @@ def draw_table(cells: pd.DataFrame) -> Figure:
     figure = Sheet(
         len(sizes), 1.6, "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight."
     )
-    places = figure.subplots(len(sizes), 3, squeeze=False)
+    places, ranks = figure.subplots(len(sizes), 3, squeeze=False), sorted(set(mine["ranks"]))
     for size, row in zip(sizes, places, strict=True):
         for stage, axes in zip(("zero1", "zero2", "zero3"), row, strict=True):
-            here = mine[(mine["size"] == size) & (mine["strategy"] == stage)].sort_values("ranks")
-            _bars(axes, here, [f"{n}" for n in here["ranks"]])
+            here = mine[(mine["size"] == size) & (mine["strategy"] == stage)].set_index("ranks").reindex(ranks)
+            _bars(axes, here, [f"{n}" for n in ranks])
             axes.set_title(f"{size}, {STAGES[stage]}", loc="left")
             axes.set_xlabel("ranks N")
         row[0].set_ylabel("model states per rank (GB)")
@@ -91,13 +91,17 @@ def draw_in_flight(cells: pd.DataFrame) -> Figure:
 
 def _bars(axes: Axes, cells: pd.DataFrame, names: list[str]) -> None:
     for place, cell in enumerate(cells.to_dict("records")):
+        if pd.isna(cell["psi"]):
+            absent(axes, place, "missing")
+            continue
+        printed = float(cell["printed_gb"] or "nan")
         for side, values in ((-1, _formula(cell)), (1, {name: cell[f"{name}_bytes"] / GB for name in STATES})):
             at = place + side * WIDTH / 2
             height = stack(axes, at, values, FILLS, WIDTH)
-            number(axes, at, height, _number(height), 2)
-        if cell["printed_gb"]:
-            axes.hlines(float(cell["printed_gb"]), place - WIDTH, place + WIDTH, color="black", lw=1.2)
+            number(axes, at, max(height, printed if printed == printed else 0), _number(height), 2)
+        axes.hlines(printed, place - WIDTH, place + WIDTH, color="black", lw=1.2)
     axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(min(-0.5, len(names) / 2 - 2), max(len(names) - 0.5, len(names) / 2 + 1))
 
 
 def _formula(cell: Mapping[str, Any]) -> dict[str, float]:
@@ -118,23 +122,7 @@ FIGURES = {"table1": draw_table, "figure1": draw_figure_1, "in_flight": draw_in_
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figures. Exit code 2 where there is nothing to draw."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("analysis/table1.py", description=__doc__, formatter_class=raw)
-    words = "what `zerobench table1` wrote (default: %(default)s)"
-    parser.add_argument("folder", nargs="?", default=FOLDER, type=Path, help=words)
-    parser.add_argument("--out", type=Path, help="folder for figures (default: the same)")
-    add_page_options(parser)
-    chosen = parser.parse_args(arguments)
-    page = page_of(vars(chosen))
-    try:
-        cells = load(chosen.folder)
-    except ValueError as error:
-        print(f"table1.py: {error}", file=sys.stderr)
-        return 2
-    with page.used():
-        for name, draw in FIGURES.items():
-            page.save(draw(cells), chosen.out or chosen.folder, name)
-    return 0
+    return folder_script("table1", __doc__, load, FIGURES, FOLDER, arguments)
 
 
 if __name__ == "__main__":
