@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis import disk
+from analysis import disk, largest_model, table1
 from analysis.common import model_of
 from analysis.page import settle
 from analysis.places import name_points
@@ -131,3 +131,13 @@ def test_a_legend_names_what_can_be_seen_alone() -> None:
     without.timeline["master_bytes"] = 0
     assert "master" not in legend_of(figure_of("timeline", without))
     assert "temporary" in legend_of(figure_of("timeline", without))
+
+
+def test_what_table_1_and_the_largest_models_lack_is_drawn_as_missing() -> None:
+    cells = table1.load(ROOT / "results/table1")
+    assert "× missing" not in texts(table1.draw_table(cells))
+    kept = cells[(cells["size"] != "1T") | (cells["ranks"] != 16)]
+    assert texts(table1.draw_table(kept)).count("× missing") == 3
+    rows = [one for one in largest_model.read(ROOT / "results/largest_model") if one.gpus != 64]
+    lacking = len({one.device for one in rows}) * len({one.label for one in rows}) - len(rows)
+    assert texts(largest_model.draw(rows)).count("× missing") == lacking > 0

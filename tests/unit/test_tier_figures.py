@@ -48,7 +48,7 @@ def late(delayed: bool, status: str = "ok") -> RunRow:
 def test_a_delayed_run_stands_beside_the_one_that_is_not() -> None:
     figure = figure_of("delayed", results_of([late(False), late(True)]))
     labels = [line.get_label() for line in figure.axes[0].lines]
-    assert {"as it is", "delayed", "delayed from here on"} <= set(labels)
+    assert {"not delayed", "delayed", "delayed from here on"} <= set(labels)
     assert "× delayed: crash" in " ".join(texts(figure_of("delayed", results_of([late(False), late(True, "crash")]))))
 
 
