@@ -15,7 +15,7 @@ from analysis import disk, largest_model, table1
 from analysis.common import model_of
 from analysis.page import settle
 from analysis.places import name_points
-from tests.made_up import MIB, figure_of, results_of, run
+from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench.calibrate.disk import CHECKED, RAW, STORE, UPDATE, load_disk_calibration
 
 ROOT = Path(__file__).parents[2]
