@@ -12,6 +12,7 @@ import pytest
 
 # Before torch is loaded. OpenMP's threads would spin while they wait, on the core that another test needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a file, whatever the terminal that runs them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

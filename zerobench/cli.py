@@ -70,6 +70,11 @@ Verbs:
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
 Each verb explains itself: zerobench VERB --help
 
+Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
+  --columns peak,step   of the table of a sweep, a dry run and most verbs: these columns; all: every one
+  --quiet, -q           with any command: no progress, no notes; tables, answers and what is wrong
+  NO_COLOR=1            no color; COLUMNS=120: as if the terminal had that width
+
 Groups (GROUP=CHOICE); zerobench --help strategy, zerobench --help strategy=zero3 say more:
 {groups}
 
@@ -106,6 +111,8 @@ VERBS = {
     "table1": "table1.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
+
+QUIET = ("--quiet", "-q")
 
 VERSIONS = ("zerobench", "torch", "hydra-core")
 """Packages that --version lists."""
@@ -161,6 +168,12 @@ def _join(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is a command of the user's
+    if set(QUIET) & set(arguments[:end]):
+        from .host.terminal import quiet
+
+        with quiet():
+            return _run([word for word in arguments[:end] if word not in QUIET] + arguments[end:])
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
 
@@ -172,6 +185,23 @@ def _run(arguments: list[str]) -> int:
             return 2
         return code
     return _sweep(arguments)
+
+
+def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
+    """Returns the columns that are named. Raises RefusedError for a name that is none, before anything runs."""
+    from argparse import ArgumentTypeError
+
+    from .config.compose import RefusedError
+    from .results.column_choice import choose
+
+    try:
+        if dry_run:
+            from .commands.dry_run import ALL_COLUMNS as known
+        else:
+            from .results.printed_table import ALL_COLUMNS as known
+        return choose(columns, known)
+    except ArgumentTypeError as wrong:
+        raise RefusedError([f"--columns: {wrong}"]) from None
 
 
 def _help(words: list[str], extra_dirs: list[Path]) -> int:
@@ -202,8 +232,9 @@ def _sweep(arguments: list[str]) -> int:
     if "--version" in arguments:  # ahead of the imports, since torch takes a second
         print(", ".join(f"{name} {_installed(name)}" for name in VERSIONS))
         return 0
-    from .config.flags import only_compose, split_arguments, unknown_flags
+    from .config.flags import only_compose, split_arguments, take_columns, unknown_flags
 
+    arguments, columns = take_columns(arguments)
     flags, words, extra_dirs = split_arguments(arguments)
     if {"-h", "--help"} & set(flags) or words[:1] == ["help"]:
         return _help([word for word in words if word != "help"], extra_dirs)
@@ -221,11 +252,12 @@ def _sweep(arguments: list[str]) -> int:
             checker(extra_dirs)  # users' registered choices are valid too
             completion.complete(words, tuple(VERBS))
             return 0
+        chosen = None if columns is None else _choose(columns, dry_run)
         cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))
         if not dry_run:
             from .sweep.command import run_cells
 
-            return run_cells(cells)[0] if cells else 0
+            return run_cells(cells, chosen)[0] if cells else 0
     except RefusedError as refused:
         for problem in refused.problems:
             print(printable(f"zerobench: {problem}"), file=sys.stderr)
@@ -234,4 +266,4 @@ def _sweep(arguments: list[str]) -> int:
         return 130
     from .commands.dry_run import print_plan
 
-    return print_plan(cells) if cells else 0
+    return print_plan(cells, chosen) if cells else 0

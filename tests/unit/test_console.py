@@ -1,5 +1,5 @@
-"""The table fits the terminal: a narrow one loses columns, never digits. Host memory, files, links and nodes have
-columns where anything is there, in the sweep's table, in what is exported and before a run.
+"""Tables fit the terminal: a narrow one loses columns, never digits, and says which. Host memory, files,
+links and nodes have columns where anything is there, in the sweep's table, in what is exported and before a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
+from zerobench.results.column_choice import choose
+from zerobench.results.fitted_table import plain_table
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.command import _readers
@@ -30,18 +33,104 @@ def rows() -> list[dict]:
     return [ok, {**other, "status": "crash", "reason": "timed pass: rank 1 was killed"}]
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_a_table_of_any_width_shows_whole_figures(width: int, monkeypatch, capsys) -> None:
-    plain = printed_table.Console
-    monkeypatch.setattr(printed_table, "Console", lambda **_: plain(force_terminal=True, width=width, no_color=True))
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_table_of_any_width_shows_whole_figures_and_names_what_it_leaves_out(width: int, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     printed_table.print_results(rows())
     shown = capsys.readouterr().out
+    table, _, below = shown.partition("left out at ")
+    heading = table.split("──")[0].split()
+    assert max(map(len, table.splitlines())) <= width
     assert "…" not in shown
     assert shown.index("zero1") < shown.index("zero2"), "sorted"
     assert "243.2" in shown
     assert "352.1" in shown
-    assert ("2.8601" in shown) == (width > 100)
+    assert ("2.8601" in table) == (width > 80)
+    assert ("loss" in heading) != ("last loss" in below), "shown or named"
+    assert ("--columns" in below) == (width < 120)
     assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in shown
+
+
+def test_columns_that_are_chosen_are_all_shown_one_table_below_the_other(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    printed_table.print_results(rows(), choose("95, step,peak,tokens/s,last loss", printed_table.ALL_COLUMNS))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines()[:14])) <= 60
+    assert shown.index("346.2–368.7") < shown.index("352.1") < shown.index("243.2") < shown.index("2.8601")
+    assert shown.count("zero2 tiny N=2 b=8 ") == 2, (
+        "the cells' names are there again beside the columns that go on below"
+    )
+    assert "left out" not in shown
+    printed_table.print_results(rows(), choose("all", printed_table.ALL_COLUMNS))
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("167.0", "346.2–368.7", "2.8601", "2909"))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["status", "--columns", "pek"], "'pek' is no column; use cell, status, ago, code, peak, step, or all"),
+        (["status", "--columns", "s"], "'s' begins several columns: status, step; name one"),
+        (["strategy=zero2", "--columns=pek"], "zerobench: --columns: 'pek' is no column; use cell, status, peak MiB"),
+        (["--dry-run", "--columns", "pek"], "zerobench: --columns: 'pek' is no column; use cell, plan, ψ"),
+    ],
+)
+def test_a_name_that_is_no_column_is_one_sentence_before_anything_runs(words: list[str], why: str, capfd) -> None:
+    try:
+        code = cli.run(words)
+    except SystemExit as ended:  # argparse's own
+        code = int(str(ended.code))
+    assert code == 2
+    said = capfd.readouterr()
+    assert why in said.err
+    assert said.out == ""
+
+
+def test_a_file_has_all_columns_whatever_their_width(capsys) -> None:
+    long = "zero3 gpt_tiny N=4 b=4 " + " ".join(f"strategy.key_{n}=value" for n in range(9))
+    made = plain_table(
+        ["cell", "why", *(f"figure {n}" for n in range(20))], [[long, "it is", *["123456789"] * 20]], 2, ()
+    )
+    stdout_console().print(made)
+    shown = capsys.readouterr().out
+    assert shown.count("123456789") == 20
+    assert "left out" not in shown
+    assert len(shown.splitlines()) > 5, "the name is folded to keep the lines short"
+
+
+def test_quiet_leaves_notes_out_and_nothing_that_is_wrong(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with quiet():
+        printed_table.print_results(rows())
+        progress_console().print("[1/2] running")
+    said = capsys.readouterr()
+    assert "zero1 tiny N=2 b=8: crash: timed pass: rank 1 was killed" in said.out
+    assert "left out" not in said.out
+    assert said.err == ""
+
+
+def test_a_command_after_two_dashes_keeps_its_own_flags(monkeypatch) -> None:
+    seen: list[tuple[list[str], bool]] = []
+    monkeypatch.setattr("zerobench.commands.columns.columns", lambda words: seen.append((words, is_quiet())) or 0)
+    assert cli.run(["columns", "a", "b", "-q", "--", "make", "-q"]) == 0
+    assert seen == [(["a", "b", "--", "make", "-q"], True)]
+    assert not is_quiet()
+
+
+def test_color_is_for_terminals_that_want_it(monkeypatch, capsys) -> None:
+    table = [["zero2", "1"]]
+    for variables, colored in (
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({}, False),
+    ):
+        for name in ("FORCE_COLOR", "NO_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        stdout_console().print(plain_table(["cell", "peak"], table))
+        stdout_console().print("failed", style="red")
+        assert ("\x1b[31m" in capsys.readouterr().out) == colored
 
 
 IN_FILES = {"peak_bytes": 2 * MIB, "host_peak_bytes": 64 * MIB, "nvme_bytes": 80 * MIB, "down_bytes": 3 * MIB,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..config.cell import Cell, CellConfig
 from ..config.compose import first_line
 from ..config.names import name_cells
+from ..host.terminal import stdout_console
 from ..predict.estimate import Estimate, estimate
-from ..results.printed_table import ONE_MEMORY, plain_table, stdout_console
+from ..results.fitted_table import plain_table
+from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
 from ..sweep.reuse import find_reusable
 from ..sweep.search import combinations
@@ -22,9 +26,15 @@ SOMETIMES = {
 }
 """Column -> bytes of an estimate; shown where any cell has some."""
 
+VOLUME = "predicted volume ψ"
 
-def print_plan(cells: list[Cell]) -> int:
-    """Prints the table. Returns the exit code: 1 if a cell would be refused."""
+ALL_COLUMNS = (*HEADER, *SOMETIMES, VOLUME)
+
+FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", VOLUME)
+
+
+def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None) -> int:
+    """Prints the table, of the columns `chosen`. Returns the exit code: 1 if a cell would be refused."""
     console = stdout_console()
     names = name_cells([cell.config for cell in cells])
     plans = [_plan(cell) for cell in cells]
@@ -32,7 +42,7 @@ def print_plan(cells: list[Cell]) -> int:
     there = [name for name, key in SOMETIMES.items() if any(getattr(one, key) for one, _ in found if one)]
     rows = [[name, plan, *_show(one, there)] for name, plan, (one, _) in zip(names, plans, found, strict=True)]
     notes = [f"{name}: {why}" for name, (_, why) in zip(names, found, strict=True) if why]
-    console.print(plain_table([*HEADER, *there, "predicted volume ψ"], rows, left=2))
+    console.print(plain_table([*HEADER, *there, VOLUME], rows, 2, FIRST_TO_GO, chosen))
     one_memory = [ONE_MEMORY] * ("host" in there and any(cell.config.device == "cpu" for cell in cells))
     for note in one_memory + notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..host.temporary import is_claimed
 from ..results.attempts import Moment, moments, split
+from ..results.board import board_folders, is_up
 from ..results.folders import PARTIAL
 from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
 
@@ -141,10 +142,11 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _abandoned(where: Path) -> list[Path]:
-    """Returns folders that a process left half removed or not yet claimed."""
+    """Returns folders that a process left half removed or not yet claimed, and boards of killed sweeps."""
     long_ago = time.time() - UNLOCKED_AT_MOST_S
     unlocked = [p for p in where.glob(f"{UNLOCKED}*") if _is_own_folder(p) and p.stat().st_mtime < long_ago]
-    return sorted(unlocked + [p for p in where.glob(f"{PRUNED}*") if _is_own_folder(p)])
+    killed = [path for path in board_folders(where) if not is_up(path)]
+    return sorted(unlocked + killed + [p for p in where.glob(f"{PRUNED}*") if _is_own_folder(p)])
 
 
 def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:

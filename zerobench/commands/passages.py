@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from ..results.printed_table import plain_table
+from ..results.fitted_table import plain_table
 from ..sizes import printable
 
 

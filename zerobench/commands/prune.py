@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..host.temporary import is_claimed
+from ..host.terminal import stdout_console
+from ..results.fitted_table import plain_table
 from ..results.folders import PARTIAL
-from ..results.printed_table import plain_table, stdout_console
 from ..sizes import printable, show_bytes, show_count
 from .holdings import PRUNED, Holdings, look, size_of
 

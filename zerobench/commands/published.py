@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..config.unknown_keys import nearest
 from ..execution import Execution, Target
+from ..host.terminal import progress_console, stdout_console
 from ..published import SOURCES, Reproduced, Row, reproduce
 from ..published.reproduce import Run, here
 from ..published.write import FORMATS, HEADER, cells_of, remarks
-from ..results.printed_table import plain_table, stdout_console
+from ..results.column_choice import add_columns
+from ..results.fitted_table import plain_table
 from ..sizes import printable, show_count
 
 DESCRIPTION = """\
@@ -41,6 +42,8 @@ itself was wrong; 130 interrupted.
 """
 
 
+FIRST_TO_GO = ("in flight", "within", "unit", "formula")
+
 ENDINGS = {".csv": "csv", ".json": "json", ".md": "markdown"}
 
 
@@ -59,7 +62,7 @@ def published(arguments: list[str]) -> int:
         print("zerobench published: stopped; nothing is written", file=sys.stderr)
         return 130
     if not files:
-        _print(found) if chosen.format is None else sys.stdout.write(FORMATS[chosen.format](found))
+        _print(found, chosen.columns) if chosen.format is None else sys.stdout.write(FORMATS[chosen.format](found))
     for out, form in files.items():
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(FORMATS[form](found))
@@ -75,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: a table for the terminal")
     words = "written there instead, .csv, .json or .md; may be given again"
     parser.add_argument("--out", type=Path, metavar="FILE", action="append", default=[], help=words)
+    add_columns(parser, HEADER)
     return parser
 
 
@@ -96,7 +100,7 @@ def _reproduced(rows: Sequence[tuple[str, Row]]) -> list[Reproduced]:
 @contextmanager
 def _progress(cells: int) -> Iterator[Run]:
     columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=progress_console(), transient=True) as progress:
         task = progress.add_task("", total=cells)
 
         def run(target: Target, lines: Sequence[str]) -> Iterator[Execution]:
@@ -119,12 +123,12 @@ def _format_of(out: Path, chosen: str | None) -> str:
     return named
 
 
-def _print(found: Sequence[Reproduced]) -> None:
+def _print(found: Sequence[Reproduced], chosen: Sequence[str] | None) -> None:
     console = stdout_console()
     for name, group in groupby(found, key=lambda one: one.source):
         mine = list(group)
         console.print(f"{SOURCES[name].label}, {SOURCES[name].citation}", markup=False, highlight=False)
-        console.print(plain_table(list(HEADER), [cells_of(one) for one in mine], left=len(HEADER)))
+        console.print(plain_table(HEADER, [cells_of(one) for one in mine], len(HEADER), FIRST_TO_GO, chosen))
         for remark in remarks(mine):
             console.print(printable(f"  {remark}"), markup=False, highlight=False, soft_wrap=True)
         console.print()

@@ -18,9 +18,10 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.zeropp import PartsOfZeropp
 from ..data import build_batches
 from ..host.environment import seed_everything
+from ..host.terminal import stdout_console
 from ..models.contract import loss_of
 from ..predict.build import build_model
-from ..results.printed_table import plain_table, stdout_console
+from ..results.fitted_table import plain_table
 from ..sizes import printable
 from ..zero.comm.quantization_error import Error, exchanged, gathered
 from ..zero.comm.quantize import Codec

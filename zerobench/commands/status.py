@@ -6,26 +6,64 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..results.column_choice import STATUS, add_columns
 from ..results.conditions import RESULTS, add_options
 from ..sizes import printable
 
+EVERY_S = 0.5
+
+EPILOG = """\
+examples:
+  zerobench status                                   results/runs
+  zerobench status results/mlp --where status!=ok    what failed there
+  zerobench status --columns cell,step               two columns
+  zerobench status --follow                          a sweep that runs elsewhere, live; then the table
+  zerobench status --follow --every 5 | tee log.txt  the same over a slow file system, a line per change
+
+Exit code: 0; 1 a sweep that was followed was killed; 2 no such folder; 130 interrupted."""
+
 
 def status(arguments: list[str]) -> int:
-    """Runs the verb. Returns the exit code: 0, or 2 where there is no such folder."""
+    """Runs the verb. Returns the exit code: 0, 1 where a sweep that was followed was killed, 2 where there is no such
+    folder.
+    """
     parser = argparse.ArgumentParser(
         prog="zerobench status",
-        description="What a results folder or a collection holds: a line a cell with its newest launches.",
+        description="What a results folder or a collection holds: a line per cell with its newest launches.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("results", nargs="?", type=Path, default=RESULTS, help="default: %(default)s")
+    words = "first follow the sweeps that run into this folder, in any process or machine, until they have ended"
+    parser.add_argument("--follow", action="store_true", help=words)
+    words = "between two looks of --follow (default: %(default)g)"
+    parser.add_argument("--every", type=_seconds, default=EVERY_S, metavar="SECONDS", help=words)
     add_options(parser, attempts=False)
+    add_columns(parser, STATUS)
     chosen = parser.parse_args(arguments)
     from .holdings import look
     from .status_table import only, print_status
 
+    code = 0
     try:
+        if chosen.follow:
+            from .follow import follow
+
+            code = follow(chosen.results, chosen.every)
         held = only(look(chosen.results), chosen.where)
     except (OSError, ValueError) as error:
         print(printable(f"zerobench status: {error}"), file=sys.stderr)
         return 2
-    print_status(held)
-    return 0
+    print_status(held, chosen.columns)
+    return code
+
+
+def _seconds(text: str) -> float:
+    """Parses --every. Raises ArgumentTypeError, a sentence."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} must be seconds, from 0.05 to 3600")
+    return seconds

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from .. import strategies
 from ..config.cell import CellConfig
+from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
 from ..registry import DATA, MODELS
+from ..results.column_choice import STATUS
 from ..results.conditions import RESULTS, Where
-from ..results.folders import PARTIAL
+from ..results.fitted_table import plain_table
 from ..results.frames import frame_of
-from ..results.printed_table import plain_table, sorted_cells, stdout_console
+from ..results.printed_table import sorted_cells
 from ..results.provenance import source_of
 from ..results.selection import matching
 from ..sizes import printable, show_bytes, show_count, show_ms
+from .follow import name_of
 from .holdings import Holdings, size_of
 
-HEADER = ["cell", "status", "ago", "code", "peak", "step"]
+FIRST_TO_GO = ("code", "ago", "step", "peak")
 
 
 def only(held: Holdings, where: list[Where]) -> Holdings:
@@ -31,19 +34,19 @@ def only(held: Holdings, where: list[Where]) -> Holdings:
     return replace(held, runs=[run for run in held.runs if run.row["run_id"] in kept]) if where else held
 
 
-def print_status(held: Holdings) -> None:
-    """Counts, the table, what is under way, and what could be done next."""
+def print_status(held: Holdings, chosen: Sequence[str] | None = None) -> None:
+    """Prints counts, the table of the columns `chosen`, what is under way, and what could be done next."""
     console = stdout_console()
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
     lines = [_count(held, len(cells))]
     if cells:
-        console.print(plain_table(HEADER, [_line(cell) for cell in cells], left=2))
-    lines += [f"being written now: {_claimed_name(path)}" for path in held.writing]
+        console.print(plain_table(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
+    lines += [f"being written now: {name_of(path)}" for path in held.writing]
     if held.leftovers:
         size = show_bytes(sum(size_of(path) for path in held.leftovers))
         lines.append(f"{show_count(len(held.leftovers), 'leftover')} of dead processes, {size}")
     lines += [f"unreadable: {complaint}" for complaint in held.unreadable]
-    for line in [*lines, *next_steps(held, cells)]:
+    for line in lines + ([] if is_quiet() else next_steps(held, cells)):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -103,8 +106,3 @@ def _ago(started: str) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _claimed_name(partial: Path) -> str:
-    """The run's prefix, without the random end that its folder has until it is whole."""
-    return partial.name.removeprefix(PARTIAL).rsplit("-", 1)[0]

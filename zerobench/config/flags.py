@@ -7,6 +7,7 @@ from pathlib import Path
 from .unknown_keys import nearest
 
 FLAGS_WITH_VALUE = (
+    "--columns",
     "--config-dir",
     "-cd",
     "--config-path",
@@ -30,11 +31,24 @@ CHOICES = {
 SHORT = {"-i": "--info", "-c": "--cfg"}
 FLAGS_ALONE = (
     "--help", "-h", "--multirun", "-m", "--run", "-r", "--resolve", "--version", "--hydra-help", "--dry-run",
-    "--shell-completion", "-sc",
+    "--shell-completion", "-sc", "--quiet", "-q",
 )  # fmt: skip
 
 FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", "--config-dir", "-cd")
 """Those with which cells are run; the others ask Hydra for something else."""
+
+
+COLUMNS = "--columns"
+
+
+def take_columns(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Takes --columns NAME,NAME out of a command line. Returns the rest, and the names; None where it is not there."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == COLUMNS:
+            rest = arguments[place + 1 :]
+            return arguments[:place] + (rest if equals else rest[1:]), value if equals else "".join(rest[:1])
+    return arguments, None
 
 
 def only_compose(flags: list[str]) -> bool:

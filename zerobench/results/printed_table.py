@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from ..config.cell import CellConfig
 from ..config.names import base_name, name_cells
 from ..host.environment import SIMULATED
+from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow
 from ..sizes import printable, show_bytes
+from .fitted_table import FittedTable, plain_table
 from .frames import frame_of
 from .summary import SETTING, summarize
 
 MIB = 2**20
-PLAIN_WIDTH = 160
 
 Row = dict[str, Any]
 
@@ -133,29 +130,26 @@ RIVALS = ("limit_bytes", "model", "world_size", "batch", "sequence", "device", "
 
 FIRST_TO_GO = (
     "95 % interval", "formula", "predicted ψ", "last loss", "predicted", "tokens/s", "quantized", "up MiB", "down MiB",
-    "between nodes MiB", "files MiB", "trains",
+    "between nodes MiB", "files MiB", "trains", "host MiB", "volume ψ", "states MiB",
 )  # fmt: skip
-"""Columns that a narrow terminal omits; the tables on disk have all. A cell that trains differently gets a line."""
+"""Columns that a narrow terminal leaves out, the first ones first. A cell that trains differently gets a line."""
+
+ALL_COLUMNS = ("cell", "status", *COLUMNS)
 
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
-def print_results(rows: list[Row]) -> None:
+def print_results(rows: list[Row], chosen: Sequence[str] | None = None) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason.
+    reason. `chosen`: names of columns, instead of those that fit; see FittedTable.
     """
     cells = sorted_cells(rows)
     console = stdout_console()
     columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
-    free = console.options.update(max_width=1000)
-    for name in FIRST_TO_GO:
-        if Measurement.get(console, free, _table(cells, columns)).maximum <= console.width:
-            break
-        columns.pop(name, None)
-    console.print(_table(cells, columns))
-    if any(best_rows(cells, column) for column in columns.values()):
+    console.print(_table(cells, COLUMNS if chosen else columns, chosen))
+    if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
-    if shares_memory(cells):
+    if not is_quiet() and shares_memory(cells):
         console.print(f"{ONE_MEMORY}: * ranks peaks and states by their sum", style="dim", highlight=False)
     print_failures(cells)
     print_other_training(cells)
@@ -217,13 +211,9 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     return found
 
 
-def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("cell", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+def _table(cells: list[Row], columns: dict[str, Column], chosen: Sequence[str] | None) -> FittedTable:
     best = {name: best_rows(cells, column) for name, column in columns.items()}
+    rows = []
     for place, cell in enumerate(cells):
         status = cell["status"] + (f" ×{cell['launches']}" if cell["launches"] > 1 else "")
         shown = []
@@ -231,8 +221,8 @@ def _table(cells: list[Row], columns: dict[str, Column]) -> Table:
             text = column.show(cell) if cell["status"] == "ok" else "–"
             mark = ("*" if place in best[name] else " ") if column.best else ""
             shown.append(Text(text + mark, style="bold green" if mark == "*" else ""))
-        table.add_row(Text(printable(cell["name"])), status, *shown)
-    return table
+        rows.append([Text(printable(cell["name"])), Text(status), *shown])
+    return FittedTable(["cell", "status", *columns], rows, (0, 1), FIRST_TO_GO, chosen)
 
 
 def print_searches(found: list[SearchRow]) -> None:
@@ -248,10 +238,10 @@ def print_searches(found: list[SearchRow]) -> None:
             f"{search.strategy} {search.model} N={search.world_size}{_numbers(search)}",
         ]
         rows.append([*start, *_show_found(search, mark), str(search.tried)])
-    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
     console = stdout_console()
+    header = ["limit a rank", "cell", "best: micro-batch × accumulation", "peak", "tokens/s", "95 % interval", "tried"]
     console.print(plain_table(header, rows, left=3))
-    if any("*" in cell for row in rows for cell in row):
+    if not is_quiet() and any("*" in cell for row in rows for cell in row):
         console.print("* the fastest under this limit", style="dim")
 
 
@@ -266,23 +256,6 @@ def _show_found(search: SearchRow, mark: str) -> list[str]:
     low, high = search.tokens_per_s_low, search.tokens_per_s_high
     interval = "too few steps" if low is None or pd.isna(low) else f"{low:.0f}–{high:.0f}"
     return [how, show_bytes(search.peak_bytes), f"{search.tokens_per_s:.0f}{mark}", interval]
-
-
-def stdout_console() -> Console:
-    """Returns a console on standard output, as wide as the terminal, or wide enough for a file."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
-
-
-def plain_table(header: list[str], rows: list[list[str]], left: int = 1) -> Table:
-    """Builds aligned columns: the first `left` to the left, folded where it is narrow, the others to the right."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for number, name in enumerate(header):
-        named = number < left
-        table.add_column(name, justify="left" if named else "right", no_wrap=not named, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
 
 
 def name_of(row: Row) -> str:

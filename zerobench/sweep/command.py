@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
 from ..config.compose import RefusedError
+from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
@@ -20,9 +22,10 @@ from .search import is_search, run_searches
 from .sweep import Sweep
 
 
-def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
-    """Returns the exit code and the rows of all launches: 0 all ok, 1 one failed or could not be written where it
-    belongs, 130 stopped by the user. Raises RefusedError where nothing could be written.
+def run_cells(cells: list[Cell], chosen: Sequence[str] | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """Runs the cells, and prints a table of the columns `chosen`. Returns the exit code and the rows of all launches:
+    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError where
+    nothing could be written.
     """
     check_folders(cells)
     with Reporter() as reporter:
@@ -33,12 +36,12 @@ def run_cells(cells: list[Cell]) -> tuple[int, list[dict[str, Any]]]:
         found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
         sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
     if sweep.rows:
-        print_results(sweep.rows)
+        print_results(sweep.rows, chosen)
     if found:
         print_searches(found)
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
-    if rows:
+    if rows and not is_quiet():
         for folder in sorted({cell.config.results_dir for cell in cells}):
             print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):

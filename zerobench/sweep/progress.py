@@ -5,59 +5,53 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
+from ..host.terminal import progress_console
+from ..results.board import BoardWriter, Launch
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
+from .launch_table import table_of
 from .remaining_time import Timing, seconds_left, timing_of
 from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
 """Interval, in seconds, of plain lines during a long pass."""
 
-STYLES = {"ok": "green", "running": "bold", "waiting": "dim", "skipped": "dim"}
-
 
 @dataclass
-class Entry:
-    """One line of the table: the state of a launch."""
+class Entry(Launch):
+    """A launch with its timing; None for one that takes no time: it is reused, or its cell is invalid."""
 
-    name: str
-    state: str = "waiting"
-    mode: str = ""
-    step: str = ""
-    loss: float | None = None
-    peak_bytes: int | None = None
-    seconds: float = 0.0
     timing: Timing | None = None
-    """None for a launch that takes no time: it is reused, or its cell is invalid."""
 
 
 class Reporter:
     """Displays launches as they are expected, start, step and end. Use it as a context."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
+        self.console = progress_console()
         self.entries: list[Entry] = []
         self._current = -1
         self._begun = 0.0
         self._last_line = 0.0
         self._live: Live | None = None
+        self._board: BoardWriter | None = None
 
     def __enter__(self) -> Reporter:
+        self._board = BoardWriter()
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._table, transient=True, refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._board is not None:
+            self._board.take_down()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -78,6 +72,9 @@ class Reporter:
         self.entry.state = "running"
         if self.entry.timing is not None:
             self.entry.timing.start(self._begun)
+            if self._board is not None:
+                self._board.put_up(Path(launch.cell.config.results_dir))
+        self._post()
         if self._live is not None:
             self._live.refresh()  # a launch may end before the next refresh
         elif not launch.cell.problems:
@@ -106,6 +103,7 @@ class Reporter:
         if entry.timing is not None:
             entry.timing.step(news["mode"], news["step"], now)
         entry.seconds = now - self._begun
+        self._post(at_once=False)
         if self._live is None and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
@@ -126,6 +124,7 @@ class Reporter:
         else:
             words = f"{row['status']}: {row['reason']}"
         entry.state = "reused" if reused else entry.state
+        self._post()
         if self._live is None:
             more = self._current + 1 < len(self.entries) and not reused
             self._line(f"{words}; {self._left()}" if more else words)
@@ -148,30 +147,12 @@ class Reporter:
         number = f"[{self._current + 1}/{len(self.entries)}] {self.entry.name}: "
         self.console.print(printable(number + text), markup=False, highlight=False, soft_wrap=True)
 
-    def _table(self) -> Table:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1), caption=self._caption(), caption_justify="left")
-        table.add_column("cell", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        table.add_column("pass", no_wrap=True)
-        for name in ("step", "peak", "loss", "s"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for entry in self._window():
-            peak = show_bytes(entry.peak_bytes) if entry.peak_bytes else ""
-            loss = f"{entry.loss:.4f}" if entry.loss is not None else ""
-            seconds = f"{entry.seconds:.0f}" if entry.seconds else ""
-            state = Text(entry.state, style=STYLES.get(entry.state.replace("reused", "ok"), "red"))
-            table.add_row(escape(printable(entry.name)), state, entry.mode, entry.step, peak, loss, seconds)
-        return table
+    def _table(self) -> RenderableType:
+        return table_of(self.entries, self._current, self._left(), self.console.height)
 
-    def _caption(self) -> str:
-        done = sum(e.state not in ("waiting", "running") for e in self.entries)
-        return f"{done} of {len(self.entries)} launches done; {self._left()}"
-
-    def _window(self) -> list[Entry]:
-        """Returns the entries around the current one, as many as the terminal has lines."""
-        room = max(3, self.console.height - 6)
-        first = max(0, min(self._current - room // 2, len(self.entries) - room))
-        return self.entries[first : first + room]
+    def _post(self, at_once: bool = True) -> None:
+        if self._board is not None:
+            self._board.write(self.entries, self._current, self._left, at_once)
 
 
 def _title(launch: CellLaunch) -> str:

@@ -15,8 +15,9 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
+from ...host.terminal import stdout_console
 from ...probes import snapshot
-from ...results.printed_table import name_of, stdout_console
+from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
 from ..passages import Grid, Passage, print_parts, say

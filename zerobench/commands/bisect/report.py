@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...host.terminal import stdout_console
 from ...records import COLLECTIVES
-from ...results.printed_table import stdout_console
 from ...sizes import printable, show_bytes, show_count
 from .measure import Bench, Measured, Range
 from .moved import also_moved, lines_moved, parts_moved

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
-from ...results.printed_table import stdout_console
+from ...host.terminal import stdout_console
+from ...results.fitted_table import plain_table
 from ...sizes import printable
 from .file import CellBudget
 from .judge import most_moved, part_name, show_value
@@ -74,16 +71,4 @@ def print_changes(changes: list[Change]) -> None:
             console.print(f"{printable(cell)}: new, {mine[0][0]}", markup=False, highlight=False, soft_wrap=True)
             continue
         console.print(printable(cell), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(_table(mine))
-
-
-def _table(rows: list[list[str]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    last = len(HEADER) - 2
-    for number, name in enumerate(HEADER[1:]):
-        table.add_column(
-            name, justify="left" if number in (0, last) else "right", no_wrap=number < last, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+        console.print(plain_table(HEADER[1:], mine, left=("metric", "line")))

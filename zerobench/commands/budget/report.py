@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from rich.console import Console
-
+from ...host.terminal import stdout_console
 from ...sizes import printable
 from .judge import MORE_IS_BETTER, Finding, Limit, show_limit
 
@@ -42,7 +41,7 @@ class Verdicts:
 
 def print_findings(findings: list[Finding], judged: Judged) -> None:
     """Prints a sentence per finding, and the number of limits that held."""
-    console = Console(width=None if Console().is_terminal else 10_000)
+    console = stdout_console()
     for finding in findings:
         console.print(f"{finding.kind}: ", style=STYLES[finding.kind], end="")
         console.print(printable(finding.sentence), markup=False, highlight=False, soft_wrap=True)

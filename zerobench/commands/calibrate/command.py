@@ -11,16 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ...calibrate.collectives import Calibration, TransferRow, write_calibration
 from ...calibrate.collectives_rank import BACKENDS, WARMUP, CalibrationJob, calibrate_rank, evenly
 from ...cluster.job import gather, machines
 from ...host.temporary import temporary_folder
+from ...host.terminal import progress_console, stdout_console
 from ...launch.over_cluster import launch, places
 from ...launch.processes import Interrupted, Outcome
-from ...results.printed_table import plain_table, stdout_console
+from ...results.fitted_table import plain_table
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes
 from .disk import add_arguments, calibrate_disk
@@ -117,7 +117,7 @@ def _run(chosen: argparse.Namespace, sizes: tuple[int, ...]) -> Outcome:
 
 def _progress() -> Progress:
     rounds = TextColumn("{task.completed:.0f}/{task.total:.0f} rounds")
-    return Progress(*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn(), console=Console(stderr=True))
+    return Progress(*Progress.get_default_columns()[:2], rounds, TimeElapsedColumn(), console=progress_console())
 
 
 def slowest(ranks: list[list[dict[str, Any]]], world_size: int, dtype: str) -> list[TransferRow]:

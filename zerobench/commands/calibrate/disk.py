@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ...calibrate.disk import DiskCalibration, DiskRow, write_disk_calibration
 from ...calibrate.disk_rank import DiskPlan, measure
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import progress_console, stdout_console
+from ...results.fitted_table import plain_table
 from ...results.provenance import machine
 from ...sizes import parse_bytes, printable, show_bytes
 from ...zero.offload.disk import ALIGN_BYTES, problems_of_path
@@ -77,7 +77,7 @@ def _plan(chosen: argparse.Namespace) -> DiskPlan:
 
 def _measure(plan: DiskPlan) -> list[DiskRow]:
     columns = (TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"), TimeElapsedColumn())
-    with Progress(*Progress.get_default_columns()[:2], *columns, console=Console(stderr=True)) as progress:
+    with Progress(*Progress.get_default_columns()[:2], *columns, console=progress_console()) as progress:
         words = f"{len(plan.blocks) * len(plan.depths)} settings, 3 files of {show_bytes(plan.file_bytes)}"
         task = progress.add_task(words, total=plan.rounds)
         return measure(plan, lambda done: progress.update(task, completed=done))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ...host.terminal import file_console, stdout_console
 from ...results.conditions import add_options
-from ...results.printed_table import PLAIN_WIDTH, stdout_console
 from ...results.selection import matching
 from ...sizes import printable
 from ..passages import Grid, Passage, print_parts, say
@@ -104,7 +104,7 @@ def _write(found: list[Passage], style: str, out: Path | None) -> None:
             if style == "markdown":
                 file.write(text)
             else:
-                _print(found, Console(file=file, width=PLAIN_WIDTH))
+                _print(found, file_console(file))
     elif style == "markdown":
         sys.stdout.write(text)
     else:

@@ -13,7 +13,8 @@ from typing import Any
 from ...config.cell import Cell, CellConfig
 from ...config.compose import RefusedError, compose_cells
 from ...config.world import has_times
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import stdout_console
+from ...results.fitted_table import plain_table
 from ...results.summary import LEAST_LAUNCHES
 from ...results.tables import latest
 from ...sizes import printable

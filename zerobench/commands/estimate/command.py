@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...config.compose import RefusedError
@@ -23,6 +22,7 @@ from ...execution import Execution, Limits, execute_all
 from ...execution.settled import steps_of
 from ...execution.target import KINDS
 from ...fake.as_gpu import ATTENTION_KERNELS
+from ...host.terminal import progress_console
 from ...launch import fork_server
 from ...sizes import parse_bytes, printable
 from .ask import DEFAULTS, DEVICE, Question, ask
@@ -97,7 +97,7 @@ def estimate_all(
 def _progress(steps: Sequence[int]) -> Iterator[Any]:
     """Shows how many of the cells' steps are done; `steps`: each cell's."""
     columns = (TextColumn("estimate"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = progress_console()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task, done = progress.add_task("", total=sum(steps)), dict[int, int]()
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ...execution.parts import PARTS
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import stdout_console
+from ...results.fitted_table import FittedTable, plain_table
 from ...sizes import printable, show_bytes
 from .row import EstimateRow
 
 ABREAST = 7
-"""Cells in one table; more are shown in tables one below the other."""
+"""Cells in one table, where the terminal has room for as many; more are shown in tables one below the other."""
 
 Figure = Callable[[EstimateRow], float | None]
 
@@ -83,14 +82,10 @@ def _left(row: EstimateRow, memory: int) -> int:
     return memory - (row.needed_bytes or 0)
 
 
-def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("")
-    for row in rows:
-        table.add_column(Text(printable(row.name).replace(" ", "\n")), justify="right", vertical="bottom")
-    for name, values, style in _lines(rows, memory):
-        table.add_row(Text(name), *map(Text, values), style=style)
-    return table
+def _side_by_side(rows: Sequence[EstimateRow], memory: int | None) -> FittedTable:
+    header = ["", *(printable(row.name).replace(" ", "\n") for row in rows)]
+    lines = [[Text(text, style) for text in (name, *values)] for name, values, style in _lines(rows, memory)]
+    return FittedTable(header, lines)
 
 
 def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[str, list[str], str]]:
@@ -116,7 +111,7 @@ def _lines(rows: Sequence[EstimateRow], memory: int | None) -> Iterator[tuple[st
     yield line("seconds", lambda row: row.seconds, lambda value: f"{value or 0:.1f}")
 
 
-def _largest(rows: Sequence[EstimateRow]) -> Table:
+def _largest(rows: Sequence[EstimateRow]) -> FittedTable:
     header = ["", "largest at the peak", "part", "shape", "made by"]
     body = []
     for row in rows:
@@ -124,6 +119,4 @@ def _largest(rows: Sequence[EstimateRow]) -> Table:
             where = " ".join(filter(None, [one.where, f"({one.source})" if one.source else ""]))
             size = f"{times} × " * (times > 1) + show_bytes(one.bytes)
             body.append(["" if number else row.name, size, one.part, one.shape, where])
-    table = plain_table(header, body, left=5)
-    table.columns[1].justify = "right"
-    return table
+    return plain_table(header, body, left=("", *header[2:]))

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ...execution.parts import PARTS
-from ...results.printed_table import PLAIN_WIDTH
+from ...host.terminal import file_console
 from ...results.provenance import versions
 from .row import EstimateRow
 from .show import show
@@ -46,7 +44,7 @@ def as_csv(rows: Sequence[EstimateRow], memory: int | None) -> str:
 def as_table(rows: Sequence[EstimateRow], memory: int | None) -> str:
     """Returns the tables as they are printed, without color."""
     text = io.StringIO()
-    show(rows, memory, Console(file=text, width=PLAIN_WIDTH))
+    show(rows, memory, file_console(text))
     return text.getvalue()
 
 

@@ -12,7 +12,8 @@ import psutil
 
 from ...cluster.job import find_job
 from ...config.unknown_keys import nearest
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import stdout_console
+from ...results.fitted_table import plain_table
 from ...sizes import printable
 from . import SECTIONS
 from .record import Record

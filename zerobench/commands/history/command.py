@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from ...config.unknown_keys import meant
 from ...host.temporary import temporary_folder
+from ...host.terminal import file_console, stdout_console
 from ...records import RunRow
+from ...results.column_choice import add_columns
 from ...results.conditions import RESULTS, add_options
-from ...results.printed_table import PLAIN_WIDTH, stdout_console
 from ...results.row_checks import columns_of
 from ...sizes import printable, show_count
 from ..bisect.search import METRICS
@@ -77,6 +76,7 @@ def _show(arguments: list[str]) -> int:
     words = "a file; a page with figures where it ends in .md or .html (default: standard output)"
     add("--out", type=Path, metavar="FILE", help=words)
     add("--figures", type=Path, metavar="DIR", help="a figure per metric, as PNG and SVG")
+    add_columns(parser, HEADER)
     chosen = parser.parse_args(arguments)
     metrics = _metrics(chosen.metric)
     if chosen.last is not None and chosen.last < 1:
@@ -130,7 +130,7 @@ def _write(chosen: argparse.Namespace, found: History, series: list[Series]) -> 
         print(f"page: {chosen.out}")
         return
     if chosen.out is None and chosen.format == "text":
-        print_text(found, series, stdout_console(), chosen.steps)
+        print_text(found, series, stdout_console(), chosen.steps, chosen.columns)
         return
     if chosen.out is None:
         sys.stdout.write(_text(chosen, found, series))
@@ -138,7 +138,7 @@ def _write(chosen: argparse.Namespace, found: History, series: list[Series]) -> 
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     with chosen.out.open("w") as file:
         if chosen.format == "text":
-            print_text(found, series, Console(file=file, width=PLAIN_WIDTH), chosen.steps)
+            print_text(found, series, file_console(file), chosen.steps, chosen.columns)
         else:
             file.write(_text(chosen, found, series))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from ...results.printed_table import plain_table
+from ...results.fitted_table import plain_table
 from ...sizes import printable, show_bytes, show_count
 from ..bisect.report import show_value
 from .entries import History
@@ -79,14 +79,18 @@ def summary(history: History, found: list[Series]) -> list[str]:
     return [f"{words}; {still} series did not move", *([history.note] if history.note else [])]
 
 
-def print_text(history: History, found: list[Series], console: Console, steps_only: bool) -> None:
+def print_text(
+    history: History, found: list[Series], console: Console, steps_only: bool, chosen: Sequence[str] | None = None
+) -> None:
     """Prints a table per series that moved or failed; the others are a line each."""
     for one in found:
         if words := unmoved(one):
             console.print(printable(f"{title(one)}: {words}"), markup=False, highlight=False, soft_wrap=True)
             continue
         console.print(printable(title(one)), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(plain_table(HEADER, rows(one, steps_only, lines=0), left=3))
+        console.print(
+            plain_table(HEADER, rows(one, steps_only, lines=0), [*HEADER[:3], "step"], ("date", "subject"), chosen)
+        )
         for point in one.steps:
             for line in point.lines:
                 words = f"  {point.entry.commit.short}  {line.words}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +14,9 @@ from pathlib import Path
 from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...execution import Limits, Target, execute_all
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import stdout_console
+from ...results.column_choice import add_columns
+from ...results.fitted_table import plain_table
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
 from .axis import Axis
@@ -22,7 +25,7 @@ from .capacity import RESERVE, Capacity
 from .choice import GOALS, Goal, recommended, sentence
 from .driver import progress, run_searches, with_least
 from .family import family_axis
-from .report import as_json, commands_of, notes_of, nothing_fits, table_of
+from .report import FIRST_TO_GO, HEADER, WORDS, as_json, commands_of, notes_of, nothing_fits, table_of
 from .search import Row, search_row
 from .settings import SYSTEMS, Settings, settings_of
 
@@ -80,7 +83,7 @@ def plan(arguments: list[str]) -> int:
         told = made | as_json(rows, capacity, goal, words, chosen.device)
         print(json.dumps(told | ({"settings": asdict(found)} if found else {}), indent=1))
     else:
-        _print(rows, capacity, goal, words, chosen.device)
+        _print(rows, capacity, goal, words, chosen.device, chosen.columns)
     if found is not None:
         _tell_settings(found, chosen)
     return int(best is None)
@@ -107,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     add("--settings", choices=SYSTEMS, help="the recommended cell as settings of another system")
     add("--out", type=Path, metavar="DIR", help="a folder for the settings' files (default: they are printed)")
+    add_columns(parser, HEADER)
     return parser
 
 
@@ -160,9 +164,11 @@ def _axis(goal: Goal, chosen: argparse.Namespace) -> Axis:
     return family_axis() if chosen.family else goal.axis(chosen.gpus)
 
 
-def _print(rows: list[Row], capacity: Capacity, goal: Goal, words: list[str], device: str) -> None:
+def _print(
+    rows: list[Row], capacity: Capacity, goal: Goal, words: list[str], device: str, columns: Sequence[str] | None
+) -> None:
     console = stdout_console()
-    console.print(plain_table(*table_of(rows, capacity, goal), left=2))
+    console.print(plain_table(*table_of(rows, capacity, goal), WORDS, FIRST_TO_GO, columns))
     executed = sum(len(row.probes) for row in rows)
     lines = [
         f"{show_bytes(capacity.usable_bytes)} usable of {show_bytes(capacity.device_bytes)} "

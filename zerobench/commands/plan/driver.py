@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell, CellConfig
 from ...execution import Execution
+from ...host.terminal import progress_console
 from .axis import Axis
 from .bound import states_of
 from .candidates import Candidate
@@ -77,7 +77,7 @@ def _used(cell: Cell, execution: Execution) -> Used | str:
 @contextmanager
 def progress() -> Iterator[Tell]:
     """Shows on a terminal how far the searches are."""
-    console = Console(stderr=True)
+    console = progress_console()
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True,
         disable=not sys.stderr.isatty(),

@@ -15,6 +15,9 @@ HEADER = ["strategy", "fits", "peak", "free", "reserved", "host", "files", "ψ m
 SOMETIMES = ("reserved", "host", "files")
 """Columns that are shown where any row has bytes there."""
 
+FIRST_TO_GO = ("largest tensor", "reserved", "host", "files", "free", "ψ moved")
+WORDS = ("strategy", "fits", "binds", "largest tensor")
+
 NAME_WIDTH = 44
 """Characters of a tensor's name in the table; JSON has all of them."""
 

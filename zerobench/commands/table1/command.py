@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...execution import Execution, Limits, execute_all
-from ...results.printed_table import plain_table, stdout_console
+from ...host.terminal import progress_console, stdout_console
+from ...results.column_choice import add_columns
+from ...results.fitted_table import plain_table
 from ...sizes import printable, show_bytes
 from .cells import Place, matching, places
 from .paper import STAGES
@@ -25,6 +26,7 @@ from .rows import GB, CellRow, StatesRow, in_order, place_of, read, row_of, stat
 
 FOLDER = Path("results/table1")
 CELLS, IN_FLIGHT = "cells.csv", "in_flight.csv"
+HEADER = ["cell", "ψ", "printed GB", "how", "formula GB", "at own ψ", "executed", "×", "replayed"]
 
 EPILOG = """\
 examples:
@@ -52,7 +54,7 @@ def table1(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"zerobench table1: stopped; {len(book.cells)} cells are in {chosen.out}", file=sys.stderr)
         return 130
-    _show([book.cells[place] for place in wanted if place in book.cells])
+    _show([book.cells[place] for place in wanted if place in book.cells], chosen.columns)
     if due:
         most = max((book.cells[place].resident_bytes for place in due if place in book.cells), default=0)
         took = f"{time.perf_counter() - begun:.0f} s"
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rerun", action="store_true", help="execute also what the csv has")
     parser.add_argument("--jobs", type=int, help="cells at once (default: one per core)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the csv files (default: %(default)s)")
+    add_columns(parser, HEADER)
     return parser
 
 
@@ -108,7 +111,7 @@ def _execute(due: Sequence[Place], book: Book, jobs: int | None) -> list[str]:
     problems: list[str] = []
     configs = [place.config for place in due]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=progress_console()) as progress:
         whole = progress.add_task("cells", total=len(due))
         running: dict[int, Any] = {}
 
@@ -131,8 +134,7 @@ def _execute(due: Sequence[Place], book: Book, jobs: int | None) -> list[str]:
     return problems
 
 
-def _show(rows: Sequence[CellRow]) -> None:
-    header = ["cell", "ψ", "printed GB", "", "formula GB", "at own ψ", "executed", "×", "replayed"]
+def _show(rows: Sequence[CellRow], chosen: Sequence[str] | None) -> None:
     table = [
         [str(place_of(row)).replace(row.strategy, STAGES.get(row.strategy, row.strategy)), f"{row.psi / 1e9:.2f}e9",
          row.printed_gb, row.how_printed, *(f"{size / GB:.2f}" for size in (
@@ -140,4 +142,4 @@ def _show(rows: Sequence[CellRow]) -> None:
          f"{row.executed_bytes / row.formula_bytes:.3f}", f"{row.replayed_bytes - row.executed_bytes:+d} B"]
         for row in rows
     ]  # fmt: skip
-    stdout_console().print(plain_table(header, table, left=1))
+    stdout_console().print(plain_table(HEADER, table, 1, ("replayed", "ψ", "at own ψ", "how", "×"), chosen))

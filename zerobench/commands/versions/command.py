@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from ...host.terminal import stdout_console
 from ...results import tables
-from ...results.printed_table import stdout_console
 from ...sizes import printable
 from .environments import Release, measure, parse_packages, parse_python, python_of
 from .loops import LOOPS

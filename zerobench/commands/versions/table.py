@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from ...records import CATEGORIES, COLLECTIVES
-from ...results.printed_table import plain_table
+from ...results.fitted_table import plain_table
 from ...sizes import printable, show_bytes
 from ..bisect.report import show_value
 from ..bisect.search import same

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ....execution import Limits
-from ....results.printed_table import plain_table, stdout_console
+from ....host.terminal import progress_console, stdout_console
+from ....results.fitted_table import plain_table
 from ....sizes import printable, show_count
 from .causes import is_part
 from .compare import Tell, compare
@@ -51,7 +52,7 @@ def published(path: Path, out: Path, folder: Path, jobs: int | None, limits: Lim
 @contextmanager
 def _progress() -> Iterator[Tell]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=progress_console(), transient=True) as progress:
         tasks: dict[str, int] = {}
 
         def tell(what: str, done: int, whole: int) -> None:

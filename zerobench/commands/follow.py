@@ -1,0 +1,167 @@
+"""`zerobench status --follow`: sweeps that other processes, or other machines, run into a results folder.
+
+A sweep tells of itself on its board (results/board.py). On a terminal the boards are drawn in place until the last one
+has been taken down; elsewhere each change is a line. A run without a board is of a command that is no sweep: it is
+named while it is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ..host.temporary import is_claimed
+from ..host.terminal import is_quiet, stdout_console
+from ..results.board import Board, Launch, board_folders, is_up, read_board
+from ..results.folders import PARTIAL
+from ..sizes import printable, show_bytes
+from ..sweep.launch_table import table_of
+
+SILENT_S = 60.0
+"""Seconds after which a board that has not changed is said to be silent."""
+
+
+@dataclass
+class Followed:
+    """What is known of a folder's sweeps. `boards`: those that are up, by their folder; `heard`: when each has last
+    changed, on the clock of this process. `killed`: titles of sweeps that left their board up; `writing`: runs that
+    are being written and are on no board.
+    """
+
+    where: Path
+    boards: dict[Path, Board] = field(default_factory=dict)
+    heard: dict[Path, float] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
+    writing: list[str] = field(default_factory=list)
+    ended: int = 0
+
+    def read(self) -> bool:
+        """Reads the boards anew; returns True while a sweep, or another run, is under way."""
+        there = board_folders(self.where)
+        up = [path for path in there if is_up(path)]
+        for path in [path for path in self.boards if path not in up]:
+            gone = self.boards.pop(path)
+            if path in there and path.exists():
+                self.killed.append(gone.title)
+            else:
+                self.ended += 1
+        for path in up:
+            board = read_board(path)
+            if board is not None and board != self.boards.get(path):
+                self.boards[path], self.heard[path] = board, time.monotonic()
+        runs = [] if up else [path for path in sorted(self.where.glob(f"{PARTIAL}*")) if is_claimed(path)]
+        self.writing = [name_of(path) for path in runs]
+        return bool(up or runs)
+
+    def silence(self, board: Board) -> str:
+        """Says how long a board has not changed, where that is long."""
+        seconds = time.monotonic() - self.heard[board.path]
+        return f"; no news for {seconds:.0f} s" if seconds > SILENT_S else ""
+
+
+def follow(where: Path, every_s: float) -> int:
+    """Follows the sweeps of a results folder to their end. Returns the exit code: 1 where one was killed, else 0.
+    Raises FileNotFoundError where there is no such folder.
+    """
+    if not where.is_dir():
+        raise FileNotFoundError(f"{where}: there is no such results folder; `zerobench experiment=stages` makes one")
+    followed = Followed(where)
+    console = stdout_console()
+    with _display(followed, console) as update:
+        any_yet = False
+        while followed.read():
+            any_yet = True
+            update()
+            time.sleep(every_s)
+        update()
+    words = [f"{title}: killed" for title in followed.killed]
+    words += [] if any_yet else ["no sweep writes here now"]
+    for sentence in words:
+        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+    return int(bool(followed.killed))
+
+
+@contextmanager
+def _display(followed: Followed, console: Console) -> Iterator[Callable[[], None]]:
+    if is_quiet() or not console.is_terminal:
+        yield (lambda: None) if is_quiet() else Lines(followed, console)
+        return
+    drawn = Drawn(followed, console)
+    with Live(drawn.picture(), console=console, auto_refresh=False, transient=True) as live:
+        drawn.live = live
+        yield drawn
+
+
+@dataclass
+class Drawn:
+    """Boards, drawn in place of what was drawn before."""
+
+    followed: Followed
+    console: Console
+    live: Live | None = None
+
+    def __call__(self) -> None:
+        """Draws what was read."""
+        if self.live is not None:
+            self.live.update(self.picture(), refresh=True)
+
+    def picture(self) -> Group:
+        """Returns the boards, one below the other, in the terminal's height."""
+        boards = list(self.followed.boards.values())
+        parts = []
+        for board in boards:
+            parts.append(Text(printable(board.title), style="bold"))
+            left = board.left + self.followed.silence(board)
+            parts.append(table_of(board.launches, board.current, left, self.console.height // len(boards) - 1))  # type: ignore[arg-type]
+        parts += [Text(printable(f"being written now: {name}")) for name in self.followed.writing]
+        return Group(*parts)
+
+
+@dataclass
+class Lines:
+    """A line for each change."""
+
+    followed: Followed
+    console: Console
+    told: dict[tuple[Path, int], str] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+
+    def __call__(self) -> None:
+        """Prints what has changed."""
+        for board in self.followed.boards.values():
+            for number, launch in enumerate(board.launches):
+                words = in_words(launch)
+                before = self.told.get((board.path, number), "waiting")
+                self.told[board.path, number] = words
+                if words != before:
+                    more = f"; {board.left}" if number == board.current else ""
+                    self._say(f"[{number + 1}/{len(board.launches)}] {launch.name}: {words}{more}")
+        for name in self.followed.writing:
+            if name not in self.named:
+                self._say(f"being written now: {name}")
+        self.named = set(self.followed.writing)
+
+    def _say(self, words: str) -> None:
+        self.console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
+
+
+def in_words(launch: Launch) -> str:
+    """Returns the state of a launch, its pass while it runs, its figures when it is done."""
+    if launch.state == "running":
+        return f"running, {launch.mode} pass" if launch.mode else "running"
+    if launch.state not in ("ok", "reused"):
+        return launch.state
+    peak = f", peak {show_bytes(launch.peak_bytes)}" if launch.peak_bytes else ""
+    return f"{launch.state}{f', {launch.seconds:.1f} s' if launch.state == 'ok' else ''}{peak}"
+
+
+def name_of(partial: Path) -> str:
+    """Returns the prefix of a run's name, without the random end that its folder has until it is whole."""
+    return partial.name.removeprefix(PARTIAL).rsplit("-", 1)[0]

@@ -1,0 +1,66 @@
+"""The consoles of a command: tables and answers on standard output, progress on standard error.
+
+Color, and the absence of it (NO_COLOR, FORCE_COLOR, TERM=dumb, a pipe), is rich's. The width is the terminal's, or that
+of the variable COLUMNS. A file, a pipe too, has none: its console is *endless*.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console
+
+FILE_WIDTH = 160
+"""Characters to which words are folded in a file, where that is enough for all columns."""
+
+ENDLESS = 100_000
+
+_silenced = 0
+
+
+class Output(Console):
+    """A console for tables. `told`: hints below tables that it has printed already."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.told: set[str] = set()
+
+
+def stdout_console() -> Output:
+    """Returns a console on standard output, as wide as the terminal or as COLUMNS says; else endless."""
+    console = Output()
+    return console if console.is_terminal or os.environ.get("COLUMNS", "").isdigit() else Output(width=ENDLESS)
+
+
+def file_console(file: TextIO) -> Output:
+    """Returns an endless console on a file."""
+    return Output(file=file, width=ENDLESS)
+
+
+def progress_console() -> Console:
+    """Returns a console on standard error, for progress; it prints nothing where the command is quiet."""
+    return Console(stderr=True, quiet=is_quiet())
+
+
+def is_endless(console: Console) -> bool:
+    """Returns True where lines may have any length."""
+    return console.width >= ENDLESS
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leaves progress, notes and hints out: what remains is the answer, and what is wrong."""
+    global _silenced
+    _silenced += 1
+    try:
+        yield
+    finally:
+        _silenced -= 1
+
+
+def is_quiet() -> bool:
+    """Returns True inside `quiet`."""
+    return _silenced > 0

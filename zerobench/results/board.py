@@ -1,0 +1,122 @@
+"""The board of a sweep: its launches and how far each is, for processes that follow it, on other machines too.
+
+A board is a hidden folder of the results folder, locked by the sweep (host/temporary.py), with one file that is
+replaced as a whole. It is *up* while the lock is held. The sweep takes it down at its end; a board whose lock is free
+is that of a sweep that was *killed*, and the next sweep removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..host.temporary import Aside, claim, is_claimed
+
+BOARD = ".sweep-"
+"""Prefix of a board's folder."""
+
+FILE = "board.json"
+
+EVERY_S = 1.0
+"""Least interval, in seconds, between two versions of a board during a launch."""
+
+
+@dataclass
+class Launch:
+    """A launch of a sweep. `state`: waiting, running, skipped, reused or its run's status. `mode`: the pass; `step`:
+    "3/10" of it. `seconds`: since it began, or that it took.
+    """
+
+    name: str
+    state: str = "waiting"
+    mode: str = ""
+    step: str = ""
+    loss: float | None = None
+    peak_bytes: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Board:
+    """What a sweep says of itself. `current`: index of its current launch; `left`: the remaining time, in words."""
+
+    path: Path
+    host: str
+    pid: int
+    current: int
+    left: str
+    launches: list[Launch]
+
+    @property
+    def title(self) -> str:
+        """Names the sweep."""
+        return f"sweep {self.pid} on {self.host}"
+
+
+@dataclass
+class BoardWriter:
+    """The boards of one sweep, one per results folder. Where a folder cannot be written to it has none: a sweep does
+    not fail for the sake of those who watch it.
+    """
+
+    boards: dict[Path, Aside | None] = field(default_factory=dict)
+    _written: float = 0.0
+
+    def put_up(self, where: Path) -> None:
+        """Puts a board up in a results folder, unless there is one of this sweep."""
+        if where not in self.boards:
+            self.boards[where] = None
+            with contextlib.suppress(OSError):
+                where.mkdir(parents=True, exist_ok=True)
+                self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
+
+    def write(self, launches: Sequence[Launch], current: int, left: Callable[[], str], at_once: bool) -> None:
+        """Replaces what the boards say; without `at_once` not more often than each EVERY_S."""
+        now = time.monotonic()
+        boards = [board for board in self.boards.values() if board is not None]
+        if not boards or (not at_once and now - self._written < EVERY_S):
+            return
+        self._written = now
+        said: dict[str, Any] = {"host": platform.node(), "pid": os.getpid(), "current": current, "left": left()}
+        said["launches"] = [{one.name: getattr(launch, one.name) for one in fields(Launch)} for launch in launches]
+        for board in boards:
+            with contextlib.suppress(OSError):
+                aside = board.path / f".{FILE}"
+                aside.write_text(json.dumps(said))
+                aside.replace(board.path / FILE)
+
+    def take_down(self) -> None:
+        """Removes the boards."""
+        for board in self.boards.values():
+            if board is not None:
+                shutil.rmtree(board.path, ignore_errors=True)
+                board.release()
+        self.boards.clear()
+
+
+def is_up(path: Path) -> bool:
+    """Returns True where a living sweep holds this board."""
+    return is_claimed(path)
+
+
+def board_folders(where: Path) -> list[Path]:
+    """Returns the boards of a results folder, those of killed sweeps too."""
+    return sorted(path for path in where.glob(f"{BOARD}*") if path.is_dir() and not path.is_symlink())
+
+
+def read_board(path: Path) -> Board | None:
+    """Reads a board; None where it was taken down, says nothing yet, or is not one."""
+    try:
+        said = json.loads((path / FILE).read_text())
+        launches = [Launch(**{one.name: launch[one.name] for one in fields(Launch)}) for launch in said["launches"]]
+        return Board(path, str(said["host"]), int(said["pid"]), int(said["current"]), str(said["left"]), launches)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None

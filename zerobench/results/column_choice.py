@@ -1,0 +1,47 @@
+"""Columns of a printed table, chosen on the command line: --columns peak,step, or all.
+
+Imports no heavy module: a verb's --help must not wait for pandas.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+STATUS = ["cell", "status", "ago", "code", "peak", "step"]
+"""Columns of the table of `zerobench status`."""
+
+ALL = "all"
+"""In place of names: each column, also those that do not fit side by side."""
+
+HELP = (
+    "of the printed table, beside the first: names, or what they begin with, separated by commas, or all;"
+    " what does not fit the terminal goes on below"
+)
+
+
+def add_columns(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
+    """Adds --columns. `known`: names of the columns of all tables that the verb prints."""
+    names = ", ".join(name for name in dict.fromkeys(known) if name)
+    words = f"{HELP}. Here: {names}".replace("%", "%%")
+    parser.add_argument("--columns", type=lambda text: choose(text, known), metavar="NAME,NAME", help=words)
+
+
+def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names that `text` chooses, in its order; none for "all". Raises ArgumentTypeError, a sentence, for a
+    name that is no column, or that several begin with.
+    """
+    if text.strip() == ALL:
+        return ()
+    return tuple(_named(part.strip(), [name for name in dict.fromkeys(known) if name]) for part in text.split(","))
+
+
+def _named(word: str, known: Sequence[str]) -> str:
+    """Returns the column of that name in any case, else the only one that begins with it."""
+    same = [name for name in known if name.lower() == word.lower()]
+    fitting = same or [name for name in known if word and name.lower().startswith(word.lower())]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
+    raise argparse.ArgumentTypeError(f"{word!r} is no column; use {', '.join(known)}, or {ALL}")
