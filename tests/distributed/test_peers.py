@@ -11,11 +11,13 @@ import torch
 from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import strategies
+from zerobench.config.optimizers import IMPLEMENTATIONS, KINDS, AdamW, Rprop, Sgd
 from zerobench.config.schema_training import Bf16, Fp16, Fp32
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.records import CATEGORIES
 from zerobench.results import tables
+from zerobench.strategies.peer_options import WITHOUT_RULE
 from zerobench.sweep import cell as cells
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")
@@ -86,8 +88,54 @@ def test_torchs_peers_train_as_ddp(n: int) -> None:
     check(run_ranks(n, train_all, TORCHS, 1), exact=n == 2)
 
 
-def test_torchs_peers_accumulate_and_clip() -> None:
-    check(run_ranks(2, train_all, TORCHS, 2, 0.5), exact=False)
+def train_more(rank: int, n: int) -> tuple[Any, Any, dict[str, str]]:
+    """Accumulated and clipped; with matrices in tiles, which are units inside units; and errors of what is refused."""
+    sides = [("ddp", False), *((name, False) for name in TORCHS if name.startswith("fsdp2"))]
+    return (
+        train_all(rank, n, TORCHS, 2, 0.5),
+        {side: train(rank, n, *side, 1, model="tiled") for side in sides},
+        {f"{name}/{how}": error_of(name, how) for name, hows in WITHOUT_RULE.items() for how in hows},
+    )
+
+
+def error_of(name: str, implementation: str) -> str:
+    """The kind of error with which torch's optimizer ends its first update of DTensors."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = KINDS[name].make(model.parameters(), **IMPLEMENTATIONS[implementation])
+    engine = strategies.wrap(config_of("fsdp2", 2).strategy.values(), model, optimizer)
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    try:
+        engine.step()
+    except (NotImplementedError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails() -> None:
+    whole, tiled, errors = zip(*run_ranks(2, train_more), strict=True)
+    check(list(whole), exact=False)
+    check(list(tiled), exact=True)
+    assert errors[0].keys() == {"sgd/fused", "adagrad/fused", "rprop/foreach", "rprop/loop"}
+    assert all("strateg" in error for error in errors[0].values()), "torch has rules now: refuse no longer"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (
+            Sgd(),
+            "sgd: torch has no rule to update the DTensors of strategy=fsdp2 with sgd/fused; use {}=foreach or loop",
+        ),
+        (Rprop(), "torch has no rule to update the DTensors of strategy=fsdp2 with rprop/loop; use another optimizer"),
+        (Sgd(implementation="loop"), ""),
+        (AdamW(), ""),
+    ],
+)
+def test_an_optimizer_without_a_rule_is_refused_before_ranks_start(optimizer: Any, words: str) -> None:
+    problems = cell("fsdp2", 2, optimizer=optimizer).problems
+    assert len(problems) == bool(words)
+    assert words.format("optimizer.implementation") in "".join(problems)
+    assert not cell("zero3", 2, optimizer=optimizer).problems
 
 
 @needs_deepspeed

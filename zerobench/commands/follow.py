@@ -30,9 +30,9 @@ SILENT_S = 60.0
 
 @dataclass
 class Followed:
-    """What is known of a folder's sweeps. `boards`: those that are up, by their folder; `heard`: when each has last
-    changed, on the clock of this process. `killed`: titles of sweeps that left their board up; `writing`: runs that
-    are being written and are on no board.
+    """A folder's sweeps as far as they are known. `boards`: those that are up, by their folder; `heard`: times of their
+    last changes, on the clock of this process. `killed`: titles of sweeps that left their board up; `writing`: runs
+    that are being written and are on no board.
     """
 
     where: Path
@@ -40,7 +40,6 @@ class Followed:
     heard: dict[Path, float] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
     writing: list[str] = field(default_factory=list)
-    ended: int = 0
 
     def read(self) -> bool:
         """Reads the boards anew; returns True while a sweep, or another run, is under way."""
@@ -48,10 +47,8 @@ class Followed:
         up = [path for path in there if is_up(path)]
         for path in [path for path in self.boards if path not in up]:
             gone = self.boards.pop(path)
-            if path in there and path.exists():
+            if path.exists():
                 self.killed.append(gone.title)
-            else:
-                self.ended += 1
         for path in up:
             board = read_board(path)
             if board is not None and board != self.boards.get(path):

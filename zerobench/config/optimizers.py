@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 from torch import nn, optim
 
+from ..strategies import spec_of
 from ..theory.shapes import OptimizerShape
 from .axis import Axis, CellView
 
@@ -82,7 +83,14 @@ class Optimizer(Axis):
 
     def validate(self, cell: CellView) -> list[str]:
         """Returns sentences on options, with `implementation` resolved, that torch would refuse."""
-        return self.problems()
+        strategy, kind = cell.strategy.name, KINDS[self.name]
+        refused = spec_of(strategy).refused_optimizers.get(self.name, ())
+        if self.implementation not in refused:
+            return self.problems()
+        others = [one for one in IMPLEMENTATIONS if one not in refused and (one != "fused" or kind.fused)]
+        words = f"torch has no rule to update the DTensors of strategy={strategy} with {self.label}"
+        instead = f"optimizer.implementation={' or '.join(others)}" if others else "another optimizer"
+        return [*self.problems(), f"optimizer={self.name}: {words}; use {instead}"]
 
     def problems(self) -> list[str]:
         """Returns the sentences of `validate`, which depend on no other axis."""

@@ -46,7 +46,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Board:
-    """What a sweep says of itself. `current`: index of its current launch; `left`: the remaining time, in words."""
+    """A sweep in its own words. `current`: index of its current launch; `left`: the remaining time, in words."""
 
     path: Path
     host: str
@@ -64,7 +64,7 @@ class Board:
 @dataclass
 class BoardWriter:
     """The boards of one sweep, one per results folder. Where a folder cannot be written to it has none: a sweep does
-    not fail for the sake of those who watch it.
+    not fail because it cannot be followed.
     """
 
     boards: dict[Path, Aside | None] = field(default_factory=dict)

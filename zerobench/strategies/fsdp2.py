@@ -55,7 +55,7 @@ class Fsdp2Engine(PeerEngine):
         mesh = DeviceMesh.from_group(world, device)  # a mesh of its own might choose NCCL over gloo
         how: Any = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
         units: list[Any] = [unit for _, unit in default_units(module)]
-        for unit in units:
+        for unit in reversed(units):  # a tile before the block around it, which takes the rest
             fully_shard(unit, reshard_after_forward=reshard, **how)
         self._root: Any = fully_shard(module, reshard_after_forward=None if reshard else False, **how)
         for place, unit in enumerate(units if prefetch else []):

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from .options import MIB, StrategyOptions
 from .spec import Tuning
 
+WITHOUT_RULE: dict[str, tuple[str, ...]] = {
+    "sgd": ("fused",), "adagrad": ("fused",), "rprop": ("foreach", "loop"),
+}  # fmt: skip
+"""Optimizer -> implementations of operators that torch 2.13 cannot apply to the shards of fsdp2, which are DTensors."""
+
 
 @dataclass
 class Fsdp2(StrategyOptions):

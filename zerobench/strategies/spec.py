@@ -71,6 +71,8 @@ class StrategySpec:
     The first, where all are alike or the last ones are padded.
     """
     composes: Composition = ALONE
+    refused_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """torch's optimizer -> those of its implementations that cannot update what the strategy has for parameters."""
     half: Half = None
     precision_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of null keys of `precision`, where they differ from other strategies'."""
