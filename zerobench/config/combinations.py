@@ -11,6 +11,7 @@ from .cell import CellConfig
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
     problems = cell.activation.validate(cell) + residual.problems_of_arena(cell) + cell.buffers.validate(cell)
+    problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 
 

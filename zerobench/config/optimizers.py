@@ -82,18 +82,20 @@ class Optimizer(Axis):
         return OptimizerShape(self.states, KINDS[self.name].counts, self.implementation == "fused")
 
     def validate(self, cell: CellView) -> list[str]:
-        """Returns sentences on options, with `implementation` resolved, that torch would refuse."""
+        """Returns a sentence where torch cannot update what the strategy has for parameters; `implementation` is
+        resolved.
+        """
         strategy, kind = cell.strategy.name, KINDS[self.name]
         refused = spec_of(strategy).refused_optimizers.get(self.name, ())
         if self.implementation not in refused:
-            return self.problems()
+            return []
         others = [one for one in IMPLEMENTATIONS if one not in refused and (one != "fused" or kind.fused)]
         words = f"torch has no rule to update the DTensors of strategy={strategy} with {self.label}"
         instead = f"optimizer.implementation={' or '.join(others)}" if others else "another optimizer"
-        return [*self.problems(), f"optimizer={self.name}: {words}; use {instead}"]
+        return [f"optimizer={self.name}: {words}; use {instead}"]
 
     def problems(self) -> list[str]:
-        """Returns the sentences of `validate`, which depend on no other axis."""
+        """Returns sentences on options that torch would refuse under any strategy."""
         if self.implementation not in IMPLEMENTATIONS:
             return [f"optimizer.implementation={self.implementation}: use auto, {', '.join(IMPLEMENTATIONS)}"]
         if self.implementation == "fused" and not KINDS[self.name].fused:
