@@ -75,7 +75,8 @@ def _ok(rows: list[Row]) -> list[Row]:
 def _of_sweep(name: str, rows: list[Row]) -> Column:
     key, one = EXACT.get(name), COLUMNS[name]
     texts = [one.show(row) if row["status"] == "ok" else "–" for row in rows]
-    values = [_plain(row[key]) if key else text for row, text in zip(rows, texts, strict=True)]
+    ends = zip(rows, texts, strict=True)
+    values = [None if row["status"] != "ok" else _plain(row[key]) if key else text for row, text in ends]
     meaning = next((column.meaning for column in columns_of("runs") if column.name == key), name)
     return Column(name, meaning, name != "trains", True, texts, values)
 

@@ -61,7 +61,7 @@ def _exact(pairs: Sequence[Compared], metric: str) -> str:
     if not pairs:
         return NOT_COMPARABLE
     if not moved:
-        return f"equal, exactly, in {len(pairs)} of {len(pairs)} cells"
+        return f"equal, exactly, in {_all(len(pairs))}"
     words = []
     for grew, word in ((True, "grew"), (False, "shrank")):
         mine = [(pair, change) for pair, change in moved if ((change.difference or 0) > 0) is grew]
@@ -69,6 +69,10 @@ def _exact(pairs: Sequence[Compared], metric: str) -> str:
             pair, most = max(mine, key=lambda one: abs(one[1].difference or 0))
             words.append(f"{word} in {len(mine)} of {len(pairs)} cells, most in {title(pair)}: {_by(pair, most)}")
     return "; ".join(words)
+
+
+def _all(count: int) -> str:
+    return f"all {count} cells" if count > 1 else "the only cell"
 
 
 def _by(pair: Compared, change: Change) -> str:

@@ -26,7 +26,7 @@ from .settings import Setting, settings_of
 from .verdict import Judge, costs, overall, verdict_of
 
 OPEN = 3
-"""Settings that are open from the start; of more, the others open on a click."""
+"""Settings that are shown from the start; the others open on a click."""
 
 
 def of_runs(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, title: str | None, own: str) -> Html:
@@ -79,17 +79,19 @@ def _facts(runs: pd.DataFrame) -> list[str]:
 
 def _verdict(settings: Sequence[Setting], judge: Judge) -> Html:
     told = [h("p", words) for words in overall(settings)]
-    return join([*told, *(_card(setting, judge, place, len(settings)) for place, setting in enumerate(settings))])
+    cards = [_card(setting, judge, place < OPEN, len(settings)) for place, setting in enumerate(settings)]
+    more = details(f"{show_count(len(cards) - OPEN, 'more setting')}", join(cards[OPEN:]), lazy=False)
+    return join([*told, *cards[:OPEN], *([more] if len(cards) > OPEN else [])])
 
 
-def _card(setting: Setting, judge: Judge, place: int, count: int) -> Html:
+def _card(setting: Setting, judge: Judge, is_open: bool, count: int) -> Html:
     beside = costs(setting, judge)
     inside = join([
         answers(list(verdict_of(setting, judge))),
         figures_of(setting) if setting.ok else "",
         grid(beside, f"Costs: {setting.title}") if beside else "",
     ])  # fmt: skip
-    if place < OPEN:
+    if is_open:
         return h("article", h("h3", setting.title), inside, class_="card")
     return details(setting.title, inside, count > LIGHT, class_="card")
 

@@ -114,12 +114,13 @@ follow();
 // Values of figures, on hover, focus and touch; Escape hides them.
 const tip = document.getElementById("tip");
 function tell(event) {
-  const place = event.target.closest?.("[data-tip]");
+  const pointed = event.target.closest?.("[data-tip]"); // a page that scrolls below a resting pointer points, too
+  const place = pointed ?? document.activeElement?.closest("[data-tip]");
   tip.hidden = !place;
   if (!place) return;
   tip.textContent = place.dataset.tip;
-  const box = (place.querySelector(":scope > .label") ?? place).getBoundingClientRect();
-  const x = event.type === "mouseover" ? event.clientX + 14 : box.left, under = event.type === "mouseover" ? event.clientY + 18 : box.bottom + 34;
+  const by = pointed && event.type === "mouseover", label = (place.querySelector(".label") ?? place).getBoundingClientRect();
+  const x = by ? event.clientX + 14 : label.left, under = by ? event.clientY + 18 : label.bottom + 34;
   tip.style.left = `${Math.max(8, Math.min(x, innerWidth - tip.offsetWidth - 8)) + scrollX}px`;
   const above = under + tip.offsetHeight > innerHeight - 8 ? under - tip.offsetHeight - 60 : under;
   tip.style.top = `${Math.max(above, 8) + scrollY}px`;
