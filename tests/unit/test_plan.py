@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,13 @@ def test_a_search_of_gpus_follows_one_over_n() -> None:
     assert gpus_axis(1024).values[found] == 87
     assert len(probed) <= 8
     assert walked(gpus_axis(8), lambda ranks: 3.0)[0] is None
+
+
+def test_a_coordinate_that_stands_still_gives_way_to_the_places() -> None:
+    axis = replace(layers_axis(), coordinate=lambda layers: 7.0)  # states that are all in files
+    found, probed = walked(axis, lambda layers: (3 + layers) / 123.5)
+    assert axis.values[found or 0] == 120
+    assert len(probed) <= 9
 
 
 def test_a_strange_load_is_bracketed_all_the_same() -> None:

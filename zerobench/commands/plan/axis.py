@@ -98,11 +98,15 @@ def _guess(axis: Axis, loads: dict[int, float], low: int, high: int) -> int:
     """Returns a place between low and high: where the line through the two nearest probes meets a load of 1."""
     if low < 0 or len(loads) - len(axis.first) >= MOST_GUESSES or len(loads) < 2:
         return (low + high) // 2 if high <= len(axis.values) - 1 or low < 0 else min(2 * low + 1, high - 1)
-    nearest = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
-    one, other = (axis.coordinate(axis.values[place]) for place in nearest)
-    slope = (loads[nearest[0]] - loads[nearest[1]]) / (one - other)
+    one, other = sorted(loads, key=lambda place: abs(loads[place] - 1))[:2]
+    # states that are all on the host or in files stand still on the device
+    still = axis.coordinate(axis.values[one]) == axis.coordinate(axis.values[other])
+
+    def at(place: int) -> float:
+        return float(place) if still else axis.coordinate(axis.values[place])
+
+    slope = (loads[one] - loads[other]) / (at(one) - at(other))
     if slope <= 0:
         return (low + high) // 2
-    wanted = one + (1 - loads[nearest[0]]) / slope
-    place = bisect_right(axis.values, wanted, key=axis.coordinate) - 1
-    return min(max(place, low + 1), high - 1)
+    wanted = at(one) + (1 - loads[one]) / slope
+    return min(max(bisect_right(range(len(axis.values)), wanted, key=at) - 1, low + 1), high - 1)
