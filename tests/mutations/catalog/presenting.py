@@ -6,6 +6,7 @@ from ..mutant import Mutant
 
 COMPARISON = "tests/unit/test_comparison.py"
 FIGURES = "tests/unit/test_figures.py"
+FIGURE_FAULTS = "tests/unit/test_figure_faults.py"
 PAGES = "tests/unit/test_pages.py"
 PRUNE_REFUSALS = "tests/unit/test_prune_refusals.py"
 STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
@@ -34,6 +35,46 @@ MUTANTS = (
         "((peak < p) | (rate > r))",
         "((peak < p) & (rate > r))",
         (f"{FIGURES}::test_the_front_is_what_a_scan_from_small_to_large_says",),
+    ),
+    Mutant(
+        "front-of-several-batches",
+        "Cells of different batches lie on one front.",
+        "analysis/pareto.py",
+        'cells.groupby(["world_size", "batch"])',
+        'cells.groupby(["world_size"])',
+        (f"{FIGURE_FAULTS}::test_a_front_is_of_one_batch_on_as_many_ranks",),
+    ),
+    Mutant(
+        "bar-of-medians-of-phases",
+        "A bar is as high as the medians of its phases, and has the median of the step as its number.",
+        "analysis/bars.py",
+        "whole * part / total",
+        "part",
+        (f"{FIGURES}::test_a_bar_of_phases_is_as_high_as_its_number_says",),
+    ),
+    Mutant(
+        "legend-of-what-is-absent",
+        "A legend names parts that no bar has.",
+        "analysis/style.py",
+        "for name, how in fills.items() if name in found}",
+        "for name, how in fills.items() if name}",
+        (f"{FIGURE_FAULTS}::test_a_legend_names_what_can_be_seen_alone",),
+    ),
+    Mutant(
+        "name-beside-another-point",
+        "A name that is nearer to another point than to its own has no line to its own.",
+        "analysis/places.py",
+        "return box, ring > 0 or unclear(box) > 0",
+        "return box, False",
+        (f"{FIGURE_FAULTS}::test_a_name_lies_beside_its_own_point_or_is_joined_to_it",),
+    ),
+    Mutant(
+        "model-by-its-name-alone",
+        "A model with options of its own is called by the name that stands for others.",
+        "analysis/common.py",
+        'return " ".join([name, *(["with"] if others else []), *others])',
+        "return name",
+        (f"{FIGURE_FAULTS}::test_a_models_name_stands_for_its_own_shape_alone",),
     ),
     Mutant(
         "prune-takes-the-newest",
