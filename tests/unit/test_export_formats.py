@@ -1,0 +1,176 @@
+"""Exports for other programs, each read back: TensorBoard by its reader, W&B's lines and the trace as JSON."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import zerobench
+from tests.cells import cell
+from zerobench.commands.export.command import export
+from zerobench.commands.export.perfetto import LANES, Span, lanes
+from zerobench.config.schema import Measure
+from zerobench.records import CATEGORIES
+from zerobench.results.tables import Results
+from zerobench.sweep import cell as cells
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "cpu" / "stages"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two real ranks of zero3 with their events; and a cell that is invalid."""
+    where = tmp_path_factory.mktemp("runs")
+    measure = Measure(steps=1, warmup=2, events=True, passes="accounted")
+    cells.run_cell(cell("zero3", 2, measure=measure, results_dir=str(where)), lambda _: None)
+    cells.run_cell(cell("zero1", 1, measure=Measure(steps=1, warmup=2, events=True), backend="simulated",
+                        results_dir=str(where), node_size=3), lambda _: None)  # fmt: skip
+    return where
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return zerobench.load(folder)
+
+
+@pytest.fixture(scope="module")
+def trace(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("trace") / "of" / "step.json.gz"
+    assert export([str(folder), "--format", "perfetto", "--out", str(out)]) == 0
+    read: dict[str, Any] = json.loads(gzip.decompress(out.read_bytes()))
+    assert sorted(path.name for path in out.parent.iterdir()) == ["step.json.gz"]
+    return list(read["traceEvents"])
+
+
+def test_a_trace_has_a_process_for_each_rank(trace: list[dict[str, Any]], results: Results) -> None:
+    run = results.runs["run_id"].iloc[0]
+    names = {one["pid"]: one["args"]["name"] for one in trace if one["name"] == "process_name"}
+    assert list(names.values()) == [f"{run} rank 0", f"{run} rank 1"]
+    threads = {one["args"]["name"] for one in trace if one["name"] == "thread_name"}
+    assert {"phases", "forward", "backward", "collectives", "units", "updates and moves"} <= threads
+
+
+def test_spans_of_a_thread_lie_beside_one_another_or_inside(trace: list[dict[str, Any]]) -> None:
+    of_thread: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for one in trace:
+        if one["ph"] == "X":
+            of_thread[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+    assert of_thread
+    for (_, thread), spans in of_thread.items():
+        nested = thread // LANES in (2, 3)
+        around: list[float] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= begin + 1e-3:
+                around.pop()
+            assert not around or (nested and end <= around[-1] + 1e-3)
+            around.append(end)
+
+
+def test_counters_are_the_ledgers_maxima(trace: list[dict[str, Any]], results: Results) -> None:
+    highest: dict[tuple[int, str], int] = defaultdict(int)
+    for one in trace:
+        if one["ph"] == "C":
+            key = one["pid"], one["name"]
+            highest[key] = max(highest[key], one["args"]["bytes"])
+    step = results.memory[(results.memory["phase"] == "step") & (results.memory["tier"] == "device")]
+    for rank, memory in step.groupby("rank"):
+        table = memory[memory["category"].isin(CATEGORIES)].set_index("category")["max_bytes"].to_dict()
+        assert {c: highest[int(str(rank)) + 1, f"device {c}"] for c in CATEGORIES} == table
+
+
+def test_collectives_of_a_trace_are_the_traffic(trace: list[dict[str, Any]], results: Results) -> None:
+    spans = [one for one in trace if one["ph"] == "X" and one["cat"] == "collectives"]
+    traffic = results.traffic[results.traffic["step"] == results.traffic["step"].max()]
+    for rank, mine in traffic.groupby("rank"):
+        own = [one for one in spans if one["pid"] == int(str(rank)) + 1]
+        assert sum(one["args"]["wire_bytes"] for one in own) == mine["wire_bytes"].sum()
+        assert sum(one["args"]["payload_bytes"] for one in own) == mine["payload_bytes"].sum()
+        assert {one["name"] for one in own} >= {"all_gather blocks.0", "reduce_scatter blocks.0"}
+    units = [one["name"] for one in trace if one["ph"] == "X" and one["cat"] == "units" and one["pid"] == 1]
+    assert sorted(units) == sorted(["(root)", *(f"blocks.{i}" for i in range(3) for _ in range(2))])
+
+
+def test_modules_lie_in_their_phase(trace: list[dict[str, Any]]) -> None:
+    phases: dict[str, tuple[float, float]] = {}
+    for one in trace:
+        if one["ph"] == "X" and one["pid"] == 1 and one["cat"] == "phases":
+            phases.setdefault(one["name"], (one["ts"], one["ts"] + one["dur"]))
+    for category in ("forward", "backward"):
+        begin, end = phases[category]
+        mine = [one for one in trace if one["ph"] == "X" and one["pid"] == 1 and one["cat"] == category]
+        assert {"model", "blocks.1", "blocks.1.mlp_in"} <= {one["name"] for one in mine}
+        assert all(begin <= one["ts"] and one["ts"] + one["dur"] <= end + 1e-3 for one in mine)
+
+
+def test_what_overlaps_lies_on_lanes() -> None:
+    spans = [Span("units", name, begin, end) for name, begin, end in (("a", 0, 2), ("b", 1, 3), ("c", 2, 4))]
+    assert [[one.name for one in lane] for lane in lanes(spans)] == [["a", "c"], ["b"]]
+
+
+def test_without_events_there_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export([str(REFERENCE), "--format", "perfetto", "--out", str(tmp_path / "step.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("zerobench export: --format perfetto: no run here has a table of events")
+    assert "measure.events=true" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_lines_are_the_steps(tmp_path: Path, capsys: Any) -> None:
+    results = zerobench.load(REFERENCE)
+    for _ in range(2):  # a second export replaces the first
+        assert export([str(REFERENCE), "--format", "wandb", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"{len(results.runs)} runs in ")
+    assert {path.name for path in tmp_path.iterdir()} == set(results.runs["run_id"])
+    row = results.runs.iloc[-1]
+    run, results = tmp_path / row["run_id"], results.of([row["run_id"]])
+    lines = [json.loads(line) for line in (run / "wandb-history.jsonl").read_text().splitlines()]
+    assert [line["_step"] for line in lines] == sorted(results.steps["step"].unique())
+    assert [line["_runtime"] for line in lines] == sorted(line["_runtime"] for line in lines)
+    steps = results.steps.groupby(["mode", "step"])
+    for mode in ("timed", "accounted"):
+        assert [line[f"{mode}/loss"] for line in lines] == pytest.approx(steps["loss"].mean()[mode].tolist(), abs=0)
+    assert [line["timed/step_s"] for line in lines] == steps["seconds"].max()["timed"].tolist()
+    summary = json.loads((run / "wandb-summary.json").read_text())
+    assert {name: summary[name] for name in ("peak_bytes", "wire_bytes", "loss_last")} == {
+        name: row[name] for name in ("peak_bytes", "wire_bytes", "loss_last")
+    }
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["strategy"]["value"] == row["strategy"]
+    assert json.loads((run / "wandb-metadata.json").read_text())["startedAt"] == row["started"]
+
+
+def test_tensorboard_reads_the_same(folder: Path, results: Results, tmp_path: Path) -> None:
+    why = "TensorBoard is not installed: pip install 'zerobench[tensorboard]'"
+    reader: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=why)
+    from tensorboard.util import tensor_util  # type: ignore[import-untyped]
+
+    for _ in range(2):
+        assert export([str(folder), "--format", "tensorboard", "--out", str(tmp_path)]) == 0
+    (run,) = tmp_path.iterdir()
+    assert len(list(run.iterdir())) == 1, "a second export replaces the first"
+    read = reader.EventAccumulator(str(run), size_guidance={"tensors": 0}).Reload()
+
+    def curve(tag: str) -> dict[int, float]:
+        return {one.step: tensor_util.make_ndarray(one.tensor_proto).item() for one in read.Tensors(tag)}
+
+    steps = results.steps.groupby(["mode", "step"])
+    assert curve("accounted/loss") == steps["loss"].mean()["accounted"].to_dict()
+    assert curve("accounted/grad_norm") == steps["grad_norm"].first()["accounted"].to_dict()
+    row = results.runs[results.runs["status"] == "ok"].iloc[0]
+    assert curve("run/peak_bytes") == {0: row["peak_bytes"]}, "bytes are exact"
+    memory = results.timeline[results.timeline["rank"] == 1].set_index("instant")["parameters_bytes"]
+    assert curve("memory/rank1/parameters_bytes") == memory.to_dict()
+    assert b"zero3" in read.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+
+
+def test_files_for_other_programs_need_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, where in (("tensorboard", "FOLDER"), ("wandb", "FOLDER"), ("perfetto", "FILE"), ("parquet", "FOLDER")):
+        with pytest.raises(SystemExit):
+            export([str(REFERENCE), "--format", name])
+        assert f"--format {name} needs --out {where}" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""`zerobench export`: the verb. A format is text, one table of all runs, or files that another program opens."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ...results import tables
+from ...results.conditions import add_options
+from ...results.selection import chosen as chosen_runs
+from ...sizes import printable
+from . import perfetto, tensorboard, wandb_lines
+from .table import TEXTS, note_of, select
+
+
+def collect(results: tables.Results, out: Path) -> str:
+    """Writes a collection into the folder `out`."""
+    tables.collect(results, out)
+    return ""
+
+
+FILES: dict[str, Callable[[tables.Results, Path], str]] = {
+    "parquet": collect,
+    "tensorboard": tensorboard.write,
+    "wandb": wandb_lines.write,
+    "perfetto": perfetto.write,
+}
+"""Format -> function that writes runs to --out, and returns a sentence on what it wrote; empty: nothing to say."""
+
+
+def export(arguments: list[str]) -> int:
+    """Runs the verb. Returns the exit code: 0, or 2 for a folder or column that does not exist."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.format in FILES and chosen.out is None:
+        where = "FILE" if chosen.format == "perfetto" else "FOLDER"
+        parser.error(f"--format {chosen.format} needs --out {where}")
+    try:
+        results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
+        if chosen.format in FILES:
+            kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
+            said = FILES[chosen.format](results.of(kept), chosen.out)
+            if said:
+                print(printable(said))
+            return 0
+        short = chosen.format == "markdown"
+        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
+    except (FileNotFoundError, ValueError) as error:
+        print(printable(f"zerobench export: {error}"), file=sys.stderr)
+        return 2
+    text = TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if chosen.format == "markdown" else "")
+    if chosen.out is None:
+        sys.stdout.write(text)
+    else:
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerobench export",
+        description="Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
+        " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",
+    )
+    parser.add_argument(
+        "runs", nargs="?", default="results/runs", help="a results folder or a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=(*TEXTS, *FILES),
+        default="csv",
+        help="csv, markdown: one table as text; parquet: every table of all runs as one file each in the folder --out,"
+        " which zerobench.load reads; tensorboard: each run's scalars in the folder --out (zerobench[tensorboard]);"
+        " wandb: each run's history, summary and config in the folder --out, as JSON lines; perfetto: the step of all"
+        " ranks (of runs with measure.events=true) as one trace in the file --out, for ui.perfetto.dev",
+    )
+    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
+    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
+    parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
+    add_options(parser, attempts=False)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="a file (default: standard output; for perfetto also .json.gz); for parquet, tensorboard, wandb a folder",
+    )
+    return parser

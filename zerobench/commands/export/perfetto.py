@@ -1,0 +1,209 @@
+"""The recorded step of every rank as one trace in Chrome's format, which https://ui.perfetto.dev opens.
+
+process     a rank of a run
+thread      a track of a process: phases, modules in forward and in backward, collectives, units, updates and moves;
+            what overlaps in a track lies on lanes of it, "collectives 2" say
+counter     live bytes of a tier and category, from the storages' events
+time        microseconds since the rank's step began: ranks have no clock in common
+
+    phase         to the next one's beginning
+    forward       of a module: from its beginning to its end
+    backward      of a module: from a gradient at its output until backward comes to a module that is not inside it
+    collective    from its first launch until a wait for it has returned; where C++ waits, to the end of its phase
+    unit          from its full parameters being there to their being given back
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ...records import CATEGORIES, TIERS
+from ...results.event_sums import live_bytes
+from ...results.tables import Results
+from .scalars import rows_of
+
+Entry = dict[str, Any]
+
+TRACKS = ("phases", "forward", "backward", "collectives", "units", "updates and moves")
+LANES = 100
+"""Most lanes of a track: a lane's thread has the number track · LANES + lane."""
+
+NO_EVENTS = (
+    "no run here has a table of events; run with measure.events=true, as in: zerobench strategy=zero3 world_size=2"
+    " measure.events=true"
+)
+
+
+@dataclass
+class Span:
+    """What one track shows from `begin` to `end`, in seconds."""
+
+    track: str
+    name: str
+    begin: float
+    end: float
+    facts: Entry = field(default_factory=dict)
+
+
+def write(results: Results, out: Path) -> str:
+    """Writes one trace of all ranks of all runs; gzip where `out` ends so. Raises ValueError without any events."""
+    told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
+    if not told:
+        raise ValueError(f"--format perfetto: {NO_EVENTS}")
+    entries: list[Entry] = []
+    ranks = 0
+    for run in told:
+        events = results.events[results.events["run_id"] == run["run_id"]]
+        for rank, mine in events.groupby("rank"):
+            ranks += 1
+            entries += process(ranks, f"{run['run_id']} rank {rank}", mine.sort_values("index"))
+    text = json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, allow_nan=False, default=_plain)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.with_name(f".{out.name}")
+    aside.write_bytes(gzip.compress(text.encode(), mtime=0) if out.suffix == ".gz" else text.encode())
+    aside.replace(out)
+    return f"{out}: {len(entries)} entries of {ranks} ranks of {len(told)} runs; open it at https://ui.perfetto.dev"
+
+
+def process(number: int, name: str, events: pd.DataFrame) -> list[Entry]:
+    """Returns the entries of one rank: its names, spans and counters. `events`: of one run and rank, in order."""
+    rows = list(events.itertuples(index=False))
+    order: Entry = {**_named("process_sort_index", number, 0, ""), "args": {"sort_index": number}}
+    entries = [_named("process_name", number, 0, name), order]
+    for place, track in enumerate(TRACKS):
+        spans = sorted((one for one in spans_of(rows) if one.track == track), key=lambda one: (one.begin, -one.end))
+        nested = track in ("forward", "backward")
+        for lane, mine in enumerate([spans] if nested else lanes(spans)):
+            thread = (place + 1) * LANES + min(lane, LANES - 1)
+            entries.append(_named("thread_name", number, thread, track if not lane else f"{track} {lane + 1}"))
+            entries.append({**_named("thread_sort_index", number, thread, ""), "args": {"sort_index": thread}})
+            entries += [_complete(number, thread, one) for one in mine]
+    return entries + list(counters(number, events))
+
+
+def spans_of(rows: list[Any]) -> list[Span]:
+    """Returns the spans of all tracks."""
+    end = rows[-1].seconds
+    phases = [row for row in rows if row.kind == "phase"]
+    ends = [row.seconds for row in phases[1:]] + [end]
+    spans = [Span("phases", row.name, row.seconds, last) for row, last in zip(phases, ends, strict=True)]
+    spans += [*_forwards(rows), *_backwards(rows, spans), *_collectives(rows, spans), *_units(rows, end)]
+    for row in rows:
+        if row.kind in ("update", "move"):
+            what = row.unit or "all" if row.kind == "update" else row.name or "unnamed"
+            words = f"update of {what}" if row.kind == "update" else f"{row.collective}: {what}"
+            facts = {"bytes": row.bytes, "tier": row.tier, "source": row.source}
+            spans.append(Span("updates and moves", words, row.seconds, row.seconds, facts))
+    return spans
+
+
+def _forwards(rows: list[Any]) -> Iterator[Span]:
+    running: list[Any] = []
+    for row in rows:
+        if row.kind == "module" and row.operator == "forward":
+            running.append(row)
+        elif row.kind == "module_end" and running:
+            begun = running.pop()
+            yield Span("forward", begun.name or "model", begun.seconds, row.seconds, {"phase": begun.phase})
+
+
+def _backwards(rows: list[Any], phases: list[Span]) -> Iterator[Span]:
+    running: list[Any] = []
+
+    def over(at: float, name: str | None) -> Iterator[Span]:
+        while running and (name is None or not _is_inside(name, running[-1].name)):
+            begun = running.pop()
+            yield Span("backward", begun.name or "model", begun.seconds, at)
+
+    for row in rows:
+        if row.kind == "phase":
+            yield from over(row.seconds, None)
+        elif row.kind == "module" and row.operator == "backward":
+            yield from over(row.seconds, row.name)
+            running.append(row)
+    yield from over(phases[-1].end if phases else 0.0, None)
+
+
+def _is_inside(name: str, module: str) -> bool:
+    """Returns True for a module inside `module`, whose path is empty for the whole model."""
+    return name != module and (not module or name.startswith(f"{module}."))
+
+
+def _collectives(rows: list[Any], phases: list[Span]) -> Iterator[Span]:
+    waits = {row.operation: row.seconds for row in rows if row.kind == "wait"}
+    launches: dict[int, list[Any]] = {}
+    for row in rows:
+        if row.kind == "launch":
+            launches.setdefault(int(row.operation), []).append(row)
+    for operation, mine in launches.items():
+        first = mine[0]
+        end = waits.get(operation)
+        if end is None:
+            end = next((one.end for one in reversed(phases) if one.begin <= first.seconds), first.seconds)
+        facts = {
+            "payload_bytes": sum(row.bytes for row in mine), "wire_bytes": sum(row.wire_bytes for row in mine),
+            "between_nodes_bytes": sum(row.between_bytes for row in mine), "operations": sum(row.calls for row in mine),
+            "operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source,
+        }  # fmt: skip
+        yield Span("collectives", f"{first.collective} {first.unit}".strip(), first.seconds, end, facts)
+
+
+def _units(rows: list[Any], end: float) -> Iterator[Span]:
+    there: dict[str, Any] = {}
+    for row in rows:
+        if row.kind == "unit_gathered":
+            there[row.unit] = row
+        elif row.kind == "unit_freed" and row.unit in there:
+            begun = there.pop(row.unit)
+            yield Span("units", row.unit, begun.seconds, row.seconds, {"bytes": begun.bytes})
+    for unit, begun in there.items():
+        yield Span("units", unit, begun.seconds, end, {"bytes": begun.bytes})
+
+
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spreads spans, in the order of their beginning, over lanes in which none overlaps another."""
+    found: list[list[Span]] = []
+    for one in spans:
+        free = next((lane for lane in found if lane[-1].end <= one.begin), None)
+        if free is None:
+            found.append(free := [])
+        free.append(one)
+    return found
+
+
+def counters(number: int, events: pd.DataFrame) -> Iterator[Entry]:
+    """Yields live bytes by tier and category wherever they change, of those that are ever above zero."""
+    times = [_us(at) for at in events["seconds"]]
+    live = live_bytes(events)
+    for tier, category in product(TIERS, CATEGORIES):
+        sums, last = live[tier, category], 0
+        for at, value in zip(times, sums, strict=True):
+            if value != last:
+                yield {"ph": "C", "pid": number, "name": f"{tier} {category}", "ts": at, "args": {"bytes": int(value)}}
+                last = value
+
+
+def _complete(number: int, thread: int, span: Span) -> Entry:
+    duration = max(0.0, _us(span.end) - _us(span.begin))
+    entry = {"ph": "X", "pid": number, "tid": thread, "name": span.name, "ts": _us(span.begin), "dur": duration}
+    return entry | {"cat": span.track, "args": span.facts}
+
+
+def _named(what: str, number: int, thread: int, name: str) -> Entry:
+    return {"ph": "M", "pid": number, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def _plain(number: Any) -> Any:
+    return number.item()  # a table's numbers are numpy's
+
+
+def _us(seconds: float) -> float:
+    return round(float(seconds) * 1e6, 3)
