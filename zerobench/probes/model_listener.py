@@ -1,4 +1,4 @@
-"""Events that a pass hears of the model itself: which modules run, when gradients arrive, and what full parameters are.
+"""Observation of the model itself: which modules run, when gradients arrive, which tensors are full parameters.
 
 place       a module and its own name for a parameter; a strategy may put other tensors there while the module runs
 arrival     a gradient of a parameter is computed

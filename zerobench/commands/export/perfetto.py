@@ -44,7 +44,7 @@ NO_EVENTS = (
 
 @dataclass
 class Span:
-    """What one track shows from `begin` to `end`, in seconds."""
+    """A stretch of one track, from `begin` to `end`, in seconds."""
 
     track: str
     name: str

@@ -1,4 +1,4 @@
-"""What changes from step to step in a run, by tag, and what a run comes to: for programs that draw curves.
+"""Scalars of a run: what changes from step to step, by tag, and what a run comes to. For programs that draw curves.
 
 tag        PASS/loss (the mean over the ranks), PASS/grad_norm, PASS/loss_scale, PASS/step_s and its phases (the slowest
            rank); of the accounted pass's last step memory/rankR/CATEGORY_bytes
