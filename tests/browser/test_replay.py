@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from documents.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench.commands.replay.clock import ticks_of
 from zerobench.commands.replay.page import write_page
 from zerobench.commands.replay.worlds import World, recorded_worlds
-from zerobench.records import CATEGORIES
+from zerobench.records import CATEGORIES, EventRow
 from zerobench.results.event_sums import live_bytes
 from zerobench.sizes import show_bytes
 
@@ -39,6 +39,53 @@ def page(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("page") / "step.html"
     write_page(to, [world, World(4, "executed", tuple(alone))])
     return to
+
+
+def row(index: int, kind: str, **facts: Any) -> dict[str, Any]:
+    """A made-up event."""
+    return asdict(EventRow(0, index, index / 1000, facts.pop("phase", "backward"), kind, 0, **facts))
+
+
+HOPS: list[dict[str, Any]] = [
+    row(0, "live", storage=0, bytes=4096, category="parameters", tier="device", name="a.weight", phase="data"),
+    row(1, "live", storage=1, bytes=8192, category="optimizer", tier="host", name="exp_avg", unit="a", phase="data"),
+    row(2, "phase", name="backward"),
+    row(3, "birth", storage=2, bytes=1024, category="temporary", tier="device", name="grown"),
+    row(4, "label", storage=2, bytes=1024, category="gradients", previous="temporary", tier="device", name="grown"),
+    row(5, "birth", storage=2, bytes=512, category="gradients", tier="device", name="grown"),
+    row(6, "launch", operation=0, bytes=512, wire_bytes=384.0, group_size=2, collective="reduce_scatter", unit="a"),
+    row(7, "launch", operation=0, bytes=256, wire_bytes=128.5, group_size=2, collective="reduce_scatter", unit="a"),
+    row(8, "wait", operation=0),
+    row(9, "move", bytes=768, collective="down", operator="copy_", tier="host", name="grown"),
+    row(10, "free", storage=2, bytes=1500, category="gradients", tier="device", name="grown"),
+    row(11, "free", storage=2, bytes=36, category="gradients", tier="device", name="grown"),
+]  # fmt: skip
+"""A step with what the recorded runs have not: two tiers, hops among some ranks, a storage that grows and shrinks."""
+
+
+def test_tiers_hops_and_storages_that_grow_are_shown(browser: Chromium, world: World, tmp_path: Path) -> None:
+    panel = replace(world.panels[3], streams={0: pd.DataFrame(HOPS)})
+    write_page(tmp_path / "hops.html", [replace(world, ranks=4, panels=(panel,))])
+    opened(browser, tmp_path / "hops.html")
+    seen = []
+    for place in browser.run("return replay.stops"):
+        scrub(browser, place)
+        (one,) = browser.run(SHOWN)
+        event = int(one["ranks"][0]["event"])
+        sums = live_bytes(pd.DataFrame(HOPS)).iloc[event]
+        assert one["bytes"] == sums["device"].sum()
+        assert sum(size for _, size in one["blocks"][0]) == sums.sum(), "blocks of both tiers"
+        assert (event >= 9) is (browser.run(MOVED) == '{"down":768}')
+        if event in (6, 7):
+            assert one["flights"] == [[768, "reduce-scatter · a768 B among 2"]]
+            assert one["sent"] == {6: 384, 7: 512.5}[event]
+        seen.append(event)
+    assert seen[-6:] == [6, 7, 8, 9, 10, 11]
+    press(browser, "\ue010")  # End
+    assert browser.run("return document.querySelector('.map').blocks.filter((one) => one.shown).length") == 2
+
+
+MOVED = "return document.querySelector('svg.tiers').dataset.moved"
 
 
 def opened(browser: Chromium, page: Path, screen: Screen = LAPTOP) -> None:

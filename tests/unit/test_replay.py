@@ -22,6 +22,7 @@ from zerobench.records import CATEGORIES
 from zerobench.results.event_sums import live_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
+DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_the_largest_sums_are_those_of_the_table_of_memory(world: World, results
 
 def test_the_pages_data_are_the_tables(world: World) -> None:
     """Each value of each event, read back as the page reads it."""
-    found = inflated(re.search(r'id="data">(.*?)</script>', page.page_of([world]), re.DOTALL)[1])
+    found = inflated(DATA.search(page.page_of([world]))[1])
     strings = found["strings"]
     for panel, packed in zip(world.panels, found["worlds"][0]["panels"], strict=True):
         assert [packed[name] for name in ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "run_id")] == [
@@ -97,6 +98,17 @@ def test_streams_that_have_nothing_in_common_have_a_clock_all_the_same() -> None
     one, two = ticks_of([pd.DataFrame(columns), pd.DataFrame(columns).iloc[1:].reset_index(drop=True)])
     assert one[0] == two[0] == 0
     assert (np.diff(one) >= 0).all()
+
+
+def test_the_committed_page_is_todays(world: World) -> None:
+    """Its code and style, and of its data the measured world; what was executed is not executed again here."""
+    committed, now = (RECORDED.parents[1] / "docs/assets/replay/step.html").read_text(), page.page_of([world])
+    assert [DATA.sub("", text) for text in (committed, now)] == [DATA.sub("", now)] * 2, "run `make replay`"
+    theirs, ours = (inflated(DATA.search(text)[1]) for text in (committed, now))
+    assert [one["n"] for one in theirs["worlds"]] == [2**power for power in range(1, 11)]
+    assert {one["how"] for one in theirs["worlds"][1:]} == {"executed"}
+    assert theirs["worlds"][0] == ours["worlds"][0]
+    assert theirs["strings"][: len(ours["strings"])] == ours["strings"]
 
 
 def test_a_page_asks_for_nothing_and_escapes_what_runs_say(world: World) -> None:

@@ -66,29 +66,39 @@ function firstShown(stream) {
 }
 
 /* The map: a rectangle per spell, shown while it lives. */
-function blockMap(stream, width, lineBytes, label) {
+function blockMap(stream, width, ofDevice, label) {
+  const lineBytes = scalesOf(stream, ofDevice);
   const plan = arrange(stream, lineBytes);
   let y = 0;
-  for (const row of plan.rows) { row.y = y; y += row.lines.length * LINE + GAP; }
+  let tier = DEVICE;
+  for (const row of plan.rows) {
+    if (row.tier !== tier) { y += 15; row.heading = `${row.tier} memory; a line is ${bytes(lineBytes[row.tier])}`; }
+    tier = row.tier;
+    row.y = y;
+    y += row.lines.length * LINE + GAP;
+  }
   const made = svg("svg", { class: "map", width, height: y, viewBox: `0 0 ${width} ${y}`, tabindex: 0, role: "application", "aria-label": label });
-  const scale = (width - LABELS) / lineBytes;
+  const scale = (of) => (width - LABELS) / lineBytes[of];
   made.rows = new Map();
   for (const row of plan.rows) {
     const height = row.lines.length * LINE - 1;
     const band = svg("rect", { x: LABELS, y: row.y, width: width - LABELS, height, class: "band" }, made);
-    const words = text(made, 0, row.y + 8.5, shorten(row.key), { class: "row" });
+    if (row.heading) text(made, 0, row.y - 4, row.heading, { class: "row heading" });
+    const words = text(made, 0, row.y + 8.5, shorten(nameOfRow(row.key)), { class: "row" });
     svg("title", {}, words).textContent = row.key;
     made.rows.set(row.key, { band, words, key: row.key });
   }
   made.blocks = stream.spells.map((spell, number) => {
-    const row = plan.byKey.get(spell.row), long = Math.max(1, spell.bytes * scale - 0.6);
-    const block = svg("rect", { x: (LABELS + spell.x * scale).toFixed(2), y: row.y + spell.line * LINE, width: long.toFixed(2), height: LINE - 1, class: "block", id: `${made.id || ""}b${number}` }, made);
+    const row = plan.byKey.get(spell.row), long = Math.max(1, spell.bytes * scale(spell.tier) - 0.6);
+    const block = svg("rect", { x: (LABELS + spell.x * scale(spell.tier)).toFixed(2), y: row.y + spell.line * LINE, width: long.toFixed(2), height: LINE - 1, class: "block", id: `${made.id || ""}b${number}` }, made);
     block.spell = spell;
     block.style.display = "none";
     return block;
   });
   return made;
 }
+
+function nameOfRow(key) { return key.replace(/^(host|nvme): /, ""); }
 
 function shorten(words) { return words.length > 12 ? `${words.slice(0, 11)}…` : words; }
 
@@ -117,7 +127,31 @@ function showUnits(map, stream, event, fresh) {
   map.ever ??= new Set(stream.columns.kind.map((_, at) => at).filter((at) => stream.word("kind", at) === "unit_gathered").map((at) => stream.word("unit", at)));
   for (const { band, words, key } of map.rows.values()) {
     const mark = map.ever.has(key) ? (whole.get(key) ? "◆ " : "◇ ") : updated.has(key) ? "↻ " : "";
-    words.firstChild.textContent = shorten(mark + key);
+    words.firstChild.textContent = shorten(mark + nameOfRow(key));
     band.setAttribute("class", `band${whole.get(key) ? " whole" : ""}${updated.has(key) ? " updated" : ""}`);
   }
+}
+
+const WAYS = { down: ["device", "host"], up: ["host", "device"], write: ["host", "nvme"], read: ["nvme", "host"] };
+
+/* The tiers of a rank and what moves between them: the last move stands out. */
+function drawTiers(lane, width, stream, event, since) {
+  const tiers = ["device", "host", "nvme"].filter((tier) => stream.totals[tier]), { sums, last } = stream.moved(event, since);
+  lane.replaceChildren();
+  const box = Math.min(92, width / (tiers.length > 2 ? 5 : 3.6)), step = (width - box) / Math.max(1, tiers.length - 1), at = (tier) => tiers.indexOf(tier) * step;
+  for (const [way, [from, to]] of Object.entries(WAYS)) {
+    if (!(way in sums) || at(from) < 0 || at(to) < 0) continue;
+    const back = at(from) > at(to), y = back ? 30 : 12, [x1, x2] = back ? [at(from) - 4, at(to) + box + 4] : [at(from) + box + 4, at(to) - 4];
+    const now = last && last.way === way, tip = back ? 5 : -5;
+    svg("path", { d: `M${x1},${y}H${x2}M${x2 + tip},${y - 4}L${x2},${y}L${x2 + tip},${y + 4}`, class: `move${now ? " now" : ""}` }, lane);
+    text(lane, (x1 + x2) / 2, y - 3, now ? bytes(last.bytes) : bytes(sums[way]), { class: `quiet${now ? " strong" : ""}` });
+  }
+  for (const tier of tiers) {
+    svg("rect", { x: at(tier), y: 2, width: box, height: 36, rx: 7, class: "tier" }, lane);
+    text(lane, at(tier) + box / 2, 17, tier, { class: "quiet" });
+    text(lane, at(tier) + box / 2, 31, bytes(stream.sum(tier, event)), { class: "quiet strong" }).dataset.bytes = stream.sum(tier, event);
+  }
+  const words = Object.entries(sums).map(([way, size]) => `${way} ${bytes(size)}`).join(", ");
+  lane.setAttribute("aria-label", `between tiers so far: ${words || "nothing"}`);
+  lane.dataset.moved = JSON.stringify(sums);
 }

@@ -47,9 +47,9 @@ function arrange(stream, lineBytes) {
   const units = new Set(stream.spells.map((spell) => stream.word("unit", spell.made)).filter(Boolean));
   for (const { born, spell } of changes) {
     if (born) {
-      if (most.get(spell.row) < FEW * lineBytes && spell.tier === DEVICE && !units.has(spell.row)) spell.row = OTHERS;
-      if (!rows.has(spell.row)) rows.set(spell.row, { key: spell.row, lines: [] });
-      settle(spell, rows.get(spell.row).lines, lineBytes);
+      if (most.get(spell.row) < FEW * lineBytes[DEVICE] && spell.tier === DEVICE && !units.has(spell.row)) spell.row = OTHERS;
+      if (!rows.has(spell.row)) rows.set(spell.row, { key: spell.row, tier: spell.tier, lines: [] });
+      settle(spell, rows.get(spell.row).lines, lineBytes[spell.tier]);
     } else {
       const line = rows.get(spell.row).lines[spell.line];
       line.splice(line.indexOf(spell), 1);
@@ -61,7 +61,7 @@ function arrange(stream, lineBytes) {
   return { rows: found, lines: line, byKey: rows };
 }
 
-function rank(row) { return row.key === OTHERS ? 1 : row.key.includes(": ") ? 2 : 0; }
+function rank(row) { return row.key === OTHERS ? 1 : row.tier === DEVICE ? 0 : row.tier === "host" ? 2 : 3; }
 
 function settle(spell, lines, lineBytes) {
   for (let number = 0; ; number++) {
@@ -77,8 +77,15 @@ function settle(spell, lines, lineBytes) {
   }
 }
 
-/* Bytes of a line, one for all streams of a world: no block is longer, and the fullest needs some fifteen lines. */
+/* Bytes of a line of device memory, for all streams of a world: no block is longer, and the fullest needs some fifteen. */
 function lineBytesOf(streams) {
-  const largest = Math.max(...streams.flatMap((one) => one.spells.map((spell) => spell.bytes)));
-  return Math.max(largest, Math.max(...streams.map((one) => one.peak)) / 13);
+  const spells = streams.flatMap((one) => one.spells.filter((spell) => spell.tier === DEVICE));
+  return Math.max(...spells.map((spell) => spell.bytes), Math.max(...streams.map((one) => one.peak)) / 13);
+}
+
+/* The same by tier: host memory and files have a scale of their own in each stream. */
+function scalesOf(stream, ofDevice) {
+  const found = { [DEVICE]: ofDevice };
+  for (const { tier, bytes: size } of stream.spells) if (tier !== DEVICE) found[tier] = Math.max(found[tier] || 1, size, ofDevice);
+  return found;
 }

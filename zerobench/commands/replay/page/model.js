@@ -122,6 +122,19 @@ class Stream {
     return accumulate(sums);
   }
 
+  /* Bytes moved between tiers by an event, by direction; and the last move since another event. */
+  moved(event, since) {
+    const sums = {};
+    let last = null;
+    for (let at = 0; at <= event; at++) {
+      if (this.word("kind", at) !== "move") continue;
+      const way = this.word("collective", at);
+      sums[way] = (sums[way] || 0) + this.number("bytes", at);
+      if (at > since) last = { way, bytes: this.number("bytes", at), name: this.word("name", at) };
+    }
+    return { sums, last };
+  }
+
   /* Collectives in flight after an event; without a recorded wait for a short way after the launch. */
   inFlight(event, tick) {
     return this.operations.filter((one) => one.from <= event &&

@@ -47,7 +47,8 @@ class Page {
       made.addEventListener("click", () => { this.of = column; this.figure(); get("of").querySelector("[aria-pressed=true]").focus(); });
       return made;
     }));
-    scaleFigure(get("scale-figure"), this.data, this.world, this.of);
+    if (this.data.worlds.length > 1) scaleFigure(get("scale-figure"), this.data, this.world, this.of);
+    else { get("scale-title").textContent = "The step in numbers"; get("of").hidden = true; get("scale-figure").hidden = true; get("scale-figure").parentNode.classList.add("alone"); }
   }
 
   build() {

@@ -65,10 +65,9 @@ class Stage {
     map.panel = panel;
     map.stream = stream;
     card.append(title, picture, map);
-    const hosts = Object.keys(stream.totals).filter((tier) => tier !== DEVICE);
-    const tiers = hosts.length ? element("p", { class: "tiers" }) : null;
+    const tiers = Object.keys(stream.totals).some((tier) => tier !== DEVICE) ? svg("svg", { class: "tiers", width, height: 42, role: "img" }) : null;
     if (tiers) card.append(tiers);
-    return { stream, title, picture, map, tiers, hosts };
+    return { stream, title, picture, map, tiers, width };
   }
 
   /* A rank that is not drawn whole: its memory as one bar. */
@@ -112,13 +111,13 @@ class Stage {
     one.number.title = exact(one.size);
     one.words.textContent = moduleAt(first, event);
     one.event.textContent = says(first, playing ? telling(first, event, fresh < 0 ? 0 : first.at(fresh)) : event);
-    for (const { stream, title, picture, map, tiers, hosts } of one.shown) {
+    for (const { stream, title, picture, map, tiers, width } of one.shown) {
       const at = stream.at(tick), before = fresh < 0 ? firstShown(stream) : stream.at(fresh);
       this.sized(title, stream, at);
       picture.place(tick);
       showBlocks(map, at, before);
       showUnits(map, stream, at, before);
-      if (tiers) tiers.textContent = hosts.map((tier) => `${tier} ${bytes(stream.sum(tier, at))}`).join(" · ");
+      if (tiers) drawTiers(tiers, width, stream, at, before);
     }
     for (const bar of one.bars) this.showBar(bar, bar.stream.at(tick));
     this.showWire(one, tick);
