@@ -92,7 +92,7 @@ docs: .venv/documents
 	$(RUN) -m pip install -c constraints.txt -e ".[docs]"
 	@touch .venv/documents
 
-# The experiments that figures and tables are made of: FIGURES and TABLES_ALONE in analysis/common.py.
+# The experiments that figures and tables are made of: FIGURES in analysis/common.py.
 reference: setup
 	for name in $$($(RUN) analysis/all.py --experiments); do \
 	  runs=results/runs/reference/$$name; tables=$(REFERENCE)/$$name; \

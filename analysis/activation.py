@@ -2,9 +2,9 @@
 
     python analysis/activation.py [RUNS ...] --out DIR
 
-Left: the peak on the device of the fullest rank, and on top of it the peak in host memory. Right: a step's time by
-phase, medians over the steps, and in numbers the median of the whole step. A panel for each set of cells that train the
-same thing; a cell that failed, or was not run, is named.
+First: the peak on the device of the fullest rank, and on top of it the peak in host memory. Then: the median time of a
+step, split in the proportions of its phases' medians, with its 95 % interval. A panel for each set of cells that train
+the same thing; a cell that failed, or was not run, is named.
 """
 
 from __future__ import annotations
@@ -12,23 +12,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, script, title, with_times
+from analysis.bars import highest, phases, stacked
+from analysis.common import MOST_PANELS, comparisons, on_cores, script, title, with_times
 from analysis.marks import unit_of
+from analysis.names import Rows, rows_of_labels, words_of
 from analysis.page import key, sheet
-from analysis.style import BLUE, GRAY, PHASES, Fills, patches, seen
+from analysis.style import GRAY, PHASES, PURPLE, Fills, patches, rule, seen
 from zerobench.results.tables import Results
 
-TIERS: Fills = {"device": (BLUE, ""), "host memory": (GRAY, "//")}
+TIERS: Fills = {"device": (PURPLE, ".."), "host memory": (GRAY, "//")}
 PEAKS = {"device": "peak_bytes", "host memory": "host_peak_bytes"}
-TIMES = {phase: f"{phase}_s" for phase in PHASES}
+POLICIES = {"offload": "offloaded", "checkpoint_offload": "both"}
+"""Policy, as configs name it -> what becomes of activations."""
 
 CAPTION = (
-    "Left: peak on the fullest rank, by where it lies. Right: a step's time by phase, and the whole step's median."
+    "What becomes of activations. Peak memory of the fullest rank, by where it lies; and the median time of a step, split "
+    "in the proportions of its phases' medians, with its 95 % interval"
 )
 
 
@@ -36,17 +40,33 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Two panels a setting: memory, time."""
     settings = with_times(comparisons(results))
     name, unit = unit_of(highest(results.runs, PEAKS))
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (1.2 + 0.98 * widest, 3.6), CAPTION, across=2)
+    figure, places = sheet(settings, panels, (4.0, 1.5), f"{CAPTION}{on_cores(settings)}.", across=2)
     for (memory, time), cells in places:
+        rows = table(cells)
         peaks = cells.assign(status=cells["status"].replace("no times", "ok"))
-        stacked(memory, peaks, PEAKS, TIERS, unit)
-        stacked(time, cells, TIMES, PHASES, 1e-3, "step_s")
+        stacked(memory, peaks, PEAKS, TIERS, unit, rows)
+        phases(time, cells, rows)
         memory.set_ylabel(f"peak ({name})")
-        time.set_ylabel("step (ms)")
+        time.set_ylabel("time of a step (ms)")
         memory.set_title(title(cells, settings), loc="left")
-    key(figure, [*patches(seen(figure, TIERS)), *patches(seen(figure, PHASES))])
+    step = rule("95 % interval of the step", lw=1)
+    key(figure, [*patches(seen(figure, TIERS)), *patches(seen(figure, PHASES)), step])
     return figure
+
+
+def table(cells: pd.DataFrame) -> Rows:
+    """The table below the bars."""
+    labels = [str(label) for label in cells["label"]]
+    others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("activation", "recomputed")}
+    return {"activations": [policy_of(label) for label in labels], **others}
+
+
+def policy_of(label: str) -> str:
+    """What becomes of activations under a cell's label."""
+    words = words_of(label)
+    if "activation" in words:
+        return POLICIES.get(words["activation"], words["activation"])
+    return "recomputed" if "recomputed" in words else "kept"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import FIGURES, REFERENCE, TABLES_ALONE
+from analysis.common import FIGURES, REFERENCE
 from analysis.page import add_page_options
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     page = ["--format", ",".join(chosen.format), "--width", chosen.width, "--style", chosen.style]
     if chosen.experiments:
-        print(*dict.fromkeys((*FIGURES.values(), *TABLES_ALONE)))
+        print(*dict.fromkeys(FIGURES.values()))
         return 0
     out = chosen.out or chosen.root / "figures"
     codes = []

@@ -9,29 +9,58 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.marks import absent, bars, show
-from analysis.style import Fills, number, stack
+from analysis.names import Rows
+from analysis.style import PHASES, Fills, number, stack
+
+MS = 1000
 
 
 def stacked(
-    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float, whole: str | None = None,
-    words: Callable[[float], str] = show,
+    axes: Axes, cells: pd.DataFrame, columns: Mapping[str, str], fills: Fills, unit: float,
+    rows: Rows | None = None, words: Callable[[float], str] = show,
 ) -> None:  # fmt: skip
-    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers. With a column
-    `whole` the bar is as high as that, split in the proportions of the others. `words`: how a sum is written.
+    """A bar a cell: its columns, by what they are called, one on the other, with their sum in numbers.
+
+    `rows`: of the table below the bars. `words`: how a sum is written.
     """
 
     def draw(axes: Axes, place: int, cell: Any) -> None:
-        values = {name: getattr(cell, column) for name, column in columns.items()}
-        known = {name: float(value) / unit for name, value in values.items() if not pd.isna(value)}
-        if not known:
-            absent(axes, place, "not measured")
-            return
-        if whole is not None:
-            known = split(float(getattr(cell, whole)) / unit, known)
-        height = stack(axes, place, known, fills, 0.6)
-        number(axes, place, height, words(height))
+        known = _known(axes, place, cell, columns, unit)
+        if known:
+            height = stack(axes, place, known, fills, 0.6)
+            number(axes, place, height, words(height))
 
-    bars(axes, cells, draw)
+    bars(axes, cells, draw, rows)
+
+
+def phases(axes: Axes, cells: pd.DataFrame, rows: Rows | None = None) -> None:
+    """A bar a cell, as high as the median of a step, split in the proportions of its phases' medians, with the interval
+    of the step.
+    """
+
+    def draw(axes: Axes, place: int, cell: Any) -> None:
+        known = _known(axes, place, cell, {phase: f"{phase}_s" for phase in PHASES}, 1 / MS)
+        if not known:
+            return
+        step = MS * cell.step_s
+        stack(axes, place, split(step, known), PHASES, 0.6)
+        if pd.isna(cell.step_s_low):
+            number(axes, place, step, show(step))
+            return
+        low, high = MS * cell.step_s_low, MS * cell.step_s_high
+        axes.errorbar([place], [step], [[step - low], [high - step]], color="black", capsize=3, lw=1)
+        number(axes, place, high, show(step))
+
+    bars(axes, cells, draw, rows)
+
+
+def _known(axes: Axes, place: int, cell: Any, columns: Mapping[str, str], unit: float) -> dict[str, float]:
+    """The columns that have a value, in `unit`; where none has one the axes say so."""
+    values = {name: getattr(cell, column) for name, column in columns.items()}
+    known = {name: float(value) / unit for name, value in values.items() if not pd.isna(value)}
+    if not known:
+        absent(axes, place, "not measured")
+    return known
 
 
 def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:

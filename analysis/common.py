@@ -41,12 +41,9 @@ FIGURES = {
     "pareto": "frontier",
     "memory_cap": "memory_cap",
     **{same: same for same in ("offload", "offload_time", "infinity", "delayed")},
-    **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group")},
+    **{same: same for same in ("activation", "buffers", "arena", "tiling", "zeropp", "shard_group", "nodes")},
 }
 """Figure (and script) -> the experiment that produces its runs."""
-
-TABLES_ALONE = ("nodes",)
-"""Experiments without a figure: a block of the same name on a page is what their committed tables are for."""
 
 REFERENCE, MOST_PANELS = Path("results/reference/cpu"), 12
 
@@ -224,7 +221,8 @@ def title(cells: pd.DataFrame, panels: Sequence[pd.DataFrame], of: Sequence[str]
     words = ", ".join([model_of(first.model, first["shape"]), *parts]) + (
         f" {first.sequence}" if parts else f", sequence {first.sequence}"
     )
-    words += f", {first.device}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
+    where = "simulated" if "simulated" in set(cells["backend"].dropna()) else first.device
+    words += f", {where}" + (f", ψ = {psi.iloc[0] / 1e6:.3g} M" if len(psi) else "")
     differing = [k for k in ("precision", "optimizer", "data") if len({panel[k].iloc[0] for panel in panels}) > 1]
     alike = [panel for panel in panels if panel["model"].iloc[0] == first.model]
     return words + "".join(f", {first[key]}" for key in differing) + _own_options(first["shape"], alike)

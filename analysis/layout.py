@@ -78,12 +78,12 @@ def stand_upright(figure: Figure) -> None:
         numbers = [text for text in axes.texts if text.get_gid() == NUMBER]
         if run_together(numbers):
             for number in numbers:
-                number.set_rotation(90)
+                number.set(rotation=90, text=number.get_text().replace("\n", " "))
 
 
 def run_together(labels: Sequence[Text]) -> bool:
     """True where two neighbors touch."""
-    boxes = [label.get_window_extent() for label in labels]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
     return any(a.padded(GAP / 2).overlaps(b.padded(GAP / 2)) for a, b in pairwise(boxes))
 
 

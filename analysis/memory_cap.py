@@ -3,8 +3,8 @@
     python analysis/memory_cap.py [RUNS ...] --out DIR
 
 Searches (`zerobench experiment=memory_cap`) have run every split of a rank's batch into micro-batches, with and without
-recomputing blocks. Each point is the fastest that fits, with its 95 % interval over launches; beside it stands which
-that was: micro-batch × accumulation, and r where blocks are recomputed. Where nothing fits, the axis says so.
+recomputing blocks. Each bar is the fastest that fits, with its 95 % interval over launches; above it stands which that
+was: micro-batch × accumulation, and r where blocks are recomputed. Where nothing fits, the axis says so.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, script
 from analysis.marks import absent, unit_of
 from analysis.page import key, sheet
-from analysis.style import look, rule
+from analysis.style import HATCHES, look, number
 from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]
-CAPTION = "The fastest that fits under a memory limit: micro-batch × accumulation, r: blocks are recomputed."
+CAPTION = (
+    "The fastest way to train within a memory limit, with 95 % intervals over launches. Above the bars: micro-batch × "
+    "accumulation, and r where blocks are recomputed."
+)
+GROUP = 0.92
+"""Width of the bars of one limit together."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
@@ -34,49 +40,50 @@ def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     settings = [mine for _, mine in results.searches.groupby(SETTING, sort=False)]
     if not settings:
         raise ValueError("no searches in these folders; `zerobench experiment=memory_cap` makes some")
-    figure, places = sheet(settings, panels, (8, 4.6), CAPTION)
+    figure, places = sheet(settings, panels, (4.0, 2.4), CAPTION)
     for axes, searches in places:
         _panel(axes, searches)
     strategies = sorted({name for searches in settings for name in searches["strategy"]})
-    handles = [rule(s, look(s).line, color=look(s).color, marker=look(s).marker) for s in strategies]
-    key(figure, handles)
+    key(figure, [Patch(label=name, **_fill(name, place)) for place, name in enumerate(strategies)])
     return figure
+
+
+def _fill(strategy: str, place: int) -> dict[str, Any]:
+    """Color of the strategy; hatches tell neighbors apart without it."""
+    return {"facecolor": look(strategy).color, "hatch": HATCHES[place % len(HATCHES)], "edgecolor": "white", "lw": 0.4}
 
 
 def _panel(axes: Axes, searches: pd.DataFrame) -> None:
     limits = sorted(int(limit) for limit in searches["limit_bytes"].unique())
     strategies = sorted(searches["strategy"].unique())
-    for number, strategy in enumerate(strategies):
+    width = GROUP / len(strategies)
+    for n, strategy in enumerate(strategies):
         mine = searches[searches["strategy"] == strategy].set_index("limit_bytes")
-        found = [mine.loc[limit] if limit in mine.index else None for limit in limits]
-        _line(axes, strategy, found, (number - (len(strategies) - 1) / 2) * 0.16)
+        for place, limit in enumerate(limits):
+            at = place + (n - (len(strategies) - 1) / 2) * width
+            _bar(axes, at, width, strategy, n, mine.loc[limit] if limit in mine.index else None)
     name, unit = unit_of(limits[-1])
-    axes.set_xticks(range(len(limits)), [f"{limit / unit:g}" for limit in limits])
+    axes.set_xticks(range(len(limits)), [f"{limit / unit:g} {name}" for limit in limits])
     axes.set_xlim(-0.5, len(limits) - 0.5)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"memory limit a rank ({name})")
+    axes.set_xlabel("memory limit of a rank")
     axes.set_ylabel("tokens/s, all ranks together")
     first = searches.iloc[0]
     axes.set_title(f"{first.model}, N = {first.world_size}, batch {first.batch} × {first.sequence}, {first.device}")
 
 
-def _line(axes: Axes, strategy: str, found: list[Any], shift: float) -> None:
-    """A strategy's points, moved aside by `shift` so that those of one limit do not cover one another."""
-    how = look(strategy)
-    rates = [float("nan") if one is None or one.status != "found" else one.tokens_per_s for one in found]
-    places = [place + shift for place in range(len(found))]
-    axes.plot(places, rates, color=how.color, marker=how.marker, linestyle=how.line, lw=0.9, ms=6, label=strategy)
-    for place, rate, one in zip(places, rates, found, strict=True):
-        if pd.isna(rate):
-            word = "missing" if one is None else "nothing fits"
-            absent(axes, place, f"{strategy}: {word}", how.color)
-            continue
-        if pd.notna(one.tokens_per_s_low):
-            low, high = rate - one.tokens_per_s_low, one.tokens_per_s_high - rate
-            axes.errorbar([place], [rate], [[low], [high]], color=how.color, capsize=2, lw=0.7)
-        words = f"{one.micro_batch}×{one.accumulation}" + " r" * bool(pd.notna(one.checkpointing) and one.checkpointing)
-        axes.annotate(words, (place, rate), (0, 7), textcoords="offset points", ha="center", fontsize="small",
-                      color=how.color, bbox={"facecolor": "white", "alpha": 0.7, "pad": 0.3, "lw": 0})  # fmt: skip
+def _bar(axes: Axes, at: float, width: float, strategy: str, n: int, one: Any) -> None:
+    """A strategy's fastest within one limit, or the word for why there is none."""
+    if one is None or one.status != "found":
+        absent(axes, at, f"{strategy}: {'missing' if one is None else 'nothing fits'}")
+        return
+    rate = top = one.tokens_per_s
+    axes.bar(at, rate, 0.92 * width, label=strategy, **_fill(strategy, n))
+    if pd.notna(one.tokens_per_s_low):
+        top = one.tokens_per_s_high
+        axes.errorbar([at], [rate], [[rate - one.tokens_per_s_low], [top - rate]], color="black", capsize=2, lw=0.8)
+    recomputed = pd.notna(one.checkpointing) and one.checkpointing
+    number(axes, at, top, f"{one.micro_batch}×{one.accumulation}" + " r" * bool(recomputed))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,15 +25,16 @@ NONE = "–"
 LINE = 1.25
 """Height of a row, in heights of its text."""
 
-AXES = 0.8
-"""Of the width of a panel with its labels: about what the axes take."""
+BESIDE, MARGIN = 36, 8
+"""Points that an axis and its label take to the left of the axes, and what is left between panels."""
 
 
 def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
     """Names the places 0, 1 ... of the x axis by their strategies and by what else differs."""
     places, shown = range(len(strategies)), {key: values for key, values in rows.items() if len(set(values)) > 1}
     values = ["\n".join(parts) for parts in zip(*shown.values(), strict=True)] if shown else list(strategies)
-    slot = _points_wide(axes) / len(strategies)
+    beside = max([BESIDE, *(width_of(key) + MARGIN for key in shown)])
+    slot = (_points_wide(axes) - beside - MARGIN) / len(strategies)
     if any(width_of(line) > slot - 2 for value in values for line in value.split("\n")):
         words = [" ".join([one, *(f"{k}={v[i]}" for k, v in shown.items())]) for i, one in enumerate(strategies)]
         axes.set_xticks(places, words if shown else values, rotation=90)
@@ -45,20 +46,21 @@ def name_cells(axes: Axes, strategies: Sequence[str], rows: Rows) -> None:
 
 def rows_of_labels(labels: Sequence[str]) -> Rows:
     """Rows of what differs between labels; a flag is a key whose value is "yes"."""
-    words = [dict(_pair(word) for word in label.split()[1:]) for label in labels]
+    words = [words_of(label) for label in labels]
     keys = dict.fromkeys(key for mine in words for key in mine)
     return {key: [_show(key, mine.get(key)) for mine in words] for key in keys}
+
+
+def words_of(label: str) -> dict[str, str]:
+    """What a label says beside the strategy: key -> value; of a flag "yes"."""
+    pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
+    return {key: value or "yes" for key, _, value in pairs}
 
 
 def width_of(text: str) -> float:
     """Of one line of small text, in points."""
     prop = FontProperties(size=mpl.rcParams["xtick.labelsize"])
     return float(text_to_path.get_text_width_height_descent(text, prop, False)[0])
-
-
-def _pair(word: str) -> tuple[str, str]:
-    key, _, value = word.rstrip(",").partition("=")
-    return key, value or "yes"
 
 
 def _show(key: str, value: str | None) -> str:
@@ -70,7 +72,7 @@ def _show(key: str, value: str | None) -> str:
 def _points_wide(axes: Axes) -> float:
     spec = axes.get_subplotspec()
     abreast = spec.get_gridspec().ncols if spec is not None else 1
-    return float(AXES * 72 * axes.get_figure(root=True).get_figwidth() / abreast)  # type: ignore[union-attr]
+    return float(72 * axes.get_figure(root=True).get_figwidth() / abreast)  # type: ignore[union-attr]
 
 
 def _head_and_group(axes: Axes, keys: Sequence[str], strategies: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Where model states are, in bytes a parameter: on the device, in host memory, in files.
+"""Where model states are, in bytes per parameter: on the device, in host memory, in files.
 
     python analysis/offload.py [RUNS ...] --out DIR
 
@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
 from analysis.marks import absent, bars
+from analysis.names import Rows, rows_of_labels, words_of
 from analysis.page import key, sheet
-from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, stack
+from analysis.style import BLUE, GREEN, SKY, VERMILION, Fills, number, patches, rule, seen, stack
 from zerobench.records import STATES
 from zerobench.results.tables import Results
 
@@ -33,22 +34,41 @@ TIERS: Fills = {
     "host memory": (SKY, "//"),
     "files": (GREEN, "\\\\"),
 }
-CAPTION = "Model states at their maximum, bytes a parameter on the fullest rank of each tier."
+CAPTION = (
+    "Model states at their maximum by tier, in bytes per parameter on the fullest rank. Numbers: on the device, "
+    "of all. What is in flight comes and goes; the formula is for what the device keeps."
+)
+OFFLOADED = {("true", "true"): "both", ("true", "false"): "optimizer", ("false", "true"): "gradients"}
+"""Optimizer and gradients, as a label has them -> what leaves the device."""
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One bar a cell."""
     settings = comparisons(results)
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (2.2 + 0.85 * widest, 3.6), CAPTION)
+    figure, places = sheet(settings, panels, (4.0, 1.7), CAPTION)
     for axes, cells in places:
-        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results))
-        axes.set_ylabel("bytes a parameter")
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
+        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results), table(cells))
+        axes.set_ylabel("bytes per parameter")
         axes.set_title(title(cells, settings))
-    handles = [*patches(TIERS), rule("the paper's formula for the device", lw=1.8)]
-    key(figure, handles)
+    key(figure, [*patches(seen(figure, TIERS)), rule("the paper's formula for the device", lw=1.8)])
     return figure
+
+
+def table(cells: pd.DataFrame) -> Rows:
+    """The table below the bars: what leaves the device, and for where if not all of it for host memory."""
+    labels = [str(label) for label in cells["label"]]
+    others = {k: v for k, v in rows_of_labels(labels).items() if k not in ("optimizer", "gradients")}
+    where = others.pop("offload", [])
+    away = {"to": [{"cpu": "host", "nvme": "files"}.get(name, name) for name in where]} if "nvme" in where else {}
+    return {"offloaded": [what_leaves(label) for label in labels], **away, **others}
+
+
+def what_leaves(label: str) -> str:
+    """Model states that leave the device under a cell's label."""
+    words = words_of(label)
+    if "offload" not in words:
+        return "none"
+    return OFFLOADED.get((words.get("optimizer", "true"), words.get("gradients", "true")), "parameters")
 
 
 def parts_of(results: Results, cell: Any) -> dict[str, float]:
@@ -78,7 +98,7 @@ def _draw_cell(axes: Axes, place: int, cell: Any, results: Results) -> None:
     parts = parts_of(results, cell)
     height = stack(axes, place, parts, TIERS, 0.6)
     on_device = parts["device"] + parts["device, in flight"]
-    words = f"{on_device:.1f} of {height:.1f}" if height > on_device else f"{height:.1f}"
+    words = f"{on_device:.1f}\nof {height:.1f}" if height > on_device else f"{height:.1f}"
     number(axes, place, height, words)
     axes.hlines(cell.floor_states_bytes / cell.psi, place - 0.38, place + 0.38, color="black", lw=1.8)
 

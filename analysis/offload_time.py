@@ -2,9 +2,9 @@
 
     python analysis/offload_time.py [RUNS ...] --out DIR
 
-A point a cell: bytes a parameter that the device keeps, by the milliseconds of a step, with their 95 % interval. On a
-machine without a GPU the host computes for both sides, so what an update gains by running beside a forward is not to be
-seen there.
+A bar a cell: the median time of a step with its 95 % interval, and below it what the device keeps, in bytes per
+parameter. On a machine without a GPU the host computes for both sides, so what an update gains by running beside a
+forward is not to be seen there. A cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
@@ -19,44 +19,54 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, script, title
-from analysis.offload import name_of, parts_of
+from analysis.common import MOST_PANELS, comparisons, on_cores, rows_of, script, title, with_times
+from analysis.marks import bars, show
+from analysis.names import NONE, Rows, rows_of_labels
+from analysis.offload import parts_of
 from analysis.page import sheet
-from analysis.style import BLUE
+from analysis.style import BLUE, number
 from zerobench.results.tables import Results
 
-CAPTION = "Model states that the device keeps, and the time of a step."
+CAPTION = "Time of a step by where the optimizer's states are: medians with their 95 % intervals"
+TIERS = {NONE: "device", "cpu": "host", "nvme": "files"}
+MS = 1000
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """One panel for each set of cells that train the same thing."""
-    settings = comparisons(results)
-    figure, places = sheet(settings, panels, (5.6, 3.6), CAPTION)
+    settings = with_times(comparisons(results))
+    figure, places = sheet(settings, panels, (4.0, 2.0), f"{CAPTION}{on_cores(settings)}.")
     for axes, cells in places:
-        timed = cells[(cells["status"] == "ok") & cells["step_s"].notna()]
-        drawn: list[float] = []
-        for cell in timed.sort_values("step_s").itertuples():
-            drawn.append(_draw_cell(axes, cell, results, drawn))
-        failed = [f"× {cell.label}: {cell.status}" for cell in cells.itertuples() if cell.Index not in timed.index]
-        axes.text(0.02, 0.03, "\n".join(failed), transform=axes.transAxes, style="italic", fontsize="small")
-        axes.set(xlabel="bytes a parameter on the device", ylabel="ms a step")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.25, y=0.2)
+        bars(axes, cells, _draw_cell, table(results, cells))
+        axes.set_ylabel("time of a step (ms)")
         axes.set_title(title(cells, settings))
     return figure
 
 
-def _draw_cell(axes: Axes, cell: Any, results: Results, drawn: list[float]) -> float:
-    """Where it is. Its name lies below it, or above where there is one below at that place already."""
-    kept, ms = parts_of(results, cell)["device"], 1000 * cell.step_s
+def table(results: Results, cells: pd.DataFrame) -> Rows:
+    """The rows below the bars."""
+    found = dict(rows_of_labels([str(label) for label in cells["label"]]))
+    where = found.pop("offload", [NONE] * len(cells))
+    found = {name: values for name, values in found.items() if name != "delayed_after"}
+    found["delayed"] = [{"true": "yes"}.get(value, NONE) for value in found.pop("delayed", [NONE] * len(cells))]
+    kept = [_kept(results, cell) for cell in cells.itertuples()]
+    return {"optimizer in": [TIERS.get(name, name) for name in where], **found, "device keeps (bytes/ψ)": kept}
+
+
+def _kept(results: Results, cell: Any) -> str:
+    if cell.status not in ("ok", "no times") or rows_of(results, "memory", cell).empty:
+        return NONE
+    return f"{parts_of(results, cell)['device']:.1f}"
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+    ms = MS * cell.step_s
+    axes.bar(place, ms, 0.6, color=BLUE)
+    top = ms
     if not pd.isna(cell.step_s_low):
-        reach = [[ms - 1000 * cell.step_s_low], [1000 * cell.step_s_high - ms]]
-        axes.errorbar([kept], [ms], reach, color=BLUE, capsize=3, lw=0.8)
-    axes.plot([kept], [ms], "o", color=BLUE, ms=5.5)
-    up = 6 if any(abs(kept - other) < 0.5 for other in drawn) else -12
-    axes.annotate(name_of(cell.config), (kept, ms), (4, up), textcoords="offset points", fontsize="small")
-    return kept
+        reach, top = [[ms - MS * cell.step_s_low], [MS * cell.step_s_high - ms]], MS * cell.step_s_high
+        axes.errorbar([place], [ms], reach, color="black", capsize=3, lw=1)
+    number(axes, place, top, show(ms), 4)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -36,6 +36,9 @@ DOTS = {"paper": 150, "slides": 300}
 CAPTIONED = ("png", "svg")
 """Formats that stand alone, with their caption above; documents that take the others have captions of their own."""
 
+ABOUT = 2
+"""Inches for what is around the axes until the layout says how much that is: more than enough."""
+
 FORMATS = ("pdf", "svg", "png", "pgf")
 
 
@@ -123,7 +126,8 @@ class Sheet(Figure):
 
     def __init__(self, rows: int, high: float, caption: str) -> None:
         scale, wide = mpl.rcParams["font.size"] / POINTS["paper"], mpl.rcParams["figure.figsize"][0]
-        super().__init__(figsize=(wide, rows * (high + 0.5) * scale + 0.6), layout="constrained")
+        room = rows * (high + ABOUT) * scale + ABOUT
+        super().__init__(figsize=(wide, room), layout="constrained")
         self.rows, self.high, self.caption = rows, high * scale, caption
         self.afterwards: list[Callable[[], object]] = []
         self.suptitle(caption, wrap=False)

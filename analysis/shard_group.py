@@ -2,7 +2,7 @@
 
     python analysis/shard_group.py [RUNS ...] --out DIR
 
-Left: most bytes of the model states on a rank; the black mark is the prediction. Right: volume of a step in ψ by
+First: most bytes of the model states on a rank; the black mark is the prediction. Then: volume of a step in ψ by
 collective: reduce-scatters and all-gathers go within a group, all-reduces between the replicas. A cell that failed, or
 was not run, is drawn as such.
 """
@@ -22,34 +22,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import MOST_PANELS, comparisons, script, title
 from analysis.marks import bars, show, unit_of
+from analysis.names import Rows, rows_of_labels
 from analysis.page import key, sheet
-from analysis.style import COLLECTIVES, in_short, look, number, patches, rule, stack
+from analysis.style import COLLECTIVES, GRAY, number, patches, rule, seen, stack
 from zerobench.results.tables import Results
 
-CAPTION = "Memory and traffic of a rank, by the ranks that share a shard."
+CAPTION = (
+    "Memory and traffic of a rank, by the ranks that share a shard. Fewer ranks to a shard: more memory, and gradients "
+    "are reduced between the replicas as well."
+)
+SHARED = "ranks per shard"
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
     """Two panels a setting: memory, volume."""
     settings = comparisons(results)
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (max(4.2, 0.7 * widest), 3.4), CAPTION, across=2)
-    for (left, right), whole in places:
-        cells = whole.assign(label=in_short(list(whole["label"])))
+    figure, places = sheet(settings, panels, (4.0, 1.5), CAPTION, across=2)
+    for (states, volume), cells in places:
         word, unit = unit_of(float(cells["states_bytes"].astype("float64").max()))
-        bars(left, cells, partial(_draw_states, unit))
-        left.set_ylabel(f"model states on a rank ({word})")
-        left.set_title(title(cells, settings), loc="left")
-        bars(right, cells, _draw_volume)
-        right.set_ylabel("volume of a step (ψ)")
-        for axes in (left, right):
-            axes.set_ylim(0, axes.get_ylim()[1] * 1.06)
-    key(figure, [*patches(COLLECTIVES), rule("predicted", lw=1.8)])
+        rows = table(cells)
+        bars(states, cells, partial(_draw_states, unit), rows)
+        states.set_ylabel(f"states of a rank ({word})")
+        states.set_title(title(cells, settings), loc="left")
+        bars(volume, cells, _draw_volume, rows)
+        volume.set_ylabel("volume of a step (ψ)")
+    key(figure, [*patches(seen(figure, COLLECTIVES)), rule("predicted", lw=1.8)])
     return figure
 
 
+def table(cells: pd.DataFrame) -> Rows:
+    """The table below the bars."""
+    found = rows_of_labels([str(label) for label in cells["label"]])
+    return {SHARED if name == "shard_group" else name: values for name, values in found.items()}
+
+
 def _draw_states(unit: int, axes: Axes, place: int, cell: Any) -> None:
-    axes.bar(place, cell.states_bytes / unit, 0.6, color=look(cell.strategy).color)
+    axes.bar(place, cell.states_bytes / unit, 0.6, color=GRAY)
     number(axes, place, cell.states_bytes / unit, show(cell.states_bytes / unit))
     if pd.notna(cell.predicted_states_bytes):
         axes.hlines(cell.predicted_states_bytes / unit, place - 0.38, place + 0.38, color="black", lw=1.8)

@@ -27,6 +27,10 @@ CATEGORIES, COLLECTIVES = palette.CATEGORIES, palette.COLLECTIVES
 OVERLAP, PHASES = palette.OVERLAP, palette.PHASES
 
 
+HATCHES = ("", "//", "..", "\\\\", "xx", "--")
+"""For bars that stand side by side."""
+
+
 def in_short(labels: Sequence[str]) -> list[str]:
     """Less the words that all of them have in common, the first of each apart."""
     shared = set.intersection(*(set(label.split()[1:]) for label in labels))

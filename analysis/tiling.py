@@ -2,48 +2,80 @@
 
     python analysis/tiling.py [RUNS ...] --out DIR
 
-Left: parameters at their own maximum on the fullest rank, shards and what is gathered. Right: the model states with
-what is on its way, and the mark of the prediction. A panel for each set of cells that train the same thing.
+Parameters at their own maximum on the fullest rank, shards and what is gathered; the model states with what is on its
+way; and the volume of a step, which tiles leave as it is but for what padding takes. Marks are predictions. A panel for
+each set of cells that train the same thing; a cell that failed, or was not run, is drawn as such.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.bars import highest, stacked
+from analysis.bars import highest
 from analysis.common import MOST_PANELS, comparisons, script, title
-from analysis.marks import unit_of
+from analysis.marks import absent, bars, show, unit_of
+from analysis.names import Rows, rows_of_labels
 from analysis.page import key, sheet
-from analysis.style import BLUE, GRAY, Fills, patches, rule, seen
+from analysis.style import CATEGORIES, GRAY, SKY, number, rule
 from zerobench.results.tables import Results
 
-FILLS: Fills = {"parameters": (BLUE, ""), "states": (GRAY, "//")}
-COLUMNS = {"parameters": "max_parameters_bytes", "states": "states_bytes"}
+SIZES = {"parameters": "max_parameters_bytes", "states": "states_bytes"}
+FILLS = {"parameters": CATEGORIES["parameters"], "states": (GRAY, ""), "volume": (SKY, "")}
+PREDICTED = {"states": "predicted_states_bytes", "volume": "predicted_volume_psi"}
 
-CAPTION = "Left: parameters at their maximum. Right: states at theirs."
+CAPTION = (
+    "Tiles of the MLP's matrices under ZeRO-3, which are gathered one by one: parameters and model states, each at its "
+    "maximum on the fullest rank, and the volume of a step."
+)
 
 
 def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Two panels a setting: parameters, states."""
+    """Three panels a setting: parameters, states, volume."""
     settings = comparisons(results)
-    name, unit = unit_of(highest(results.runs, COLUMNS))
-    widest = max(len(cells) for cells in settings)
-    figure, places = sheet(settings, panels, (1.4 + 0.75 * widest, 3.4), CAPTION, across=2)
-    for both, cells in places:
-        for axes, (part, column) in zip(both, COLUMNS.items(), strict=True):
-            stacked(axes, cells, {part: column}, FILLS, unit)
+    name, unit = unit_of(highest(results.runs, SIZES))
+    figure, places = sheet(settings, panels, (2.2, 1.8), CAPTION, across=3)
+    for (parameters, states, volume), cells in places:
+        rows = table(cells)
+        for axes, part in ((parameters, "parameters"), (states, "states")):
+            bars(axes, cells, partial(_draw, part, SIZES[part], unit, show), rows)
             axes.set_ylabel(f"{part} ({name})")
-        predicted = cells["predicted_states_bytes"].astype("float64") / unit
-        reach = [(place - 0.4, place + 0.4) for place in range(len(cells))]
-        both[1].hlines(predicted, *zip(*reach, strict=True), color="black", lw=1.8)
-        both[0].set_title(title(cells, settings), loc="left")
-    key(figure, [*patches(seen(figure, FILLS)), rule("predicted", lw=1.8)])
+        bars(volume, cells, partial(_draw, "volume", "volume_psi", 1, "{:.2f}".format), rows)
+        volume.set_ylabel("volume of a step (ψ)")
+        parameters.set_title(title(cells, settings), loc="left")
+    key(figure, [rule("predicted", lw=1.8)])
     return figure
+
+
+def table(cells: pd.DataFrame) -> Rows:
+    """The table below the bars: an MLP that is not cut is one tile."""
+    found = dict(rows_of_labels([str(label) for label in cells["label"]]))
+    if "tiles" in found:
+        found["tiles"] = [value if value.isdecimal() else "1" for value in found["tiles"]]
+    return found
+
+
+def _draw(
+    part: str, column: str, unit: float, written: Callable[[float], str], axes: Axes, place: int, cell: Any
+) -> None:
+    size, predicted = getattr(cell, column), getattr(cell, PREDICTED.get(part, ""), None)
+    if pd.isna(size):
+        absent(axes, place, "not measured")
+        return
+    color, hatch = FILLS[part]
+    axes.bar(place, size / unit, 0.6, color=color, hatch=hatch)
+    number(axes, place, size / unit, written(size / unit))
+    if not pd.isna(predicted):
+        axes.hlines(predicted / unit, place - 0.38, place + 0.38, color="black", lw=1.8)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.arena import counted
+from analysis.nodes import crossing_bytes
 from analysis.zeropp import losses_of
 from documents.committed import load
 from zerobench.results.summary import summarize
@@ -38,8 +39,7 @@ def cells_of(where: Path, *by: str) -> list[tuple[Any, dict[str, Any]]]:
 def nodes(root: Path) -> str:
     """Flat collectives beside those in two hops.
 
-    A flat exchange sends each slice to every other rank, of which N - L of N - 1 are in other nodes: the traffic meter
-    knows of no nodes where `node_size` is not given, so that share of the measured bytes is taken here.
+    Of what a flat exchange sends that part is counted as crossing which analysis/nodes.py draws so.
     """
     lines = [
         "| strategy | collectives | volume | sent by a rank | by a node to others | formula |",
@@ -48,9 +48,8 @@ def nodes(root: Path) -> str:
     cells = cells_of(root / "nodes", "strategy")
     size = next(config["node_size"] for _, config in cells if "node_size" in config)
     for cell, config in cells:
-        hops, ranks = "node_size" in config, cell.world_size
-        flat = (ranks - size) / (ranks - 1) * cell.wire_bytes
-        crossing = (cell.between_nodes_bytes if hops else flat) * size / cell.psi
+        hops = "node_size" in config
+        crossing = crossing_bytes(cell, hops, size) * size / cell.psi
         formula = f"{cell.predicted_between_nodes_bytes * size / cell.psi:.3f}" if hops else "–"
         words = [cell.strategy, "in two hops" if hops else "flat", f"{cell.volume_psi:.3f} ψ"]
         lines.append(pipes([*words, f"{cell.wire_bytes / cell.psi:.3f}", f"{crossing:.3f}", formula]))

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 import zerobench
-from analysis.common import FIGURES, TABLES_ALONE
-from documents.blocks import BLOCKS
+from analysis.common import FIGURES
 from documents.pages import outdated, pages, rewritten
 from zerobench import cli
 
@@ -62,7 +61,7 @@ def test_the_main_jobs_committed_runs_are_whole_and_agree() -> None:
     assert runs.loss_last.nunique() == 1
 
 
-@pytest.mark.parametrize("experiment", sorted({*FIGURES.values(), *TABLES_ALONE}))
+@pytest.mark.parametrize("experiment", sorted(set(FIGURES.values())))
 def test_every_experiment_has_committed_tables_that_say_where_they_come_from(experiment: str, capsys) -> None:
     results = zerobench.load(REFERENCE / experiment)
     assert set(results.runs.status) == {"ok"}
@@ -85,10 +84,6 @@ def test_every_figure_is_drawn_and_shown(figure: str) -> None:
     for ending in ("png", "svg"):
         assert (REFERENCE / f"figures/{figure}.{ending}").stat().st_size > 10_000
     assert any(f"results/reference/cpu/figures/{figure}.png" in page.read_text() for page in pages())
-
-
-def test_what_has_no_figure_has_a_block() -> None:
-    assert set(TABLES_ALONE) <= set(BLOCKS)
 
 
 def test_two_hops_send_each_slice_to_a_node_once() -> None:
