@@ -31,8 +31,8 @@ POLICIES = {"offload": "offloaded", "checkpoint_offload": "both"}
 """Policy, as configs name it -> what becomes of activations."""
 
 CAPTION = (
-    "What becomes of activations. Peak memory of the fullest rank, by where it lies; and the median time of a step, split "
-    "in the proportions of its phases' medians, with its 95 % interval"
+    "What becomes of activations. Peak memory of the fullest rank, by where it lies; and the median time of a step, "
+    "split in the proportions of its phases' medians, with its 95 % interval"
 )
 
 
@@ -62,7 +62,7 @@ def table(cells: pd.DataFrame) -> Rows:
 
 
 def policy_of(label: str) -> str:
-    """What becomes of activations under a cell's label."""
+    """The policy for activations under a cell's label, in a word."""
     words = words_of(label)
     if "activation" in words:
         return POLICIES.get(words["activation"], words["activation"])

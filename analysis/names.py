@@ -52,7 +52,7 @@ def rows_of_labels(labels: Sequence[str]) -> Rows:
 
 
 def words_of(label: str) -> dict[str, str]:
-    """What a label says beside the strategy: key -> value; of a flag "yes"."""
+    """Words of a label beside the strategy: key -> value; of a flag "yes"."""
     pairs = (word.rstrip(",").partition("=") for word in label.split()[1:])
     return {key: value or "yes" for key, _, value in pairs}
 
