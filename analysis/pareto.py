@@ -33,7 +33,10 @@ from analysis.style import look, rule
 from zerobench.results.tables import Results
 
 VARIANT = ["world_size", "micro_batch", "accumulation", "checkpointing"]
-CAPTION = "Memory against throughput{}: up and to the left is better. Filled points are on the front."
+CAPTION = (
+    "Memory against throughput{}: up and to the left is better. Filled points are on the front."
+    " Whiskers: 95 % intervals."
+)
 MOST_LABELS = 24
 
 

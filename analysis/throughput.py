@@ -40,7 +40,8 @@ def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> F
     settings = with_times(grids(results))
     largest = results.runs["peak_bytes"].max()
     name, unit = unit_of(0 if pd.isna(largest) else largest)
-    caption = f"Throughput at a fixed micro-batch{on_cores(settings)}; its drop is against {REFERENCES[drop_from]}."
+    caption = f"Throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals; "
+    caption += f"its drop is against {REFERENCES[drop_from]}."
     figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)
     for (rate, lost, peak), cells in places:
         cells = cells.assign(drop=drop(cells, drop_from))
