@@ -9,14 +9,17 @@ import pandas as pd
 
 from ..records import CATEGORIES, TIERS
 
+SIGNS = {"live": 1, "birth": 1, "free": -1, "label": 1}
+"""Kind of an event -> sign of its bytes in the sum of its own category."""
+
 
 def live_bytes(events: pd.DataFrame) -> pd.DataFrame:
     """Returns the sums after each event of one run and rank: index as `events`, columns (tier, category), int64, bytes.
 
     A tier in which nothing lives has columns of zeros.
     """
-    signs = events["kind"].map({"live": 1, "birth": 1, "free": -1, "label": 1}).fillna(0)
-    changes = (events["bytes"] * signs).astype("int64")
+    signs = events["kind"].astype("object").map(SIGNS).fillna(0).astype("int64")
+    changes = events["bytes"].astype("int64") * signs
     relabeled = events["bytes"].where(events["kind"] == "label", 0).astype("int64")
     sums = {
         (tier, category): (
