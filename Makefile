@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
-.PHONY: setup-browser replay fake-equality blind table1 published-runs clean
+.PHONY: setup-browser replay report fake-equality blind table1 published-runs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -25,6 +25,7 @@ help:
 	@echo "make largest-model  the largest model for each strategy, executed (results/largest_model/)"
 	@echo "make table1     table 1 of the ZeRO paper, executed up to 1T parameters on 1,024 ranks (results/table1/)"
 	@echo "make replay     the recorded step as a page and a film (docs/assets/), with screenshots; needs make setup-browser"
+	@echo "make report     the example of a report (docs/assets/report/), with screenshots; needs make setup-browser"
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
@@ -168,6 +169,12 @@ replay: setup
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
 	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif --seconds 5
 	$(RUN) documents/screenshots.py
+
+# The report that docs/how-to/report.md shows, of the committed comparison with the peers.
+report: setup
+	$(RUN) -m zerobench report results/compare/cpu/compare --where strategy=ddp,zero1,zero2,zero3,fsdp2 \
+	  --title "ZeRO beside DDP and FSDP2" --out docs/assets/report/peers.html
+	$(RUN) documents/screenshots.py report report_dark report_phone
 
 OUT ?= results/runs/gpu-suite
 

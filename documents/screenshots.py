@@ -1,6 +1,6 @@
 """Takes the screenshots of pages that the documents show, in a headless Chromium, and compresses them.
 
-    python documents/screenshots.py [--out DIR]
+    python documents/screenshots.py [SHOT ...] [--out DIR]
 
 A *shot* is a page on a screen after a script has run in it. `make setup-browser` installs the browser.
 """
@@ -39,11 +39,23 @@ class Shot:
 
 
 STEP = SHOWN / "step.html"
+REPORT = HERE / "docs/assets/report/peers.html"
+TOLD = """document.querySelector('.card').scrollIntoView();
+const bars = [...document.querySelectorAll('.bar')].filter((one) => one.textContent.startsWith('zero1'));
+bars.at(-1).focus({preventScroll: true})"""
 SHOTS = (
     Shot("light", STEP, LAPTOP, "replay.go(6300)"),
     Shot("dark", STEP, replace(LAPTOP, dark=True), POINT),
     Shot("largest", STEP, LAPTOP, f"{LARGEST}; document.getElementById('scale').scrollIntoView()"),
     Shot("phone", STEP, PHONE, "replay.go(6300)"),
+    Shot("report", REPORT, replace(LAPTOP, still=True), TOLD),
+    Shot(
+        "report_dark",
+        REPORT,
+        replace(LAPTOP, dark=True, still=True),
+        "document.getElementById('runs').scrollIntoView()",
+    ),
+    Shot("report_phone", REPORT, replace(PHONE, still=True), "document.querySelector('.figures').scrollIntoView()"),
     Shot("phone_dark", STEP, replace(PHONE, dark=True), "replay.go(4200); scrollTo(0, 330)"),
 )
 
@@ -52,6 +64,7 @@ def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
     """Takes one picture and returns its file. Raises ValueError where the page complains, or asks for anything."""
     browser.open(shot.page, shot.screen)
     browser.wait_for("document.body.dataset.ready")
+    browser.tell("Emulation.setFocusEmulationEnabled", enabled=True)
     browser.run(shot.script)
     browser.listen()
     if wrong := [*browser.complaints, *browser.requests]:
@@ -68,11 +81,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Takes all pictures. Exit code 2 without a browser, or where a page is at fault."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("documents/screenshots.py", description=__doc__, formatter_class=raw)
+    names = [shot.name for shot in SHOTS]
+    parser.add_argument("shots", nargs="*", metavar="SHOT", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="one folder for all (default: beside their pages)")
-    out = parser.parse_args(arguments).out
+    chosen = parser.parse_args(arguments)
+    out = chosen.out
+    if unknown := [name for name in chosen.shots if name not in names]:
+        parser.error(f"{unknown[0]}: no such shot; use {', '.join(names)}")
     try:
         with chromium() as browser:
-            for shot in SHOTS:
+            for shot in (one for one in SHOTS if one.name in (chosen.shots or names)):
                 print(f"screenshot: {take(browser, shot, out or shot.page.parent)}")
     except (FileNotFoundError, ValueError) as error:
         print(f"screenshots.py: {error}", file=sys.stderr)

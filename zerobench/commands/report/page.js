@@ -138,3 +138,4 @@ document.addEventListener("click", (event) => {
   else select(button);
 });
 function select(button) { getSelection().selectAllChildren(button.parentElement.querySelector("code")); }
+document.body.dataset.ready = "yes";

@@ -23,6 +23,11 @@ from ..passages import Grid
 from .settings import Row, Setting
 
 NONE = "–"
+TRAINED = {
+    "reference": "the reference", "equal": "equal to DDP to the bit", "close": "DDP's but for rounding",
+    "differs": "NOT as DDP does", "unchecked": "not checked", "": "without a verdict",
+}  # fmt: skip
+"""Verdict on the training -> words that cells follow."""
 NAMED = 5
 """Cells that a sentence names."""
 
@@ -96,7 +101,9 @@ def _price(setting: Setting, judge: Judge) -> str:
     words = []
     if cell.row["volume_psi"] is not None and base.row["volume_psi"]:
         ours, theirs = cell.row["volume_psi"], base.row["volume_psi"]
-        words.append(f"{ours / theirs:.3g} times the traffic of {name} ({ours:.3f} ψ against {theirs:.3f} ψ)")
+        against = f"({ours:.3f} ψ against {theirs:.3f} ψ)" if f"{ours:.3f}" != f"{theirs:.3f}" else f"({ours:.3f} ψ)"
+        times = "as much traffic as" if ours == theirs else f"{ours / theirs:.3g} times the traffic of"
+        words.append(f"{times} {name} {against}")
     pair = judge.compare(base, cell)
     if pair.effects:
         step = pair.effects[0]
@@ -157,11 +164,7 @@ def _training(setting: Setting) -> str:
     groups: dict[str, list[int]] = {}
     for place in setting.ok:
         groups.setdefault(setting.cells[place].row["training"] or "", []).append(place)
-    said = {
-        "equal": "equal to DDP to the bit", "close": "DDP's, but for rounding", "differs": "NOT DDP's",
-        "reference": "is the reference", "unchecked": "was not checked", "": "has no verdict",
-    }  # fmt: skip
-    words = [f"{_names(setting, places)} {said.get(verdict, verdict)}" for verdict, places in groups.items()]
+    words = [f"{TRAINED.get(verdict, verdict)}: {_names(setting, places)}" for verdict, places in groups.items()]
     wrong = [setting.cells[place].row["training_words"] for place in groups.get("differs", [])]
     return "; ".join([*words, *map(str, wrong)])
 
@@ -178,7 +181,8 @@ def _predictions(setting: Setting) -> str:
                if row["predicted_volume_psi"] is not None]  # fmt: skip
     moved = [f"{label} {by:+.4f} ψ" for label, by in volumes if abs(by) > 1e-9]
     said += ", volumes " + (f"differ by {', '.join(moved)}" if moved else "to the element") if volumes else ""
-    return said + (f"; without a prediction: {len(rows) - len(known)}" if len(known) < len(rows) else "")
+    unknown = [place for place in setting.ok if setting.cells[place].row["predicted_states_bytes"] is None]
+    return said + (f"; without a prediction: {_names(setting, unknown)}" if unknown else "")
 
 
 def _names(setting: Setting, places: Sequence[int]) -> str:
