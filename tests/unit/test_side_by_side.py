@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench.execution import Limits, execute, execute_all
+from zerobench.host import environment
 from zerobench.launch.processes import Interrupted, Outcome
 from zerobench.launch.side_by_side import launch_each
 
@@ -41,6 +43,28 @@ def test_each_job_ends_on_its_own_and_outcomes_are_in_order(tmp_path: Path) -> N
     assert {told for told in news if isinstance(told[1], str)} >= set(list(enumerate(names))[1:])
     assert {number: told for number, told in news if isinstance(told, Outcome)} == dict(enumerate(outcomes))
     assert not multiprocessing.active_children()
+
+
+def test_a_system_without_linuxs_files_has_cores_and_sizes_too(monkeypatch) -> None:
+    linux = environment.usable_cores(), environment.data_bytes()
+    assert linux[0] == len(os.sched_getaffinity(0))
+    assert linux[1] > 2**20
+
+    def missing(path: Path, *_: Any) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert environment.usable_cores() == os.cpu_count()
+    assert environment.data_bytes() >= linux[1], "the whole address space"
+    assert environment.resident_peak_bytes() is None
+
+
+def test_tracebacks_have_no_prefix_that_grows_with_each_execution(monkeypatch) -> None:
+    hook = sys.excepthook
+    monkeypatch.setattr("zerobench.worker._build", lambda *_: {}["no model"])
+    assert execute(cell("zero1", 4).config).problem == "KeyError: 'no model'"
+    assert sys.excepthook is hook
 
 
 def test_an_interruption_leaves_no_process(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ in order    executions come back as the cells were given, whichever was done fir
 
 from __future__ import annotations
 
-import os
 import resource
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.cell import CellConfig
+from ..host.environment import data_bytes, usable_cores
 from ..host.temporary import temporary_folder
 from ..launch.processes import Outcome
 from ..launch.side_by_side import launch_each
@@ -60,7 +60,7 @@ def execute_all(
     user interrupts; no process is left then. Users' models are built in these processes as in a sweep's ranks: from the
     script or package that registers them.
     """
-    at_once = jobs or len(os.sched_getaffinity(0))
+    at_once = jobs or usable_cores()
 
     def heard(number: int, news: Any) -> None:
         tell(number, _execution_of(configs[number], news, limits) if isinstance(news, Outcome) else news)
@@ -75,14 +75,8 @@ def run_job(job: _Job, tell: Callable[[Any], None]) -> Execution:
     """Executes a cell in a process that is forked for it."""
     tempfile.tempdir = job.folder  # what a killed process leaves goes with the folder
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + job.limits.memory_bytes, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + job.limits.memory_bytes, most))
     return execute(job.config, tell, job.target)
-
-
-def _data_bytes() -> int:
-    """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
 
 def _execution_of(config: CellConfig, outcome: Outcome, limits: Limits) -> Execution:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -70,20 +71,33 @@ def rank_environment(
     if device == "cuda":
         here = torch.device("cuda", place.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(here)
-    if backend == SIMULATED:
-        dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
-    else:
-        dist.init_process_group(
-            TORCH_BACKENDS.get(backend, backend),
-            store=_meeting(rendezvous, rank, world_size, timedelta(seconds=timeout_s)),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-            device_id=here if backend == "nccl" else None,
-        )
-    yield here
+    with _own_excepthook():
+        if backend == SIMULATED:
+            dist.init_process_group(FAKE_GROUP, rank=rank, world_size=world_size)
+        else:
+            dist.init_process_group(
+                TORCH_BACKENDS.get(backend, backend),
+                store=_meeting(rendezvous, rank, world_size, timedelta(seconds=timeout_s)),
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=here if backend == "nccl" else None,
+            )
+        yield here
     if dist.is_initialized():  # not after an error: NCCL would wait there for ranks that no longer answer
         dist.destroy_process_group()
+
+
+@contextmanager
+def _own_excepthook() -> Iterator[None]:
+    """Takes back what torch puts around `sys.excepthook` at each start of a process group: the prefix "[rank0]: " of
+    tracebacks, which would grow in a process that executes many cells.
+    """
+    hook = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = hook
 
 
 def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
@@ -161,10 +175,31 @@ def loopback_bytes() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.strip().startswith("lo:")), None)
 
 
+def usable_cores() -> int:
+    """Returns the cores that this process may use; where the system has no affinity, as macOS, all."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return psutil.cpu_count() or 1
+
+
+def data_bytes() -> int:
+    """Returns the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them; its whole
+    address space where the system does not report them.
+    """
+    found = _of_status("VmData:")
+    return int(psutil.Process().memory_info().vms) if found is None else found
+
+
 def resident_peak_bytes() -> int | None:
     """Returns the peak resident set since the last reset, or None where the system does not report it."""
+    return _of_status("VmHWM:")
+
+
+def _of_status(field: str) -> int | None:
+    """Returns a size that Linux reports of this process, in bytes; None elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
