@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from zerobench.config import schema_training
 from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.execution import execute
+from zerobench.fake import world_of_tensors
 from zerobench.host.environment import rank_environment
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY
@@ -80,6 +82,20 @@ def test_a_fake_world_counts_the_bytes_of_files_and_makes_none(tmp_path: Path) -
     assert in_files["optimizer"] > 0
     assert any(row.kind == "write" for row in found.record.traffic)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_tell_storages_apart_and_views_of_one_apart_by_their_offset() -> None:
+    with world_of_tensors(True):
+        tensors = [
+            torch.empty(size, dtype=dtype) for size in (1, 7, 2**40) for dtype in (torch.float32, torch.bfloat16)
+        ]
+        ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges)), "no two overlap"
+        for one in tensors:
+            assert one.data_ptr() == one.untyped_storage().data_ptr() > 0
+            assert one[-1:].data_ptr() == one.data_ptr() + one.nbytes - one.itemsize
+            assert one.view(-1).detach().data_ptr() == one.data_ptr()
+        assert torch.empty(0).data_ptr() == 0, "as of a real tensor without memory"
 
 
 def test_the_fullest_rank_is_the_one_to_which_torch_gives_most() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+FAKE_WORLDS = "tests/unit/test_fake_worlds.py"
 FORMULAS = "tests/unit/test_formulas.py"
 GROUPING = "tests/unit/test_grouping.py"
 MEASUREMENT = "tests/distributed/test_measurement.py"
 PARITY = "tests/unit/test_parity.py"
+PEERS = "tests/distributed/test_peers.py"
 PLANTED = "tests/faults/test_planted.py"
 STRATEGIES = "tests/unit/test_strategies.py"
 SUITE = "tests/unit/test_suite.py"
@@ -148,5 +150,21 @@ MUTANTS = (
         'return source_of(found.build) if found is not None and found.of_user else b""',
         'return b""',
         (f"{STRATEGIES}::test_the_users_code_is_part_of_a_runs_source_and_of_no_other_strategys",),
+    ),
+    Mutant(
+        "fake-storages-have-one-address",
+        "In a fake world all storages lie at the same address: code that tells memory apart takes one for another.",
+        "zerobench/fake",
+        "return storage._cdata << ADDRESS_BITS if storage.nbytes() else 0",
+        "return 1 << ADDRESS_BITS if storage.nbytes() else 0",
+        (f"{FAKE_WORLDS}::test_addresses_tell_storages_apart_and_views_of_one_apart_by_their_offset",),
+    ),
+    Mutant(
+        "fsdp2-shards-a-block-before-its-tiles",
+        "fully_shard takes a block's parameters, its tiles' too, before it is applied to the tiles.",
+        "zerobench/strategies",
+        "for unit in reversed(units):",
+        "for unit in units:",
+        (f"{PEERS}::test_torchs_peers_accumulate_clip_and_take_tiles_and_what_is_refused_fails",),
     ),
 )

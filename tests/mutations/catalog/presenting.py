@@ -5,8 +5,10 @@ from __future__ import annotations
 from ..mutant import Mutant
 
 COMPARISON = "tests/unit/test_comparison.py"
+CONSOLE = "tests/unit/test_console.py"
 FIGURES = "tests/unit/test_figures.py"
 FIGURE_FAULTS = "tests/unit/test_figure_faults.py"
+FOLLOW = "tests/unit/test_follow.py"
 PAGES = "tests/unit/test_pages.py"
 PRUNE_REFUSALS = "tests/unit/test_prune_refusals.py"
 STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
@@ -115,5 +117,21 @@ MUTANTS = (
         "scipy.stats.t.ppf((1 + confidence) / 2, len(logs) - 1)",
         "scipy.stats.t.ppf(confidence, len(logs) - 1)",
         (f"{COMPARISON}::test_slower_has_the_ratio_and_interval_that_scipy_says",),
+    ),
+    Mutant(
+        "a-board-is-left-when-its-sweep-ends",
+        "A sweep leaves its board: those that follow it would wait, or take it for killed.",
+        "zerobench/results",
+        "shutil.rmtree(board.path, ignore_errors=True)",
+        "pass",
+        (f"{FOLLOW}::test_a_sweep_puts_its_board_up_tells_each_change_and_takes_it_down",),
+    ),
+    Mutant(
+        "a-narrow-table-does-not-name-what-it-leaves-out",
+        "Columns that do not fit the terminal are left out without a word.",
+        "zerobench/results",
+        "if missing and self.hints and not is_quiet() and words not in told:",
+        "if not missing and words not in told:",
+        (f"{CONSOLE}::test_a_table_of_any_width_shows_whole_figures_and_names_what_it_leaves_out",),
     ),
 )
