@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import FIGURES, REFERENCE
-from analysis.page import add_page_options
+from zerobench.plots.page import add_page_options
 
 
 def main(arguments: list[str] | None = None) -> int:

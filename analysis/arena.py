@@ -23,10 +23,11 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest, stacked
-from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
-from analysis.marks import unit_of
-from analysis.page import key, sheet
-from analysis.style import CATEGORIES, GRAY, Fills, patches, seen
+from analysis.common import script
+from zerobench.plots.marks import unit_of
+from zerobench.plots.page import key, sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
+from zerobench.plots.style import CATEGORIES, GRAY, Fills, patches, seen
 from zerobench.results.tables import Results
 
 LASTING = {name: f"lasting_{name}" for name in CATEGORIES}

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.marks import absent, bars, show
-from analysis.names import Rows
-from analysis.style import PHASES, Fills, number, stack
+from zerobench.plots.marks import absent, bars, show
+from zerobench.plots.names import Rows
+from zerobench.plots.style import PHASES, Fills, number, stack
 
 MS = 1000
 

@@ -22,10 +22,11 @@ from matplotlib.lines import Line2D
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.bars import highest
-from analysis.common import MOST_PANELS, comparisons, script
-from analysis.marks import unit_of
-from analysis.page import key, sheet
-from analysis.style import BLUE, GREEN, ORANGE, PURPLE, SKY, in_short, rule
+from analysis.common import script
+from zerobench.plots.marks import unit_of
+from zerobench.plots.page import key, sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons
+from zerobench.plots.style import BLUE, GREEN, ORANGE, PURPLE, SKY, in_short, rule
 from zerobench.results.tables import Results
 
 PARTS = {"communication": ("max_communication_bytes", "-", "on its way"),

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import FIGURES_OUT, folder_script
-from analysis.page import Sheet, key
-from analysis.style import BLUE, GRAY, ORANGE, rule
 from zerobench.calibrate.collectives import Calibration, load_calibration
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.style import BLUE, GRAY, ORANGE, rule
 from zerobench.sizes import show_bytes
 from zerobench.sweep.aggregate import median_interval
 

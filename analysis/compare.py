@@ -28,10 +28,11 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, load_all, title
-from analysis.page import add_page_options, key, page_of, sheet
-from analysis.style import GRAY, PURPLE, look, rule
+from analysis.common import load_all
 from zerobench.commands.compare.paired import effect_of, interleaved, pair_up
+from zerobench.plots.page import add_page_options, key, page_of, sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons, title
+from zerobench.plots.style import GRAY, PURPLE, look, rule
 from zerobench.results import selection
 from zerobench.results.conditions import add_options
 from zerobench.results.tables import Results, latest

@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, script
-from analysis.losses import losses
-from analysis.page import Sheet
-from analysis.style import BLUE, VERMILION
+from analysis.common import script
+from zerobench.plots.losses import losses
+from zerobench.plots.page import Sheet
+from zerobench.plots.panels import MOST_PANELS
+from zerobench.plots.style import BLUE, VERMILION
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results
 

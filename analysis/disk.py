@@ -20,8 +20,6 @@ from matplotlib.ticker import LogLocator
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import FIGURES_OUT, folder_script
-from analysis.page import Sheet, key
-from analysis.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 from zerobench.calibrate.disk import (
     CHECKED,
     GIB,
@@ -33,6 +31,8 @@ from zerobench.calibrate.disk import (
     DiskRate,
     load_disk_calibration,
 )
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 
 LOOKS = {
     RAW: (GRAY, "", "preadv and pwritev"),

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, script
-from analysis.page import Sheet, key
-from analysis.style import BLUE, GREEN, SKY, rule
+from analysis.common import script
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.panels import MOST_PANELS
+from zerobench.plots.style import BLUE, GREEN, SKY, rule
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results, latest
 

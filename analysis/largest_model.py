@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import folder_script
-from analysis.marks import absent
-from analysis.page import Sheet, key
-from analysis.style import BLUE, ORANGE, SKY, number, patches
+from zerobench.plots.marks import absent
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.style import BLUE, ORANGE, SKY, number, patches
 from zerobench.sizes import show_bytes
 from zerobench.strategies import find
 

@@ -20,10 +20,11 @@ from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, script
-from analysis.marks import absent, unit_of
-from analysis.page import key, sheet
-from analysis.style import HATCHES, look, number
+from analysis.common import script
+from zerobench.plots.marks import absent, unit_of
+from zerobench.plots.page import key, sheet
+from zerobench.plots.panels import MOST_PANELS
+from zerobench.plots.style import HATCHES, look, number
 from zerobench.results.tables import Results
 
 SETTING = ["model", "world_size", "batch", "sequence", "device"]

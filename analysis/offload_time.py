@@ -19,12 +19,13 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, on_cores, rows_of, script, title, with_times
-from analysis.marks import bars, show
-from analysis.names import NONE, Rows, rows_of_labels
+from analysis.common import script
 from analysis.offload import parts_of
-from analysis.page import sheet
-from analysis.style import BLUE, number
+from zerobench.plots.marks import bars, show
+from zerobench.plots.names import NONE, Rows, rows_of_labels
+from zerobench.plots.page import sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons, on_cores, rows_of, title, with_times
+from zerobench.plots.style import BLUE, number
 from zerobench.results.tables import Results
 
 CAPTION = "Time of a step by where the optimizer's states are: medians with their 95 % intervals"

@@ -10,43 +10,9 @@ each model and micro-batch; a cell that failed, or that has no run where others 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-import pandas as pd
-from matplotlib.figure import Figure
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from analysis.common import MOST_PANELS, grids, script, title
-from analysis.marks import curves, entries, unit_of
-from analysis.page import key, sheet
-from analysis.style import rule
-from zerobench.results.tables import Results
-
-CAPTION = "Memory on the fullest rank at a fixed micro-batch."
-
-
-def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
-    """Two panels a setting: states, peak."""
-    settings = grids(results)
-    largest = results.runs["peak_bytes"].max()
-    name, unit = unit_of(0 if pd.isna(largest) else largest)
-    figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
-    for (states, peak), cells in places:
-        for mine, how in curves(states, cells, "states_bytes", "", unit):
-            for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
-                predicted = mine[column].astype("float64") / unit
-                states.plot(mine["world_size"], predicted, color=how["color"], linestyle=line, lw=1.2)
-        for _ in curves(peak, cells, "peak_bytes", "-", unit):
-            pass
-        states.set_ylabel(f"states and what is in flight ({name})")
-        peak.set_ylabel(f"peak ({name})")
-        for axes in (states, peak):
-            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
-        states.set_title(title(cells, settings, ["micro_batch"]), loc="left")
-    lines = [rule("predicted", "--", lw=1.2), rule("the paper's formula alone", ":", lw=1.2)]
-    key(figure, [*entries(settings, ""), *lines])
-    return figure
+from analysis.common import script
+from zerobench.plots.scaling import draw
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, script, title
-from analysis.marks import bars, show, unit_of
-from analysis.names import Rows, rows_of_labels
-from analysis.page import key, sheet
-from analysis.style import COLLECTIVES, GRAY, number, patches, rule, seen, stack
+from analysis.common import script
+from zerobench.plots.marks import bars, show, unit_of
+from zerobench.plots.names import Rows, rows_of_labels
+from zerobench.plots.page import key, sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons, title
+from zerobench.plots.style import COLLECTIVES, GRAY, number, patches, rule, seen, stack
 from zerobench.results.tables import Results
 
 CAPTION = (

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import folder_script
-from analysis.marks import absent, show
-from analysis.page import Sheet, key
-from analysis.style import CATEGORIES, number, patches, rule, seen, stack
+from zerobench.plots.marks import absent, show
+from zerobench.plots.page import Sheet, key
+from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
 
 FOLDER = Path("results/table1")
 STAGES = {"ddp": "no ZeRO", "zero1": "$P_{os}$", "zero2": "$P_{os+g}$", "zero3": "$P_{os+g+p}$"}

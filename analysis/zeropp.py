@@ -21,10 +21,24 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import MOST_PANELS, comparisons, rows_of, script, title
-from analysis.marks import bars
-from analysis.page import key, sheet
-from analysis.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fills, in_short, number, patches, rule, seen, stack
+from analysis.common import script
+from zerobench.plots.marks import bars
+from zerobench.plots.page import key, sheet
+from zerobench.plots.panels import MOST_PANELS, comparisons, rows_of, title
+from zerobench.plots.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    SKY,
+    VERMILION,
+    Fills,
+    in_short,
+    number,
+    patches,
+    rule,
+    seen,
+    stack,
+)
 from zerobench.results.tables import Results
 
 CAPTION = "What crosses from node to node under ZeRO++, and what of the loss it costs (means over 10 steps)."

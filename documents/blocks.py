@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.largest_model import read, table, table_2
-from analysis.losses import losses
 from analysis.offload import parts_of
 from documents import (
     blocks_published,
@@ -29,6 +28,7 @@ from documents.blocks_systems import MIB, pipes
 from documents.blocks_times import disk, offload_time
 from documents.committed import load
 from documents.recorded import recorded
+from zerobench.plots.losses import losses
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
 from zerobench.strategies import spec_of

@@ -22,7 +22,7 @@ LAYERS = {
         {"models"},
         {"config"},
         {"results", "calibrate", "predict"},
-        {"rank_record"},
+        {"rank_record", "plots"},
         {"worker"},
         {"launch", "execution"},
         {"sweep", "published"},

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import zerobench
-from analysis.style import learn_colors, look
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as command
+from zerobench.plots.style import learn_colors, look
 
 EXAMPLE = Path(__file__).parents[2] / "examples/own_strategy.py"
 SWEEP = ["-m", "strategy=ddp,toy_zero1", "strategy.overlap=true", "accumulation=2", "world_size=2"]

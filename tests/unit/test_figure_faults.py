@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis import disk, largest_model, table1
-from analysis.common import model_of
-from analysis.page import settle
-from analysis.places import name_points
 from tests.made_up import MIB, figure_of, results_of, run, texts
 from zerobench.calibrate.disk import CHECKED, RAW, STORE, UPDATE, load_disk_calibration
+from zerobench.plots.page import settle
+from zerobench.plots.panels import model_of
+from zerobench.plots.places import name_points
 
 ROOT = Path(__file__).parents[2]
 

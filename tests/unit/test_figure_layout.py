@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from analysis import calibration, compare, disk, largest_model, table1
 from analysis.common import FIGURES, REFERENCE, load_all
-from analysis.page import Page, settle
 from tests.figure_faults import faults, texts_of
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.disk import load_disk_calibration
+from zerobench.plots.page import Page, settle
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {

@@ -177,7 +177,7 @@ def test_the_front_is_what_a_scan_from_small_to_large_says() -> None:
         if most > best:
             expected |= {(size, most)}
             best = most
-    on_front = frame[import_module("analysis.pareto").front(frame)]
+    on_front = frame[import_module("zerobench.plots.pareto").front(frame)]
     assert set(zip(on_front.peak_bytes, on_front.tokens_per_s, strict=True)) == expected
     assert len(on_front) == sum((p, r) in expected for p, r in zip(frame.peak_bytes, frame.tokens_per_s, strict=True))
 
@@ -228,8 +228,7 @@ def test_every_figure_has_its_experiment_and_every_script_is_run() -> None:
     for name, experiment in FIGURES.items():
         assert name in (root / f"conf/experiment/{experiment}.yaml").read_text()
     scripts = {path.stem for path in (root / "analysis").glob("*.py")}
-    others = {"all", "common", "style", "bars", "calibration", "disk", "compare", "largest_model", "table1"}
-    others |= {"layout", "marks", "names", "page", "places", "tex"}
+    others = {"all", "common", "bars", "calibration", "disk", "compare", "largest_model", "table1"}
     assert scripts == {*FIGURES, *others}
 
 

@@ -9,9 +9,9 @@ from importlib import import_module
 import pandas as pd
 import pytest
 
-from analysis.names import name_cells, rows_of_labels
-from analysis.page import Sheet
 from tests.made_up import MIB, figure_of, results_of, run
+from zerobench.plots.names import name_cells, rows_of_labels
+from zerobench.plots.page import Sheet
 
 
 def test_a_policys_bar_says_what_becomes_of_activations() -> None:

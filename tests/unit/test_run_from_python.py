@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import zerobench
+from zerobench.registry import MODELS
 from zerobench.sweep import from_python
 
 
@@ -43,3 +44,14 @@ def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytes
     with pytest.raises(RuntimeError, match='below `if __name__ == "__main__":`'):
         zerobench.run(strategy="ddp")
     assert all(not isinstance(one, int) for one in composed), "nothing ran"
+
+
+def test_a_notebooks_own_model_is_refused_for_ranks_cannot_import_it(
+    composed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS.builders, "bigram", lambda width=4: None)
+    with pytest.raises(KeyboardInterrupt):  # in a script it would have run
+        zerobench.run(strategy="ddp", model="bigram", world_size=2)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(ValueError, match="model=bigram is registered in this notebook, which ranks cannot import"):
+        zerobench.run(strategy="ddp", model="bigram", world_size=2)

@@ -9,16 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from ..cluster.job import find_job
+from ..config.cell import Cell
 from ..config.compose import RefusedError, compose_cells
 from ..config.names import show_value
 from ..launch import fork_server
+from ..registry import GROUPS
 from ..results.tables import Results, load, merge
+from ..strategies import specs
+from ..strategies.registration import PACKAGES
 from .command import run_cells
 
 
@@ -29,7 +34,8 @@ def run(*choices: str, **keys: Any) -> Results:
     `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
     `results_dir` is the folder of the runs, results/runs by default.
 
-    Raises ValueError, a sentence for each choice that is none, before anything runs; RuntimeError in a process that is
+    Raises ValueError, a sentence for each choice that is none, before anything runs, and for a model, data or a
+    strategy that the notebook itself registers; RuntimeError in a process that is
     a rank itself; KeyboardInterrupt where it was stopped: finished cells are kept.
     """
     if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
@@ -44,6 +50,7 @@ def run(*choices: str, **keys: Any) -> Results:
         fork_server.start()
         try:
             cells = compose_cells(words)
+            _check_known_to_ranks(cells)
             code, rows = run_cells(cells) if cells else (0, [])
         except RefusedError as refused:
             raise ValueError("; ".join(refused.problems)) from None
@@ -53,6 +60,30 @@ def run(*choices: str, **keys: Any) -> Results:
         raise KeyboardInterrupt
     folders = sorted({cell.config.results_dir for cell in cells})
     return merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
+
+
+def _check_known_to_ranks(cells: Sequence[Cell]) -> None:
+    """Raises ValueError for a user's model, data or strategy in a notebook: ranks import the script that registers it,
+    and of a notebook there is none.
+    """
+    if getattr(sys.modules["__main__"], "__file__", None) is not None:
+        return
+    for config in (cell.config for cell in cells):
+        chosen = {"model": config.model.kind, "data": config.data.name, "strategy": config.strategy.name}
+        for key, name in chosen.items():
+            if name in _registered(key) and name not in _installed(key):
+                raise ValueError(
+                    f"zerobench.run: {key}={name} is registered in this notebook, which ranks cannot import; put it"
+                    " into a script that ends with zerobench.main(), run that, and zerobench.load its results here"
+                )
+
+
+def _registered(key: str) -> Collection[str]:
+    return GROUPS[key].builders if key in GROUPS else [name for name, spec in specs().items() if spec.of_user]
+
+
+def _installed(key: str) -> Collection[str]:
+    return entry_points(group=GROUPS[key].group if key in GROUPS else PACKAGES).names
 
 
 def _written(value: Any) -> str:

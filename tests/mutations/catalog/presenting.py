@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         "front-of-dominated-cells",
         "A cell that another one beats in memory at equal throughput is drawn on the front.",
-        "analysis/pareto.py",
+        "zerobench/plots/pareto.py",
         "((peak < p) | (rate > r))",
         "((peak < p) & (rate > r))",
         (f"{FIGURES}::test_the_front_is_what_a_scan_from_small_to_large_says",),
@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "front-of-several-batches",
         "Cells of different batches lie on one front.",
-        "analysis/pareto.py",
+        "zerobench/plots/pareto.py",
         'cells.groupby(["world_size", "batch"])',
         'cells.groupby(["world_size"])',
         (f"{FIGURE_FAULTS}::test_a_front_is_of_one_batch_on_as_many_ranks",),
@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "legend-of-what-is-absent",
         "A legend names parts that no bar has.",
-        "analysis/style.py",
+        "zerobench/plots/style.py",
         "for name, how in fills.items() if name in found}",
         "for name, how in fills.items() if name}",
         (f"{FIGURE_FAULTS}::test_a_legend_names_what_can_be_seen_alone",),
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "name-beside-another-point",
         "A name that is nearer to another point than to its own has no line to its own.",
-        "analysis/places.py",
+        "zerobench/plots/places.py",
         "return box, ring > 0 or unclear(box) > 0",
         "return box, False",
         (f"{FIGURE_FAULTS}::test_a_name_lies_beside_its_own_point_or_is_joined_to_it",),
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         "model-by-its-name-alone",
         "A model with options of its own is called by the name that stands for others.",
-        "analysis/common.py",
+        "zerobench/plots/panels.py",
         'return " ".join([name, *(["with"] if others else []), *others])',
         "return name",
         (f"{FIGURE_FAULTS}::test_a_models_name_stands_for_its_own_shape_alone",),

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import offset_copy
 
-from zerobench.sizes import show_bytes
+from ..sizes import show_bytes
 
 Rows = Mapping[str, Sequence[str]]
 """Key -> its value for each cell."""
@@ -72,7 +72,7 @@ def _show(key: str, value: str | None) -> str:
 def _points_wide(axes: Axes) -> float:
     spec = axes.get_subplotspec()
     abreast = spec.get_gridspec().ncols if spec is not None else 1
-    return float(72 * axes.get_figure(root=True).get_figwidth() / abreast)  # type: ignore[union-attr]
+    return float(72 * axes.get_figure(root=True).get_figwidth() / abreast)
 
 
 def _head_and_group(axes: Axes, keys: Sequence[str], strategies: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def _head_and_group(axes: Axes, keys: Sequence[str], strategies: Sequence[str]) 
     gap = mpl.rcParams["xtick.major.size"] + mpl.rcParams["xtick.major.pad"]
     how = {"textcoords": "offset points", "va": "top", "fontsize": "small", "annotation_clip": False}
     axes.annotate("\n".join(keys), (0, 0), (-4, -gap), xycoords="axes fraction", ha="right", style="italic",
-                  linespacing=LINE, **how)  # type: ignore[arg-type]  # fmt: skip
+                  linespacing=LINE, **how)  # fmt: skip
     below, first = -gap - len(keys) * LINE * size * 1.05 - 2, 0
     across = axes.get_xaxis_transform()
     for strategy, mine in groupby(strategies):

@@ -35,9 +35,9 @@ def wrap_titles(figure: Figure) -> None:
     for axes in figure.axes:
         for side in ("left", "center"):
             if axes.get_title(loc=side):
-                title = axes.title if side == "center" else axes._left_title  # type: ignore[attr-defined]
+                title = axes.title if side == "center" else axes._left_title
                 _wrap(title, _room(figure, axes, side))
-    suptitle = figure._suptitle  # type: ignore[attr-defined]
+    suptitle = figure._suptitle
     if suptitle is not None:
         _wrap(suptitle, 0.96 * figure.bbox.width)
 
@@ -95,7 +95,7 @@ def headroom(axes: Axes) -> None:
             continue
         box: Bbox = text.get_window_extent()
         over = box.y1 + GAP - inside.y1
-        foot = high.transform((0, text.xy[1]))[1]  # type: ignore[attr-defined]
+        foot = high.transform((0, text.xy[1]))[1]
         if over <= 0 or foot <= inside.y0:
             continue
         grown = (foot - inside.y0) / (inside.y1 - inside.y0 - (box.y1 + GAP - foot))

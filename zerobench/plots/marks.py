@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from analysis.names import Rows, name_cells, rows_of_labels
-from analysis.style import look
+from .names import Rows, name_cells, rows_of_labels
+from .style import look
 
 
 def bars(
@@ -94,7 +94,7 @@ def style_of(cells: pd.DataFrame, label: str) -> dict[str, Any]:
 
 def entries(panels: Iterable[pd.DataFrame], line: str = "-") -> list[Line2D]:
     """A legend's entry for every label of the panels."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for cells in panels:
         found |= {str(label): style_of(cells, str(label)) for label in cells["label"] if label not in found}
     return [Line2D([], [], linestyle=line, label=label, **how) for label, how in found.items()]

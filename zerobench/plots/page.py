@@ -21,8 +21,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.layout import headroom, stand_upright, wrap_titles
-from analysis.tex import write_pgf
+from .layout import headroom, stand_upright, wrap_titles
+from .tex import write_pgf
 
 WIDTHS = {"column": 3.35, "page": 7.0}
 """Of a figure, in inches."""
@@ -53,7 +53,7 @@ class Page:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Draws what is drawn within for this page."""
-        with mpl.rc_context(self._rc()):
+        with mpl.rc_context({**SETTINGS, **self._rc()}):
             yield
 
     def _rc(self) -> dict[str, Any]:
@@ -97,28 +97,27 @@ def _formats(text: str) -> tuple[str, ...]:
     return found
 
 
-mpl.rcParams.update(
-    {
-        **Page()._rc(),
-        "figure.dpi": 150,
-        "axes.titlesize": "medium",
-        **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"),
-        **dict.fromkeys(("figure.titlesize", "legend.title_fontsize"), "small"),
-        "legend.frameon": False,
-        "legend.columnspacing": 1.4,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.titlepad": 5,
-        "grid.alpha": 0.3,
-        "axes.axisbelow": True,
-        "hatch.linewidth": 0.5,
-        "pdf.fonttype": 42,  # whole fonts, as publishers ask for
-        "svg.fonttype": "path",  # text looks alike where the font is not installed
-        "svg.hashsalt": "zerobench",  # the same data give the same file
-    }
-)
+SETTINGS: dict[str, Any] = {
+    **Page()._rc(),
+    "figure.dpi": 150,
+    "axes.titlesize": "medium",
+    **dict.fromkeys(("axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"),
+    **dict.fromkeys(("figure.titlesize", "legend.title_fontsize"), "small"),
+    "legend.frameon": False,
+    "legend.columnspacing": 1.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.titlepad": 5,
+    "grid.alpha": 0.3,
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # whole fonts, as publishers ask for
+    "svg.fonttype": "path",  # text looks alike where the font is not installed
+    "svg.hashsalt": "zerobench",  # the same data give the same file
+}
+"""matplotlib's settings of every page: the default page's, and the style."""
 
 
 class Sheet(Figure):
@@ -209,7 +208,7 @@ def caption_of(figure: Figure) -> str:
 
 def above(figure: Figure, there: bool) -> None:
     """Shows the caption above the figure, or leaves its room to the axes."""
-    title = figure._suptitle  # type: ignore[attr-defined]
+    title = figure._suptitle
     if title is not None:
         title.set_visible(there)
         title.set_in_layout(there)

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.layout import NUMBER
-from zerobench.records import palette
-from zerobench.records.palette import Fills
-from zerobench.results.tables import Results, run_folders
-from zerobench.strategies import Look, find, spare_look
+from ..records import palette
+from ..records.palette import Fills
+from ..results.tables import Results, run_folders
+from ..strategies import Look, find, spare_look
+from .layout import NUMBER
 
 BLACK, ORANGE, SKY, GREEN = palette.BLACK, palette.ORANGE, palette.SKY, palette.GREEN
 YELLOW, BLUE, VERMILION, PURPLE, GRAY = palette.YELLOW, palette.BLUE, palette.VERMILION, palette.PURPLE, palette.GRAY
@@ -91,7 +91,7 @@ def patches(fills: Fills) -> list[Patch]:
 
 def rule(label: str, line: str = "-", **more: object) -> Line2D:
     """A legend's entry for a line that is no strategy's."""
-    return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})  # type: ignore[arg-type]
+    return Line2D([], [], linestyle=line, label=label, **{"color": "black", **more})
 
 
 def number(axes: Axes, place: float, height: float, words: str, gap: float = 3) -> None:

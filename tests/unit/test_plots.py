@@ -1,0 +1,77 @@
+"""`results.plot`: axes by the code of the scripts, and sentences where there is nothing to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from tests.made_up import GRID, MIB, NUMBERS, results_of, run, texts, tops
+from zerobench.plots import Plots
+
+FIGURES = ("memory", "volume", "step_time", "timeline", "losses", "scaling", "throughput", "pareto")
+
+
+@pytest.fixture(autouse=True)
+def _no_window() -> Iterator[None]:
+    with mpl.rc_context({"backend": "agg"}):
+        yield
+    plt.close("all")
+
+
+def titled(axes: Axes) -> str:
+    return " ".join((axes.get_title("left") + axes.get_title()).split())
+
+
+def test_each_method_is_a_script_and_draws_by_its_code() -> None:
+    assert [name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name))] == [*FIGURES]
+    for name in FIGURES:
+        assert import_module(f"analysis.{name}").draw is import_module(f"zerobench.plots.{name}").draw
+
+
+def test_one_panel_is_axes_and_several_are_an_array() -> None:
+    one = results_of([run("ddp", 2), run("zero2", 2)]).plot.memory(capacity="100 MiB")
+    assert isinstance(one, Axes)
+    assert tops(one)[0.2] == pytest.approx(2 * sum(NUMBERS.values()) / MIB)
+    assert [line.get_ydata()[0] for line in one.lines] == [100.0]
+    assert one.figure.number in plt.get_fignums(), "a notebook shows it"
+    several = results_of(GRID).plot.volume()
+    assert isinstance(several, np.ndarray)
+    assert ["N = 2" in titled(axes) for axes in several] == [False, True]
+    assert len(results_of(GRID).plot.volume(panels=1).figure.axes) == 1
+
+
+def test_a_users_matplotlib_keeps_its_settings() -> None:
+    with mpl.rc_context({"font.size": 17, "axes.grid": False, "savefig.dpi": 33}):
+        before = dict(mpl.rcParams)
+        wide = results_of([run("ddp", 2)]).plot.step_time()
+        narrow = results_of([run("ddp", 2)]).plot(width="column", style="slides").step_time()
+        assert dict(mpl.rcParams) == before
+    assert (wide.figure.get_figwidth(), narrow.figure.get_figwidth()) == (7.0, 3.35)
+
+
+def test_what_did_not_run_is_drawn_or_a_sentence() -> None:
+    oom, crash = run("zero3", 2, "oom"), replace(run("zero1", 2, "crash"), reason="rank 1 died")
+    drawn = results_of([run("ddp", 2), oom, crash]).plot.memory()
+    assert "oom" in " ".join(texts(drawn.figure))
+    assert "crash" not in " ".join(texts(drawn.figure)), "a failed attempt is left out, as by the scripts"
+    mixed = replace(run("ddp", 2), device="cuda", run_id="gpu", cell_id="gpu")
+    devices = ["cuda" in titled(axes) for axes in results_of([run("ddp", 2), mixed]).plot.memory()]
+    assert sorted(devices) == [False, True], "one panel for each device"
+    for results, sentence in (
+        (results_of([]), "plot.memory: there are no runs in these results"),
+        (results_of([crash]), "plot.memory: no run has a result; the last is crash: rank 1 died"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            results.plot.memory()
+    with pytest.raises(ValueError, match="plot: style='big' is none of paper, slides"):
+        results_of([]).plot(style="big")
+    with pytest.raises(ValueError, match="'much' is no size"):
+        results_of([oom]).plot.memory(capacity="much")
+    assert isinstance(results_of([oom]).run("zero3-2-2-0").plot.memory(), Axes)

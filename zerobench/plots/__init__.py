@@ -1,0 +1,119 @@
+"""Figures of finished runs: what the scripts of analysis/ draw, and what `results.plot` returns as matplotlib axes.
+
+page.py says how large a figure and its text are, panels.py which cells stand side by side, marks.py and style.py what
+is drawn of them; each other module is a figure, with one function `draw(results, ...)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..results.selection import chosen
+from ..results.tables import Results
+from ..sizes import parse_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+    Drawn = Axes | np.ndarray[Any, np.dtype[np.object_]]
+    """One Axes, or an array of those of several panels, as `plt.subplots` returns them."""
+
+
+@dataclass(frozen=True)
+class Plots:
+    """Figures of some runs, a method each.
+
+    A method draws a panel for each set of cells that train the same thing, as the script of its name in analysis/ does,
+    and leaves out what that leaves out: failed attempts, and runs that a newer one of the same cell supersedes. It
+    returns one matplotlib Axes, or an array of Axes where there are several. `axes.figure` is the figure, which is
+    pyplot's: a notebook shows it, and so does `plt.show()`; further figures are `panels=`, the most that are drawn.
+
+    `results.plot(width="column", style="slides")` returns the same for another page.
+    """
+
+    results: Results
+    width: str = "page"
+    style: str = "paper"
+
+    def __call__(self, width: str = "page", style: str = "paper") -> Plots:
+        """Returns the figures for another page. `width`: page or column; `style`: paper or slides.
+
+        Raises ValueError, a sentence, for another word.
+        """
+        from .page import POINTS, WIDTHS
+
+        for name, value, known in (("width", width, WIDTHS), ("style", style, POINTS)):
+            if value not in known:
+                raise ValueError(f"plot: {name}={value!r} is none of {', '.join(known)}")
+        return replace(self, width=width, style=style)
+
+    def memory(self, capacity: int | str | None = None, **options: Any) -> Drawn:
+        """Model states and the peak by category, in bytes, with the prediction.
+
+        `capacity`: memory of a rank, in bytes or as in "24 GiB", drawn as a line.
+        """
+        return self._drawn("memory", capacity=None if capacity is None else parse_bytes(capacity), **options)
+
+    def volume(self, **options: Any) -> Drawn:
+        """Elements moved per step over ψ, by collective, with the prediction."""
+        return self._drawn("volume", **options)
+
+    def step_time(self, **options: Any) -> Drawn:
+        """Milliseconds of a step on the slowest rank, by phase, with the 95 % interval where there is one."""
+        return self._drawn("step_time", **options)
+
+    def timeline(self, **options: Any) -> Drawn:
+        """Live bytes by category within one step of the accounted pass; a panel for each cell."""
+        return self._drawn("timeline", **options)
+
+    def losses(self, **options: Any) -> Drawn:
+        """Losses of every step, and their differences from DDP's; two axes for each panel."""
+        return self._drawn("losses", **options)
+
+    def scaling(self, **options: Any) -> Drawn:
+        """States and peak against N, measured and predicted; two axes for each panel."""
+        return self._drawn("scaling", **options)
+
+    def throughput(self, drop_from: str = "ddp", **options: Any) -> Drawn:
+        """Tokens/s against N, what of it is lost, and the peak that pays for it; three axes for each panel.
+
+        `drop_from`: ddp, DDP at the same N; or linear, N times what the strategy reaches at N = 1.
+        """
+        return self._drawn("throughput", drop_from=drop_from, **options)
+
+    def pareto(self, **options: Any) -> Drawn:
+        """Tokens/s against peak memory, with the front of cells that no other beats in both."""
+        return self._drawn("pareto", **options)
+
+    def _drawn(self, name: str, **options: Any) -> Drawn:
+        """Draws one figure. Raises ValueError, a sentence, where no run can be drawn."""
+        from .page import Page, settle
+
+        results = self._standing(name)
+        with Page(width=self.width, style=self.style).used():
+            figure = import_module(f".{name}", __package__).draw(results, **options)
+            settle(figure)
+        return _shown(figure)
+
+    def _standing(self, name: str) -> Results:
+        runs = self.results.runs
+        if runs.empty:
+            raise ValueError(f"plot.{name}: there are no runs in these results")
+        results, _ = chosen(self.results, (), everything=False)
+        if results.runs.empty:
+            last = runs.iloc[-1]
+            raise ValueError(f"plot.{name}: no run has a result; the last is {last['status']}: {last['reason']}")
+        return results
+
+
+def _shown(figure: Any) -> Drawn:
+    """Makes the figure one of pyplot's, so that notebooks show it, and returns its axes."""
+    import numpy as np
+    from matplotlib import pyplot as plt
+
+    plt.figure(FigureClass=lambda **page: figure)
+    axes = np.array(figure.axes, dtype=object)
+    return axes[0] if len(axes) == 1 else axes

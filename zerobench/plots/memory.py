@@ -1,0 +1,93 @@
+"""Memory per strategy, stacked by category, with the prediction marked.
+
+Two bars a strategy: the model states (and what is in flight) at their own maximum, which formulas bind; and everything
+at the instant of the overall peak, with what the allocator has beyond the ledger on top, hatched. Each on the
+rank that needs most, of the newest launches. One panel for each set of cells that train the same thing; a cell that
+failed, or was not run, is drawn as such.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ..records import STATES
+from ..results.tables import Results
+from ..sizes import show_bytes
+from .marks import absent, bars, show, unit_of
+from .page import key, sheet
+from .panels import MOST_PANELS, comparisons, rows_of, title
+from .style import CATEGORIES, VERMILION, number, patches, rule, seen, stack
+
+OUTSIDE: dict[str, Any] = {"fill": False, "hatch": "////", "linewidth": 0.8}
+"""Part that is no category of the ledger's: the allocator's peak less the ledger's."""
+
+LEAST_OUTSIDE = 0.001
+"""Of the peak: less is not drawn."""
+
+CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
+
+
+def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:
+    """`capacity`: bytes that a rank has, drawn as a line."""
+    settings = comparisons(results)
+    largest = max([results.runs["peak_bytes"].max(), capacity], key=lambda size: 0 if pd.isna(size) else size)
+    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    figure, places = sheet(settings, panels, (3.2, 2.5), CAPTION)
+    for axes, cells in places:
+        bars(axes, cells, lambda axes, place, cell: _draw_cell(axes, place, cell, results, unit))
+        axes.set_ylabel(f"{name} on the fullest rank")
+        axes.set_title(title(cells, settings), loc="left")
+        if capacity is not None:
+            axes.axhline(capacity / unit, color=VERMILION, ls="--", lw=1.4)
+    lines = [
+        rule("states predicted, with what is in flight", lw=1.8),
+        rule("states by the paper's formula alone", ":", lw=1.4),
+    ]
+    if capacity is not None:
+        lines.append(rule(f"capacity of a rank: {show_bytes(capacity)}", "--", lw=1.4, color=VERMILION))
+    beside = (
+        [Patch(label="outside the ledger", **OUTSIDE)] if results.runs["outside_ledger_bytes"].notna().any() else []
+    )
+    key(figure, [*patches(seen(figure, CATEGORIES)), *beside, *lines])
+    return figure
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any, results: Results, unit: int) -> None:
+    memory = rows_of(results, "memory", cell)
+    memory = memory[(memory["phase"] == "step") & (memory["tier"] == "device")]
+    if memory.empty:
+        absent(axes, place, "no memory table")
+        return
+    for shift, total, column in ((-0.2, "states", "at_states_peak_bytes"), (0.2, "total", "at_peak_bytes")):
+        parts = {name: size / unit for name, size in _fullest(memory, total, column).items()}
+        height = stack(axes, place + shift, parts, CATEGORIES, 0.36)
+        if total == "total":
+            height += _stack_outside(axes, place + shift, height, cell, unit)
+        number(axes, place + shift, height, show(height))
+    span = (place - 0.4, place)
+    if pd.isna(cell.predicted_states_bytes):
+        return  # theory has nothing to say of a peer
+    axes.hlines(cell.predicted_states_bytes / unit, *span, color="black", lw=1.8)
+    axes.hlines(cell.floor_states_bytes / unit, *span, color="black", lw=1.4, linestyles=":")
+
+
+def _stack_outside(axes: Axes, place: float, below: float, cell: Any, unit: int) -> float:
+    """Bytes of the allocator at its peak beyond the ledger at its own: kernels, libraries, rounding."""
+    outside = cell.outside_ledger_bytes
+    if pd.isna(outside) or outside < LEAST_OUTSIDE * cell.peak_bytes:
+        return 0.0
+    axes.bar(place, outside / unit, 0.36, bottom=below, **OUTSIDE)
+    return float(outside / unit)
+
+
+def _fullest(memory: pd.DataFrame, total: str, column: str) -> dict[str, int]:
+    """Bytes by category on the rank, of the launches, where `total` is largest: those that make it up."""
+    most = memory[memory["category"] == total].sort_values("max_bytes").iloc[-1]
+    rank = memory[(memory["run_id"] == most["run_id"]) & (memory["rank"] == most["rank"])]
+    sizes = rank.set_index("category")[column]
+    return {name: int(sizes[name]) for name in (STATES if total == "states" else CATEGORIES)}

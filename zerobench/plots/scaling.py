@@ -1,0 +1,42 @@
+"""Model states and peak memory against the number of ranks, at a fixed micro-batch.
+
+Left: the states and what is in flight, at their maximum. Markers are measured, dashed lines predicted, dotted lines the
+paper's formula alone. Right: everything at the peak, measured. Each on the rank that needs most. One row of panels for
+each model and micro-batch; a cell that failed, or that has no run where others have, is named at its N.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..results.tables import Results
+from .marks import curves, entries, unit_of
+from .page import key, sheet
+from .panels import MOST_PANELS, grids, title
+from .style import rule
+
+CAPTION = "Memory on the fullest rank at a fixed micro-batch."
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """Two panels a setting: states, peak."""
+    settings = grids(results)
+    largest = results.runs["peak_bytes"].max()
+    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    figure, places = sheet(settings, panels, (3.2, 2.1), CAPTION, across=2)
+    for (states, peak), cells in places:
+        for mine, how in curves(states, cells, "states_bytes", "", unit):
+            for column, line in (("predicted_states_bytes", "--"), ("floor_states_bytes", ":")):
+                predicted = mine[column].astype("float64") / unit
+                states.plot(mine["world_size"], predicted, color=how["color"], linestyle=line, lw=1.2)
+        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+            pass
+        states.set_ylabel(f"states and what is in flight ({name})")
+        peak.set_ylabel(f"peak ({name})")
+        for axes in (states, peak):
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        states.set_title(title(cells, settings, ["micro_batch"]), loc="left")
+    lines = [rule("predicted", "--", lw=1.2), rule("the paper's formula alone", ":", lw=1.2)]
+    key(figure, [*entries(settings, ""), *lines])
+    return figure

@@ -1,0 +1,87 @@
+"""Time of a step per strategy, split into forward, backward and update, with the step's 95 % interval.
+
+The dot is the step of the slowest rank: the median over the steps of one launch with the interval of that median; or,
+of several launches, the geometric mean of their medians with a t-interval in which the launch is the unit. The figure
+says which. A bar is as high as the dot, and split in the proportions of the phases' own medians, which do not add up to
+the step's. Where there are too few steps for an interval there is none. A cell that failed, or was not run, is drawn as
+such.
+
+A cell that was traced (measure.trace=true) has a second bar, the step of the traced pass, which the profiler slows
+down: where nothing communicates, where computation hides communication, and where communication is exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.bars import split
+
+from ..results.tables import Results
+from .marks import bars, show
+from .page import key, sheet
+from .panels import MOST_PANELS, comparisons, on_cores, title, with_times
+from .style import OVERLAP, PHASES, number, patches, rule, seen, stack
+
+MS = 1000
+
+SPLIT = "Bars are split in the proportions of the phases' medians."
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One bar a cell."""
+    settings = with_times(comparisons(results))
+    figure, places = sheet(settings, panels, (3.2, 2.4), caption(settings))
+    for axes, cells in places:
+        bars(axes, cells, _draw_cell)
+        axes.set_ylabel("step on the slowest rank (ms)")
+        axes.set_title(title(cells, settings), loc="left")
+    step = rule("step, 95 % interval", marker="o", ms=4, lw=1.2)
+    traced = patches(OVERLAP) if any(is_traced(cells).any() for cells in settings) else []
+    key(figure, [*patches(seen(figure, PHASES)), step, *traced])
+    return figure
+
+
+def is_traced(cells: Any) -> Any:
+    """True where a cell, or each of some, has a traced pass to draw."""
+    return pd.notna(cells.traced_step_s) & (cells.status == "ok")
+
+
+def caption(settings: Sequence[pd.DataFrame]) -> str:
+    """Unit of the intervals."""
+    cells = pd.concat(settings)
+    cells = cells[cells["status"] == "ok"]
+    several, single = cells[cells["launches"] > 1], cells[cells["launches"] == 1]
+    words = []
+    if len(several):
+        counts = sorted({int(count) for count in several["launches"]})
+        words.append(f"over {' or '.join(map(str, counts))} launches")
+    if len(single):
+        words.append(f"over the steps of one launch{' elsewhere' if words else ''}")
+    none = " Without whiskers: too few steps for an interval." * bool(cells["step_s_low"].isna().any())
+    traced = " Right bar: the traced pass, slowed down by the profiler." * bool(is_traced(cells).any())
+    return f"Intervals: {'; '.join(words)}{on_cores(settings)}. {SPLIT}{none}{traced}" if words else "No cell is ok."
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+    traced = is_traced(cell)
+    middle, width = (place - 0.2, 0.36) if traced else (place, 0.6)
+    phases = split(cell.step_s * MS, {name: getattr(cell, f"{name}_s") for name in PHASES})
+    stack(axes, middle, phases, PHASES, width)
+    if traced:
+        stack(axes, place + 0.2, {name: size * MS for name, size in overlap_of(cell).items()}, OVERLAP, width)
+    low, step, high = (MS * value for value in (cell.step_s_low, cell.step_s, cell.step_s_high))
+    reach = None if pd.isna(low) else [[step - low], [high - step]]
+    axes.errorbar([middle], [step], reach, color="black", marker="o", ms=4, capsize=4, lw=1.2)
+    top = step if reach is None else high
+    number(axes, middle, top, show(step), 5)
+
+
+def overlap_of(cell: Any) -> dict[str, float]:
+    """The parts of a traced step, in seconds; they add up to it."""
+    parts = (cell.traced_step_s - cell.communication_s, cell.communication_s - cell.exposed_s, cell.exposed_s)
+    return dict(zip(OVERLAP, parts, strict=True))

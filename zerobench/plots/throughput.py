@@ -1,0 +1,96 @@
+"""Tokens/s against the number of ranks, what of it is lost in per cent, and the memory that pays for it.
+
+Left: tokens/s of all ranks together, with their 95 % interval where there is one. Middle: the drop,
+100 · (1 - tokens/s ÷ reference), where the reference is
+    ddp      what DDP reaches at the same N: the price of a stage (the default), or
+    linear   N times what the same strategy reaches at N = 1: the price of scaling.
+Where the reference was not measured there is no drop, and the panel says so. Right: peak memory on the fullest rank.
+Where ranks are processes of one CPU, the caption says how many cores they have, and the shade begins where there are
+more ranks than cores. A cell that failed, or that has no run where others have, is named at its N.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ..results.tables import Results
+from ..strategies import reference
+from .marks import curves, entries, unit_of
+from .page import key, sheet
+from .panels import MOST_PANELS, cores_of, grids, on_cores, title, with_times
+from .style import GRAY
+
+DDP, SHADE = reference().name, 0.15
+
+REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
+
+
+def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:
+    """Three panels a setting: tokens/s, drop, peak."""
+    settings = with_times(grids(results))
+    largest = results.runs["peak_bytes"].max()
+    name, unit = unit_of(0 if pd.isna(largest) else largest)
+    caption = f"Throughput at a fixed micro-batch{on_cores(settings)}, with 95 % intervals; "
+    caption += f"its drop is against {REFERENCES[drop_from]}."
+    figure, places = sheet(settings, panels, (2.2, 1.9), caption, across=3)
+    for (rate, lost, peak), cells in places:
+        cells = cells.assign(drop=drop(cells, drop_from))
+        for mine, how in curves(rate, cells, "tokens_per_s"):
+            _whiskers(rate, mine, how["color"])
+        for _ in curves(lost, cells, "drop"):
+            pass
+        _say_what_has_no_reference(lost, cells)
+        for _ in curves(peak, cells, "peak_bytes", "-", unit):
+            pass
+        lost.axhline(0, color="black", lw=0.8)
+        for axes in (rate, lost):
+            _shade_shared_cores(axes, cells)
+        rate.set_ylabel("tokens/s, all ranks together")
+        lost.set_ylabel(f"drop against {REFERENCES[drop_from]} (%)")
+        peak.set_ylabel(f"peak on the fullest rank ({name})")
+        for axes in (rate, peak):
+            axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+        rate.set_title(title(cells, settings, ["micro_batch"]), loc="left")
+    shade = [Patch(color=GRAY, alpha=SHADE, lw=0, label="more ranks than cores")]
+    shaded = any(_most_ranks(cells) > cores_of(cells) for cells in settings)
+    key(figure, [*entries(settings), *shade * shaded])
+    return figure
+
+
+def _most_ranks(cells: pd.DataFrame) -> int:
+    ran = cells.loc[cells["status"] == "ok", "world_size"]
+    return int(ran.max()) if len(ran) else 0
+
+
+def _shade_shared_cores(axes: Axes, cells: pd.DataFrame) -> None:
+    cores, high = cores_of(cells), axes.get_xlim()[1]
+    if _most_ranks(cells) > cores:
+        axes.axvspan(cores + 0.5, high, color=GRAY, alpha=SHADE, lw=0, zorder=0)
+        axes.set_xlim(right=high)
+
+
+def drop(cells: pd.DataFrame, drop_from: str) -> pd.Series:
+    """Per cent of the reference that a cell does not reach; NaN where there is no reference, or no cell."""
+    if drop_from == DDP:
+        ok = cells[(cells["strategy"] == DDP) & (cells["status"] == "ok")]
+        most = cells["world_size"].map(ok.groupby("world_size")["tokens_per_s"].max())
+    else:
+        alone = cells[(cells["world_size"] == 1) & (cells["status"] == "ok")]
+        most = cells["label"].map(alone.groupby("label")["tokens_per_s"].max()) * cells["world_size"]
+    return 100 * (1 - cells["tokens_per_s"] / most.astype("float64"))
+
+
+def _whiskers(axes: Axes, cells: pd.DataFrame, color: str) -> None:
+    known = cells.dropna(subset=["tokens_per_s_low"])
+    middle = known["tokens_per_s"]
+    reach = [middle - known["tokens_per_s_low"], known["tokens_per_s_high"] - middle]
+    axes.errorbar(known["world_size"].astype(int), middle, reach, color=color, ls="", capsize=3, lw=1)
+
+
+def _say_what_has_no_reference(axes: Axes, cells: pd.DataFrame) -> None:
+    lacking = cells[(cells["status"] == "ok") & cells["drop"].isna()]
+    words = [f"{cell.label}: no reference at N = {cell.world_size}" for cell in lacking.itertuples()]
+    axes.text(0.02, 0.98, "\n".join(words), transform=axes.transAxes, va="top", fontsize="small", style="italic")

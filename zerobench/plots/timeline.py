@@ -1,0 +1,101 @@
+"""Memory against time within one step, stacked by category, with the phases of the step marked.
+
+The last measured step of the accounted pass, on the rank that needs most. That pass carries the instrument and is
+slower than the timed one: the milliseconds order the instants, they are no step time. One panel a cell, with one scale
+for cells that train the same thing; a cell that failed, or was not run, is an empty panel that says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..results.tables import Results
+from .marks import absent, show, unit_of
+from .page import key, sheet
+from .panels import MOST_PANELS, comparisons, rows_of, title
+from .style import CATEGORIES, LEAST, patches
+
+CAPTION = "One step of the accounted pass, which the instrument slows down: its milliseconds are no step time."
+
+MS = 1000
+
+LITTLE, NONE = 0.15, 0.05
+"""Of the step: a phase that is shorter has its name upright, or outside of it."""
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One panel a cell."""
+    settings = comparisons(results)
+    singles = [cells.iloc[[place]] for cells in settings for place in range(len(cells))]
+    scales = [cells["peak_bytes"].max() for cells in settings for _ in range(len(cells))]
+    alike = title(settings[0], settings)
+    figure, places = sheet(singles, panels, (3.2, 1.9), CAPTION + f" All: {alike}." * (len(settings) == 1))
+    drawn: set[str] = set()
+    for (axes, cells), most in zip(places, scales, strict=False):
+        name, unit = unit_of(0 if pd.isna(most) else most)
+        cell: Any = next(cells.itertuples())
+        axes.set_title(cell.label if len(settings) == 1 else f"{cell.label}: {title(cells, settings)}", loc="left")
+        axes.set_ylabel(f"live on the fullest rank ({name})")
+        axes.set_xlabel("time in the accounted step (ms)")
+        axes.set_ylim(0, 1.3 * (1 if pd.isna(most) else most / unit))
+        rows = rows_of(results, "timeline", cell)
+        if cell.status != "ok" or rows.empty:
+            absent(axes, 0.5, str(cell.status) if cell.status != "ok" else "no timeline")
+            axes.set_xticks([])
+        else:
+            drawn |= _stack(axes, _fullest(rows), unit)
+            axes.axhline(cell.peak_bytes / unit, color="black", lw=0.8, ls=":")  # its instant may be too short to see
+            axes.annotate(f"peak {show(cell.peak_bytes / unit)}", (0.01, cell.peak_bytes / unit), (0, 1),
+                          xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                          fontsize="small")  # fmt: skip
+    key(figure, patches({name: how for name, how in CATEGORIES.items() if name in drawn}))
+    return figure
+
+
+def _fullest(rows: pd.DataFrame) -> pd.DataFrame:
+    """The instants, in their order, of the launch and rank with the largest sum."""
+    total = rows[[f"{name}_bytes" for name in CATEGORIES]].sum(axis=1)
+    most = rows.loc[total.idxmax()]
+    return rows[(rows["run_id"] == most["run_id"]) & (rows["rank"] == most["rank"])].sort_values("instant")
+
+
+def _stack(axes: Axes, rows: pd.DataFrame, unit: int) -> set[str]:
+    """Draws steps: what is alive stays so until the next instant. Returns the categories that can be seen."""
+    ms = rows["seconds"].to_numpy() * MS
+    low, drawn = 0 * ms, set()
+    for name, (color, hatch) in CATEGORIES.items():
+        high = low + rows[f"{name}_bytes"].to_numpy(dtype="float64") / unit
+        axes.fill_between(ms, low, high, step="post", facecolor=color, hatch=hatch, edgecolor="white", lw=0, label=name)
+        drawn |= {name} if (high - low).max() > LEAST * axes.get_ylim()[1] else set()
+        low = high
+    axes.set_xlim(0, ms[-1])
+    _mark_phases(axes, rows, ms[-1])
+    return drawn
+
+
+def _mark_phases(axes: Axes, rows: pd.DataFrame, end: float) -> None:
+    """A line where each phase begins, and its name at the top: upright where there is little room, and left of the line
+    where there is none. What is between two phases counts as data, and is mostly too short for a name.
+    """
+    phases = rows["phase"]
+    begins = rows[phases != phases.shift()]
+    starts = list(begins["seconds"] * MS)
+    free = 0.0
+    for phase, start, stop in zip(begins["phase"], starts, [*starts[1:], end], strict=True):
+        axes.axvline(start, color="black", lw=0.8, ls="--")
+        room = stop - start
+        if (phase == "data" and room < LITTLE * end) or (room < NONE * end and start - free < NONE * end):
+            continue
+        place, side = ((start + stop) / 2, "center") if room >= LITTLE * end else (start, "left")
+        if room < NONE * end:
+            side = "right"
+        free = start if side == "right" else start + NONE * end
+        axes.annotate(
+            phase, (place, 1), ({"center": 0, "left": 2, "right": -2}[side], -2), textcoords="offset points",
+            xycoords=axes.get_xaxis_transform(), ha=side, va="top", fontsize="small",
+            rotation=0 if side == "center" else 90, annotation_clip=False,
+        )  # fmt: skip

@@ -1,0 +1,42 @@
+"""Communication volume of a step per strategy, in ψ (elements moved over parameters), stacked by collective.
+
+By the paper's convention: an all-reduce of ψ elements counts 2, a reduce-scatter or an all-gather 1. The black mark is
+the prediction. One panel for each set of cells that train the same thing; a cell that failed, or was not run, is
+drawn as such.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..results.tables import Results
+from .marks import bars
+from .page import key, sheet
+from .panels import MOST_PANELS, comparisons, title
+from .style import COLLECTIVES, number, patches, rule, seen, stack
+
+CAPTION = "What a rank communicates in one step, by collective."
+
+
+def draw(results: Results, panels: int = MOST_PANELS) -> Figure:
+    """One bar a cell."""
+    settings = comparisons(results)
+    figure, places = sheet(settings, panels, (3.2, 2.2), CAPTION)
+    for axes, cells in places:
+        bars(axes, cells, _draw_cell)
+        axes.set_ylabel("volume of a step (ψ)")
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]) * 1.08)
+        axes.set_title(title(cells, settings), loc="left")
+    handles = [*patches(seen(figure, COLLECTIVES)), rule("predicted", lw=1.8)]
+    key(figure, handles)
+    return figure
+
+
+def _draw_cell(axes: Axes, place: int, cell: Any) -> None:
+    parts = {name: getattr(cell, f"volume_{name}_psi") for name in COLLECTIVES}
+    height = stack(axes, place, parts, COLLECTIVES, 0.6)
+    number(axes, place, height, f"{height:.3f}")
+    axes.hlines(cell.predicted_volume_psi, place - 0.38, place + 0.38, color="black", lw=1.8)
