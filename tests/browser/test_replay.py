@@ -77,10 +77,19 @@ def test_tiers_hops_and_storages_that_grow_are_shown(browser: Chromium, world: W
         assert sum(size for _, size in one["blocks"][0]) == sums.sum(), "blocks of both tiers"
         assert (event >= 9) is (browser.run(MOVED) == '{"down":768}')
         if event in (6, 7):
-            assert one["flights"] == [[768, "reduce-scatter · a768 B among 2"]]
+            size = {6: 512, 7: 768}[event]
+            assert one["flights"] == [[size, f"reduce-scatter · a{size} B among 2"]]
             assert one["sent"] == {6: 384, 7: 512.5}[event]
         seen.append(event)
     assert seen[-6:] == [6, 7, 8, 9, 10, 11]
+    scrub(browser, browser.run("return replay.stops.at(-6)"))
+    facts = """replay.point(document.querySelector('.flight .pill'));
+    return [...document.querySelectorAll('#card dd')].map((one) => one.textContent)"""
+    volume = f"volume of a step: {panel.formulas['volume'].equation} elements = {panel.formulas['volume'].value:,}. "
+    assert browser.run(facts) == [
+        "reduce-scatter", "a", "2", "event 6, by no line of Python", "512 B of tensors, 384 B sent by a rank",
+        f"{volume}ZeRO, arXiv 1910.02054, section 7.2.2",
+    ]  # fmt: skip
     press(browser, "\ue010")  # End
     assert browser.run("return document.querySelector('.map').blocks.filter((one) => one.shown).length") == 2
 

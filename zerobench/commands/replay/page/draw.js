@@ -88,9 +88,10 @@ function blockMap(stream, width, ofDevice, label) {
     svg("title", {}, words).textContent = row.key;
     made.rows.set(row.key, { band, words, key: row.key });
   }
-  made.blocks = stream.spells.map((spell, number) => {
+  made.blocks = stream.spells.map((spell) => {
     const row = plan.byKey.get(spell.row), long = Math.max(1, spell.bytes * scale(spell.tier) - 0.6);
-    const block = svg("rect", { x: (LABELS + spell.x * scale(spell.tier)).toFixed(2), y: row.y + spell.line * LINE, width: long.toFixed(2), height: LINE - 1, class: "block", id: `${made.id || ""}b${number}` }, made);
+    const x = (LABELS + spell.x * scale(spell.tier)).toFixed(2), y = row.y + spell.line * LINE;
+    const block = svg("rect", { x, y, width: long.toFixed(2), height: LINE - 1, class: "block" }, made);
     block.spell = spell;
     block.style.display = "none";
     return block;

@@ -72,16 +72,18 @@ class Stream {
     const number = this.number("operation", event);
     let one = operations.get(number);
     if (!one) {
-      one = { from: event, wait: -1, bytes: 0, wire: 0, between: 0, launches: 0, control: this.number("control", event),
+      one = { from: event, wait: -1, launches: [], control: this.number("control", event),
         collective: this.word("collective", event), unit: this.word("unit", event), ranks: this.number("group_size", event) };
       operations.set(number, one);
       this.operations.push(one);
     }
-    one.bytes += this.number("bytes", event);
-    one.wire += this.number("wire_bytes", event);
-    one.between += this.number("between_bytes", event);
-    one.launches += 1;
+    one.launches.push(event);
     one.last = event;
+  }
+
+  /* The sum of a column over what an operation has launched by an event. */
+  launched(one, column, event) {
+    return one.launches.filter((at) => at <= event).reduce((sum, at) => sum + this.number(column, at), 0);
   }
 
   /* The last event at or before a tick; the state is that after it. */

@@ -1,6 +1,7 @@
 /* Controls: the cursor, play, the rank, N, the legend, keys, the card on what the pointer or the focus is on. */
 
 const STEP_SECONDS = 40; /* of a step played at 1x */
+const ordered = (ticks) => [...new Set(ticks)].sort((a, b) => a - b);
 const get = (id) => document.getElementById(id);
 
 class Page {
@@ -47,14 +48,18 @@ class Page {
       made.addEventListener("click", () => { this.of = column; this.figure(); get("of").querySelector("[aria-pressed=true]").focus(); });
       return made;
     }));
-    if (this.data.worlds.length > 1) scaleFigure(get("scale-figure"), this.data, this.world, this.of);
-    else { get("scale-title").textContent = "The step in numbers"; get("of").hidden = true; get("scale-figure").hidden = true; get("scale-figure").parentNode.classList.add("alone"); }
+    const several = this.data.worlds.length > 1;
+    if (several) scaleFigure(get("scale-figure"), this.data, this.world, this.of);
+    else get("scale-title").textContent = "The step in numbers";
+    for (const part of [get("of"), get("scale-figure")]) part.hidden = !several;
+    get("scale-figure").parentNode.classList.toggle("alone", !several);
   }
 
   build() {
     this.stage = new Stage(get("stage"), this.data, this.world, this.rank);
-    this.stops = [...new Set(streamsOf(this.world).flatMap((stream) => [...stream.tick.slice(firstShown(stream))]))].sort((a, b) => a - b);
-    this.collectives = [...new Set(streamsOf(this.world).flatMap((stream) => stream.operations.flatMap((one) => [stream.tick[one.from], ...(one.wait < 0 ? [] : [stream.tick[one.wait]])])))].sort((a, b) => a - b);
+    const streams = streamsOf(this.world), ends = (one) => (one.wait < 0 ? [one.from] : [one.from, one.wait]);
+    this.stops = ordered(streams.flatMap((stream) => [...stream.tick.slice(firstShown(stream))]));
+    this.collectives = ordered(streams.flatMap((stream) => stream.operations.flatMap(ends).map((event) => stream.tick[event])));
     this.hide();
     this.go(this.tick);
   }
@@ -242,8 +247,10 @@ class Page {
   provenance() {
     const runs = this.data.worlds.flatMap((world) => world.panels).filter((panel) => panel.run_id);
     get("scale-words").textContent = this.data.scale_words;
-    get("provenance").append(...runs.map((panel) =>
-      element("p", {}, element("b", {}, panel.run_id), ` commit ${(panel.commit || "unknown").slice(0, 10)}, torch ${panel.torch_version}`, element("br"), element("code", {}, panel.command))));
+    get("provenance").append(...runs.map((panel) => {
+      const words = ` commit ${(panel.commit || "unknown").slice(0, 10)}, torch ${panel.torch_version}`;
+      return element("p", {}, element("b", {}, panel.run_id), words, element("br"), element("code", {}, panel.command));
+    }));
   }
 }
 

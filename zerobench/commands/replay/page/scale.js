@@ -3,8 +3,9 @@
 const FIGURES = { peak_bytes: "peak", states_bytes: "model states", wire_bytes: "sent per step" };
 
 function scaleFigure(root, data, chosen, column) {
-  const width = Math.max(280, Math.min(560, root.clientWidth)), height = 230, left = 58, bottom = 34, top = 10;
-  const made = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "scale", role: "img", "aria-label": `${FIGURES[column]} of a rank against the number of ranks; the table has the values` });
+  const width = Math.max(280, Math.min(560, root.clientWidth)), height = 230, left = 68, bottom = 34, top = 10;
+  const label = `${FIGURES[column]} of a rank against the number of ranks; the table has the values`;
+  const made = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "scale", role: "img", "aria-label": label });
   const steps = [...new Set(data.worlds.map((one) => one.n))].sort((a, b) => a - b);
   const most = 1.08 * Math.max(...data.worlds.flatMap((world) => world.panels.map((panel) => panel[column] || 0)));
   const x = (n) => left + 14 + (steps.length > 1 ? (Math.log2(n / steps[0]) / Math.log2(steps.at(-1) / steps[0])) * (width - left - 34) : (width - left) / 2);

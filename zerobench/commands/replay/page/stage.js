@@ -150,8 +150,8 @@ class Stage {
   showWire(one, tick) {
     const { lane, line, width, panel } = one.wire, stream = one.shown[0].stream, event = stream.at(tick);
     const flying = stream.inFlight(event, tick), most = stream.sent(stream.length - 1), sent = stream.sent(event);
-    const words = flying.map((each) => `${spoken(each.collective)} ${each.unit} ${exact(each.bytes)}`).join("; ") || "nothing in flight";
-    if (lane.words !== words) this.drawWire(lane, width, flying, panel);
+    const words = flying.map((each) => `${spoken(each.collective)} ${each.unit} ${exact(stream.launched(each, "bytes", event))}`).join("; ") || "nothing in flight";
+    if (lane.words !== words) this.drawWire(lane, width, flying, panel, stream, event);
     lane.words = words;
     lane.setAttribute("aria-label", `between the ranks: ${words}`);
     line.replaceChildren(element("span", { class: "sent-bar", style: `--part: ${most ? sent / most : 0}` }), `sent ${bytes(sent)} of ${bytes(most)}`);
@@ -159,7 +159,7 @@ class Stage {
     line.title = `${exact(sent)} of ${exact(most)} by rank ${stream.rank}`;
   }
 
-  drawWire(lane, width, flying, panel) {
+  drawWire(lane, width, flying, panel, stream, event) {
     lane.replaceChildren();
     svg("line", { x1: 0, x2: width, y1: 26, y2: 26, class: "idle" }, lane);
     if (!flying.length) {
@@ -167,22 +167,25 @@ class Stage {
       text(lane, width / 2, 30, "nothing in flight", { class: "quiet" });
     }
     const shown = flying.slice(-2), room = width / Math.max(1, shown.length);
-    shown.forEach((one, place) => this.drawFlight(lane, one, place * room, room, panel, place ? 0 : flying.length - shown.length));
+    shown.forEach((one, place) => {
+      const group = this.drawFlight(lane, one, stream.launched(one, "bytes", event), place * room, room, place ? 0 : flying.length - shown.length);
+      group.facts = () => factsOfOperation(panel, stream, one, stream.at(Number(document.getElementById("scrub").value)));
+    });
   }
 
-  drawFlight(lane, one, left, room, panel, more) {
+  drawFlight(lane, one, sum, left, room, more) {
     const group = svg("g", { class: `flight ${one.wait < 0 ? "issued" : ""}` }, lane), middle = left + room / 2;
     const ranks = one.ranks && one.ranks !== this.world.n ? ` among ${one.ranks}` : "";
     const name = `${spoken(one.collective)}${one.unit ? ` · ${one.unit}` : ""}`;
-    const size = `${bytes(one.bytes)}${ranks}${one.wait < 0 ? ", launched" : ""}${more ? ` (+${more})` : ""}`;
+    const size = `${bytes(sum)}${ranks}${one.wait < 0 ? ", launched" : ""}${more ? ` (+${more})` : ""}`;
     for (let x = left + 9, turn = 0; x < left + room - 5; x += 17, turn++)
       svg("path", { d: turn % 2 ? `M${x},50V4M${x - 3.5},9L${x},3L${x + 3.5},9` : `M${x},2V48M${x - 3.5},43L${x},49L${x + 3.5},43`, class: "arrow" }, group);
     const long = Math.min(room - 4, 18 + 6.4 * Math.max(name.length, size.length));
     const pill = svg("rect", { x: middle - long / 2, y: 11, width: long, height: 31, rx: 8, class: "pill" }, group);
-    pill.dataset.bytes = one.bytes;
+    pill.dataset.bytes = sum;
     text(group, middle, 24, name, { class: "pill-words" });
     text(group, middle, 37, size, { class: "pill-words size" });
-    group.facts = () => factsOfOperation(panel, one);
+    return group;
   }
 
   /* Beside each strategy's bytes: how they compare with those of the first at the same place. */

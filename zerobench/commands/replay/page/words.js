@@ -97,12 +97,13 @@ function factsOf(panel, stream, spell, event) {
   ];
 }
 
-function factsOfOperation(panel, one) {
-  const volume = panel.formulas.volume;
+function factsOfOperation(panel, stream, one, event) {
+  const volume = panel.formulas.volume, [size, wire, between] = ["bytes", "wire_bytes", "between_bytes"].map((column) => stream.launched(one, column, event));
   return [
     ["collective", spoken(one.collective)], ["unit", one.unit || "none"], ["ranks", `${one.ranks}`],
-    ["bytes", `${exact(one.bytes)} of tensors, ${exact(one.wire)} sent by each rank`],
-    ...(one.between ? [["between nodes", exact(one.between)]] : []),
+    ["launched at", `event ${one.from.toLocaleString("en-US")}, by ${stream.word("source", one.from) || "no line of Python"}`],
+    ["bytes", `${exact(size)} of tensors, ${exact(wire)} sent by a rank`],
+    ...(between ? [["between nodes", exact(between)]] : []),
     ["equation", volume ? `volume of a step: ${volume.equation} elements = ${volume.value.toLocaleString("en-US")}. ${panel.volume_source}` : "no closed form"],
   ];
 }
