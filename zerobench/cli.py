@@ -50,7 +50,7 @@ Verbs:
   zerobench status [RESULTS]                                           what a results folder holds
   zerobench show RUN [--results DIR]                                   one run as a readable account
   zerobench replay [RUNS] --out step.html                              the recorded step as a page that moves, or a film
-  zerobench export [RUNS] --format csv|markdown|parquet [--out FILE]   tables of finished runs
+  zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
   zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit

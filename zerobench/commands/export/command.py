@@ -12,6 +12,7 @@ from ...results.conditions import add_options
 from ...results.selection import chosen as chosen_runs
 from ...sizes import printable
 from . import perfetto, tensorboard, wandb_lines
+from .latex import to_latex
 from .table import TEXTS, note_of, select
 
 
@@ -20,6 +21,8 @@ def collect(results: tables.Results, out: Path) -> str:
     tables.collect(results, out)
     return ""
 
+
+LATEX = "latex"
 
 FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "parquet": collect,
@@ -45,18 +48,24 @@ def export(arguments: list[str]) -> int:
             if said:
                 print(printable(said))
             return 0
-        short = chosen.format == "markdown"
-        frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
+        text = _text_of(results, chosen)
     except (FileNotFoundError, ValueError) as error:
         print(printable(f"zerobench export: {error}"), file=sys.stderr)
         return 2
-    text = TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if chosen.format == "markdown" else "")
     if chosen.out is None:
         sys.stdout.write(text)
     else:
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(text)
     return 0
+
+
+def _text_of(results: tables.Results, chosen: argparse.Namespace) -> str:
+    if chosen.format == LATEX:
+        return to_latex(results, chosen.table, chosen.columns)
+    short = chosen.format == "markdown"
+    frame, columns = select(results, chosen.table, chosen.columns, chosen.latest, short)
+    return TEXTS[chosen.format](frame[columns]) + (note_of(frame, columns) if short else "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,15 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--format",
-        choices=(*TEXTS, *FILES),
+        choices=(*TEXTS, LATEX, *FILES),
         default="csv",
-        help="csv, markdown: one table as text; parquet: every table of all runs as one file each in the folder --out,"
-        " which zerobench.load reads; tensorboard: each run's scalars in the folder --out (zerobench[tensorboard]);"
-        " wandb: each run's history, summary and config in the folder --out, as JSON lines; perfetto: the step of all"
-        " ranks (of runs with measure.events=true) as one trace in the file --out, for ui.perfetto.dev",
+        help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
+        " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
+        " file each in the folder --out, which zerobench.load reads; tensorboard: each run's scalars in the folder"
+        " --out (zerobench[tensorboard]); wandb: each run's history, summary and config in the folder --out, as JSON"
+        " lines; perfetto: the step of all ranks (of runs with measure.events=true) as one trace in the file --out,"
+        " for ui.perfetto.dev",
     )
-    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv and markdown")
-    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for markdown runs")
+    parser.add_argument("--table", choices=tuple(tables.ALL_TABLES), default="runs", help="for csv, markdown and latex")
+    parser.add_argument("--columns", help="comma-separated; default: all for csv, a short set for runs else")
     parser.add_argument("--latest", action="store_true", help="the newest run of each cell only")
     add_options(parser, attempts=False)
     parser.add_argument(
