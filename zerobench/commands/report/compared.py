@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from ...records import CATEGORIES
 from ...sizes import show_bytes
 from ..compare.comparison import Change, Compared, Comparison
-from ..compare.paired import UNJUDGED
+from ..compare.paired import NOISE, UNJUDGED
 from ..compare.words import NOT_COMPARABLE, passages, percent, title
 from ..passages import Grid
-from .figures import MOST, exactly
+from .figures import MOST, exactly, key_to
 from .markup import Html, details, h, join, parts
 from .svg import Delta, Piece, deltas, legend
+from .verdict import NAMED
 
 NONE = "–"
 WHY = {UNJUDGED: f"{UNJUDGED}, for launches were not in turns"}
@@ -98,12 +99,20 @@ def _times(pairs: Sequence[Compared]) -> str:
             step = pair.effects[0]
             known = step.low is not None and step.high is not None
             interval = f" ({step.low:.3f}–{step.high:.3f})" if known else ""
-            groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(
-                f"{title(pair)} × {step.ratio:.3f}{interval}"
-            )
+            told = f"{title(pair)} × {step.ratio:.3f}{interval}"
+            groups.setdefault(WHY.get(step.verdict, step.verdict), []).append(told)
         else:
-            groups.setdefault(f"not comparable: {'; '.join(pair.time_refused)}", []).append(title(pair))
-    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in groups.items()) or NOT_COMPARABLE
+            groups.setdefault(f"{NOT_COMPARABLE}: {'; '.join(pair.time_refused)}", []).append(title(pair))
+    words = []
+    for verdict in sorted(groups, key=lambda one: one == NOISE):
+        words.append(f"{verdict} in {len(groups[verdict])} of {len(pairs)} cells{_named(verdict, groups[verdict])}")
+    return "; ".join(words) or NOT_COMPARABLE
+
+
+def _named(verdict: str, told: Sequence[str]) -> str:
+    """Lists cells whose times are no noise, the first ones of many."""
+    more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    return "" if verdict == NOISE else f": {', '.join(told[:NAMED])}{more}"
 
 
 def _losses(pairs: Sequence[Compared]) -> str:
@@ -145,25 +154,33 @@ def _moved(pair: Compared, metric: str) -> str:
     return signed(change.difference) if metric.endswith("_bytes") else f"{change.difference:+.6f}"
 
 
-def figure(found: Comparison) -> Html:
-    """Builds the differences at the peak, by category, of the pairs in which they moved; nothing where none did."""
+def figures(found: Comparison) -> Html:
+    """Builds the differences at the peak by category, and the steps' ratios; of the pairs that have any."""
     moved = [pair for pair in found.pairs if pair.at_peak]
-    if not moved:
-        return Html("")
+    timed = [pair for pair in found.pairs if pair.effects]
     rows = [_delta(pair) for pair in moved[:MOST]]
     there = {piece.name for row in rows for piece in row.pieces}
-    left = f" {MOST} of {len(moved)} cells are drawn; the table has all." if len(moved) > MOST else ""
-    said = f" at the peak from A to B, by category: to the right more, to the left less.{left}"
-    return h(
-        "div",
-        h(
-            "figure",
-            h("figcaption", h("b", "What moved"), said),
-            deltas(rows, "What moved at the peak, by category"),
-            legend([name for name in CATEGORIES if name in there]),
-        ),
-        class_="figures",
-    )
+    said = "at the peak from A to B, by category: to the right more, to the left less."
+    names = [name for name in CATEGORIES if name in there]
+    ratios = [_ratio(pair) for pair in timed[:MOST]]
+    slower = "ratio of steps, B over A: to the right slower, to the left faster."
+    drawn = [_figure("What moved", said, rows, len(moved), names)] * bool(moved)
+    drawn += [_figure("Time", slower, ratios, len(timed), ["step"], key_to("whisker", "95 % interval"))] * bool(timed)
+    return h("div", *drawn, class_="figures") if drawn else Html("")
+
+
+def _figure(name: str, said: str, rows: Sequence[Delta], count: int, names: Sequence[str], *more: Html) -> Html:
+    left = f" {MOST} of {count} cells are drawn; the table has all." if count > MOST else ""
+    return h("figure", h("figcaption", h("b", name), f" {said}{left}"), deltas(rows, name), legend(names, *more))
+
+
+def _ratio(pair: Compared) -> Delta:
+    step = pair.effects[0]
+    reach = None if step.low is None or step.high is None else (step.low - 1, step.high - 1)
+    interval = f"95 % interval {step.low:.3f}–{step.high:.3f}" if reach else "too few launches for an interval"
+    told = f"{title(pair)}\nratio of steps {step.ratio:.3f}\n{interval}\n{step.verdict}"
+    text = f"× {step.ratio:.3f}, {step.verdict.split(':')[0]}"
+    return Delta(title(pair), text, told, [Piece("step", step.ratio - 1, told)], reach)
 
 
 def _delta(pair: Compared) -> Delta:

@@ -47,7 +47,7 @@ def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, titl
             f"no cell of {folders[0]} is also in {folders[1]}; `zerobench report` of each tells what is there"
         )
     inside = join(
-        [answers(list(compared.summary(found))), compared.figure(found), grid(compared.table(found), "Cells")]
+        [answers(list(compared.summary(found))), compared.figures(found), grid(compared.table(found), "Cells")]
     )
     both = replace(a, runs=pd.concat([a.runs, b.runs], ignore_index=True))
     runs = [*runs_of(a, folders[:1]), *runs_of(b, folders[1:])]  # apart: equal code names runs alike

@@ -101,7 +101,8 @@ def _time(label: str, row: Row) -> Bar:
     return Bar(label, show_ms(step), "\n".join(lines), [Piece("step", step, "\n".join(lines[:3]))], below, reach=reach)
 
 
-def _key(kind: str, words: str) -> Html:
+def key_to(kind: str, words: str) -> Html:
+    """Builds a legend's entry for a mark or a whisker."""
     drawn = {
         "mark": h("line", x1=7, x2=7, y1=0, y2=12, class_="mark"),
         "whisker": h("path", d="M1,6 H13 M1,2 v8 M13,2 v8", class_="whisker"),
@@ -116,14 +117,14 @@ def _has(*keys: str) -> Callable[[Row], bool]:
 KINDS = (
     Kind(
         "Memory", "at the peak, on the fullest rank, by category; the thin line below: states at their most.",
-        _has("peak_bytes", "states_bytes"), _memory, (*CATEGORIES, "states"), (_key("mark", "states predicted"),),
+        _has("peak_bytes", "states_bytes"), _memory, (*CATEGORIES, "states"), (key_to("mark", "states predicted"),),
     ),
     Kind(
         "Traffic", "elements that a rank moves in a step, over ψ, by collective.",
-        lambda row: bool(row["volume_psi"]), _traffic, COLLECTIVES, (_key("mark", "predicted"),),
+        lambda row: bool(row["volume_psi"]), _traffic, COLLECTIVES, (key_to("mark", "predicted"),),
     ),
     Kind(
         "Time", "of a step on the slowest rank; the thin line below: phases, each its own median.",
-        _has("step_s"), _time, ("step", *PHASES), (_key("whisker", "95 % interval"),),
+        _has("step_s"), _time, ("step", *PHASES), (key_to("whisker", "95 % interval"),),
     ),
 )  # fmt: skip

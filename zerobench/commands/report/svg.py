@@ -55,12 +55,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Delta:
-    """A row of differences: pieces above zero to the right of the middle, below zero to the left."""
+    """A row of differences: pieces above zero to the right of the middle, below zero to the left; `reach` likewise."""
 
     label: str
     text: str
     told: str
     pieces: Sequence[Piece]
+    reach: tuple[float, float] | None = None
 
 
 def patterns() -> Html:
@@ -136,12 +137,15 @@ def _whisker(low: float, high: float) -> Html:
 
 def deltas(rows: Sequence[Delta], name: str) -> Html:
     """Builds a figure of differences around zero. `name`: its subject, for screen readers."""
-    most = max(
-        (abs(sum(p.value for p in row.pieces if p.value * way > 0)) for row in rows for way in (1, -1)), default=0
-    )
+    most = max((_farthest(row) for row in rows), default=0.0)
     scale = WIDTH / 2 / (most or 1.0)
     drawn = [_delta(row, place, scale) for place, row in enumerate(rows)]
     return h("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {ROW * len(rows):g}", role="group", aria_label=name)
+
+
+def _farthest(row: Delta) -> float:
+    sums = [abs(sum(piece.value for piece in row.pieces if piece.value * way > 0)) for way in (1, -1)]
+    return max(*sums, *map(abs, row.reach or (0.0,)))
 
 
 def _delta(row: Delta, place: int, scale: float) -> Html:
@@ -152,6 +156,8 @@ def _delta(row: Delta, place: int, scale: float) -> Html:
     middle = h("line", x1=WIDTH / 2, x2=WIDTH / 2, y1=THICK - 3, y2=THICK + 15, class_="mark")
     parts = [*_text(row.label, row.text), *_line(widths, THICK, 12, scale, start),
              *_line(more, THICK, 12, scale, WIDTH / 2), middle]  # fmt: skip
+    if row.reach is not None:
+        parts.append(_whisker(*(WIDTH / 2 + end * scale for end in row.reach)))
     return _focused(parts, place, row.told)
 
 
