@@ -362,7 +362,7 @@ ALLOWED = {
     "analysis/largest_model.py": "the order of an experiment's bars",
     "analysis/table1.py": "the paper's table, a row per stage",
     "documents/blocks_table1.py": "cells of the paper's table that a page is about",
-    "analysis/compare.py": "the project's goals, a ratio for each of its stages and a peer",
+    "analysis/ratios.py": "the project's goals, a ratio for each of its stages and a peer",
     "documents/blocks.py": "a page says in words what its experiment's stages cost",
     "documents/blocks_stages.py": "the paper's formulas beside its experiment's stages",
     "documents/blocks_systems.py": "a page says in words what its experiment's groups cost",
