@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
-.PHONY: help setup bench check test test-all mutants lint budget plots pages docs reference compare published gpu-suite peers
+.PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
 .PHONY: setup-browser replay report fake-equality blind table1 published-runs clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
 	@echo "make pages      the tables of README and docs/ alone"
+	@echo "make notebook   the tutorial notebook, executed: its page in docs/, with the outputs and figures of that run"
 	@echo "make docs       the documents as a site: build/docs/index.html, which opens from the disk"
 	@echo "make reference  the committed tables again, on this machine (results/reference/)"
 	@echo "make compare    ours beside FSDP2, ZeroRedundancyOptimizer and DeepSpeed: ratios and goals (results/compare/)"
@@ -84,6 +85,9 @@ plots: setup
 
 pages: setup
 	$(RUN) documents/pages.py
+
+notebook: setup
+	$(RUN) documents/notebook.py
 
 # NO_MKDOCS_2_WARNING: material prints an announcement of other software with each build.
 docs: .venv/documents

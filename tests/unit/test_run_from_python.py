@@ -19,7 +19,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(from_python.fork_server, "start", lambda: None)
     real = from_python.compose_cells
     monkeypatch.setattr(from_python, "compose_cells", lambda words: (seen.append(list(sys.argv)), real(words))[1])
-    monkeypatch.setattr(from_python, "run_cells", lambda cells: (seen.append(len(cells)), (130, []))[1])
+    monkeypatch.setattr(from_python, "run_cells", lambda cells, tables: (seen.append(len(cells)), (130, []))[1])
     return seen
 
 

@@ -22,8 +22,10 @@ from .search import is_search, run_searches
 from .sweep import Sweep
 
 
-def run_cells(cells: list[Cell], chosen: Sequence[str] | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """Runs the cells, and prints a table of the columns `chosen`. Returns the exit code and the rows of all launches:
+def run_cells(
+    cells: list[Cell], chosen: Sequence[str] | None = None, tables: bool = True
+) -> tuple[int, list[dict[str, Any]]]:
+    """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
     0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError where
     nothing could be written.
     """
@@ -35,13 +37,13 @@ def run_cells(cells: list[Cell], chosen: Sequence[str] | None = None) -> tuple[i
         searching = [cell for cell in cells if is_search(cell)]
         found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
         sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
-    if sweep.rows:
+    if sweep.rows and tables:
         print_results(sweep.rows, chosen)
-    if found:
+    if found and tables:
         print_searches(found)
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
-    if rows and not is_quiet():
+    if rows and tables and not is_quiet():
         for folder in sorted({cell.config.results_dir for cell in cells}):
             print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):

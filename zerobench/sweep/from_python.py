@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..cluster.job import find_job
 from ..config.cell import Cell
 from ..config.compose import RefusedError, compose_cells
 from ..config.names import show_value
+from ..host.terminal import quiet as silence
 from ..launch import fork_server
 from ..registry import GROUPS
 from ..results.tables import Results, load, merge
@@ -27,12 +28,12 @@ from ..strategies.registration import PACKAGES
 from .command import run_cells
 
 
-def run(*choices: str, **keys: Any) -> Results:
+def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     """Runs every combination of the choices, and returns the tables of its runs, those that failed among them.
 
     Choices are written as on the command line, "strategy=ddp,zero1", or as keywords, where a list is a sweep:
     `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
-    `results_dir` is the folder of the runs, results/runs by default.
+    `results_dir` is the folder of the runs, results/runs by default. `quiet`: without progress.
 
     Raises ValueError, a sentence for each choice that is none, before anything runs, and for a model, data or a
     strategy that the notebook itself registers; RuntimeError in a process that is
@@ -46,12 +47,12 @@ def run(*choices: str, **keys: Any) -> Results:
     if flags := [choice for choice in choices if choice.startswith("-")]:
         raise ValueError(f"zerobench.run: {flags[0]} is a flag of the command line; write choices as KEY=VALUE")
     words = ["-m", *choices, *(f"{key}={_written(value)}" for key, value in keys.items())]
-    with _as_command(words):
+    with _as_command(words), silence() if quiet else nullcontext():
         fork_server.start()
         try:
             cells = compose_cells(words)
             _check_known_to_ranks(cells)
-            code, rows = run_cells(cells) if cells else (0, [])
+            code, rows = run_cells(cells, tables=False) if cells else (0, [])
         except RefusedError as refused:
             raise ValueError("; ".join(refused.problems)) from None
         finally:
