@@ -8,8 +8,9 @@ cell that is not ok has its status in place of numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
@@ -112,7 +113,7 @@ def _row(parts: Sequence[str]) -> str:
     return " & ".join(parts) + r" \\"
 
 
-def _cells(row: dict[str, object], scales: dict[str, Scale]) -> str:
+def _cells(row: Mapping[Hashable, Any], scales: dict[str, Scale]) -> str:
     """A row: of a cell that is not ok its name, and its status across the columns that it leaves empty."""
     shown = [_show(row, name, scale) for name, scale in scales.items()]
     if row.get("status", "ok") == "ok" or "status" in scales:
@@ -124,9 +125,9 @@ def _cells(row: dict[str, object], scales: dict[str, Scale]) -> str:
     return _row([*shown[:kept], across])
 
 
-def _show(row: dict[str, object], name: str, scale: Scale) -> str:
+def _show(row: Mapping[Hashable, Any], name: str, scale: Scale) -> str:
     value = row[name]
-    if pd.isna(value):  # type: ignore[call-overload]
+    if pd.isna(value):
         return "--"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return escaped(value)
