@@ -72,7 +72,9 @@ def two_ranks() -> dict[str, list[RankRecord]]:
 
 
 def maxima_of(rows: Iterable[EventRow]) -> Counter[tuple[str, str, str]]:
-    """Returns (tier, phase or "step", category or sum) -> largest bytes, by a plain replay that checks each event."""
+    """Returns (tier, phase or "step", category or sum) -> largest bytes, by a plain replay that checks each event; what
+    lives after the last is the phase "end".
+    """
     live: dict[int, tuple[int, str]] = {}
     sums: dict[str, Counter[str]] = {}
     highest: Counter[tuple[str, str, str]] = Counter()
@@ -97,6 +99,7 @@ def maxima_of(rows: Iterable[EventRow]) -> Counter[tuple[str, str, str]]:
             for name, size in whole.items():
                 for phase in (row.phase, "step"):
                     highest[tier, phase, name] = max(highest[tier, phase, name], size)
+                highest[tier, "end", name] = size
     return highest
 
 
@@ -115,6 +118,7 @@ def check(record: RankRecord) -> None:
     frame = pd.DataFrame([asdict(row) for row in rows])
     sums = live_bytes(frame)
     assert {c: sums["device", c].max() for c in CATEGORIES} == {c: found["device", "step", c] for c in CATEGORIES}
+    assert {key: sums[key].iloc[-1] for key in sums} == {(tier, c): found[tier, "end", c] for tier, c in sums}
     last = max(t.step for t in record.traffic)
     traffic = [t for t in record.traffic if t.step == last]
     sent, moved = [t for t in traffic if t.kind not in LINKS], [t for t in traffic if t.kind in LINKS]

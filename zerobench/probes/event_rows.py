@@ -85,10 +85,14 @@ class _Writer:
     def _enter(self, event: Event) -> Iterator[EventRow]:
         """Yields the beginning of a phase, after what the harness has left behind."""
         self._phase = event.phase
-        for stored in sorted(self._aside, key=lambda one: self._true[one][0] - self._shown.get(one, (0, ""))[0]):
+        for stored in sorted(self._aside, key=self._growth):
             yield from self._settle(stored, event.at, "")
         self._aside.clear()
         yield self._row(PHASE, event.at, name=event.phase)
+
+    def _growth(self, stored: StorageRecord) -> int:
+        """Returns the bytes that a storage has gained since its last row."""
+        return self._true[stored][0] - self._shown.get(stored, (0, ""))[0]
 
     def _settle(self, stored: StorageRecord, at: float, source: str) -> Iterator[EventRow]:
         """Yields a storage's change of category, then of size."""

@@ -140,8 +140,8 @@ MUTANTS = (
         "unit-never-resharded",
         "A unit's storage is not given back after its use.",
         "zerobench/zero/units",
-        "        self.full_parameters.untyped_storage().resize_(0)\n        self.is_whole",
-        "        self.is_whole",
+        "        self.full_parameters.untyped_storage().resize_(0)\n        labels.unit",
+        "        labels.unit",
         (f"{MEASUREMENT}::test_bytes_and_volumes_are_those_of_the_formulas[zero3-odd-3]",),
     ),
     Mutant(

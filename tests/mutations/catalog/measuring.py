@@ -11,6 +11,8 @@ JOIN = "tests/unit/test_join.py"
 IN_TRANSIT = "tests/unit/test_in_transit.py"
 LEDGER = "tests/unit/test_ledger.py"
 MEMORY_VIZ = "tests/unit/test_memory_viz.py"
+EVENT_ROWS = "tests/unit/test_event_rows.py"
+EVENTS = "tests/distributed/test_events.py"
 PLANTED = "tests/faults/test_planted.py"
 TIERS = "tests/unit/test_tiers.py"
 TRACE = "tests/unit/test_trace.py"
@@ -30,16 +32,16 @@ MUTANTS = (
         "ledger-death-not-seen",
         "A storage that dies keeps its bytes.",
         "zerobench/probes",
-        "self._events.append(Event(self.phase, time.perf_counter(), stored, grown=-stored.bytes))",
-        "self._events.append(Event(self.phase, time.perf_counter(), stored, grown=0))",
+        "            self._grow(stored, -stored.bytes)\n",
+        "            self._grow(stored, 0)\n",
         (f"{LEDGER}::test_the_first_label_holds_from_birth_and_a_second_from_then_on",),
     ),
     Mutant(
         "ledger-counts-views",
         "Every tensor counts, so that two views of a storage are counted twice.",
         "zerobench/probes",
-        "        if size != stored.bytes:\n            self._events",
-        "        if size:\n            self._events",
+        "        if size != stored.bytes:\n            self._grow(stored, size - stored.bytes)",
+        "        if size:\n            self._grow(stored, size)",
         (f"{LEDGER}::test_memory_that_is_asked_for_is_counted_and_so_is_what_outlives_its_phase",),
     ),
     Mutant(
@@ -233,6 +235,46 @@ MUTANTS = (
         " and peak == self.sums.extremes[whole].peak:",
         ":",
         (f"{MEMORY_VIZ}::test_a_watch_writes_the_step_of_its_peak",),
+    ),
+    Mutant(
+        "events-show-the-harness",
+        "The table of events has what the harness does aside within a step.",
+        "zerobench/probes",
+        "        if event.phase == ASIDE:\n            if stored is not None:",
+        "        if event.phase == 'nowhere':\n            if stored is not None:",
+        (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
+    ),
+    Mutant(
+        "events-births-before-frees",
+        "What the harness has left is told in any order: a sum in between is above the ledger's.",
+        "zerobench/probes",
+        "        for stored in sorted(self._aside, key=self._growth):",
+        "        for stored in self._aside:",
+        (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
+    ),
+    Mutant(
+        "events-every-wait",
+        "Each wait for a collective is told, so that it seems to end where it was looked at last.",
+        "zerobench/probes",
+        'self._launches.pop(one.facts["operation"], None)',
+        'self._launches.get(one.facts["operation"])',
+        (f"{EVENT_ROWS}::test_a_wait_has_what_its_launch_has_and_the_first_counts",),
+    ),
+    Mutant(
+        "events-without-the-threads-writes",
+        "The step's writes of files that a thread makes while the harness reads gradients are in no row.",
+        "zerobench/probes",
+        "one.phase == ASIDE and one.kind not in (LAUNCH, MOVE)",
+        "one.phase == ASIDE",
+        (f"{EVENT_ROWS}::test_what_the_harness_leaves_is_told_where_the_next_phase_begins",),
+    ),
+    Mutant(
+        "events-a-label-has-no-bytes",
+        "Live bytes from the table of events keep a relabeled storage in its old category.",
+        "zerobench/results",
+        '            - relabeled.where((events["tier"] == tier) & (events["previous"] == category), 0)\n',
+        "",
+        (f"{EVENTS}::test_events_replayed_are_the_tables_of_each_rank[fsdp2]",),
     ),
     Mutant(
         "stamp-first-before-the-history",
