@@ -61,10 +61,7 @@ def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
     lines += [_row([scales[name].name for name in wanted])]
     if any(scale.unit for scale in scales.values()):
         lines += [_row([f"({scale.unit})" if scale.unit else "" for scale in scales.values()])]
-    lines += [
-        r"\midrule",
-        *(_cells({str(name): value for name, value in row.items()}, scales) for row in frame.to_dict("records")),
-    ]
+    lines += [r"\midrule", *(_cells(row, scales) for row in frame.to_dict("records"))]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
