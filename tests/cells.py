@@ -20,7 +20,7 @@ MODELS: dict[str, schemas.Model] = {
     "gaps": schemas.Gpt(layers=2, hidden=20, heads=2, checkpointing=True),
     "checkpointed": schemas.Gpt(layers=3, hidden=48, heads=4, checkpointing=True),
     "mlp": schemas.Mlp(layers=5, hidden=70),
-    "tiled": schemas.Gpt(layers=2, hidden=32, heads=2, tiles=2),
+    "tiles": schemas.Gpt(layers=2, hidden=32, heads=2, tiles=2),
     "wide": schemas.Mlp(layers=4, hidden=320),
 }
 
