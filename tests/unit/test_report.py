@@ -144,6 +144,15 @@ def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
     assert "not comparable in time: zero1" in page.text or "not comparable in time: ddp" in page.text
 
 
+def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
+    times = ("step_s", "forward_s", "backward_s", "update_s", "tokens_per_s")
+    make(tmp_path / "runs", "zero3", **dict.fromkeys(times))
+    make(tmp_path / "runs", "ddp", peak_bytes=6 * 2**20)
+    page = page_of(tmp_path / "page.html", tmp_path / "runs")
+    assert "ddp: 250.0 ms a step (too few for an interval)" in page.text
+    assert "times are not comparable: there are none" in page.text
+
+
 def moved(to: Path, **changes: float) -> Path:
     """The stages with a change of zero1's row."""
     results = load(STAGES)

@@ -72,7 +72,7 @@ def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, s
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
 
-    return Column(show, lambda row: round(row[key] * scale, digits), best)
+    return Column(show, lambda row: float("nan") if pd.isna(row[key]) else round(row[key] * scale, digits), best)
 
 
 def _interval(row: Row) -> str:

@@ -110,8 +110,18 @@ def _price(setting: Setting, judge: Judge) -> str:
         known = step.low is not None and step.high is not None
         interval = f"95 % interval {step.low:.3f}–{step.high:.3f}, " if known else ""
         words.append(f"{step.ratio:.3f} times the step of {name} ({interval}{step.verdict})")
-    refused = f"; times are not comparable: {'; '.join(pair.time_refused)}" if pair.time_refused else ""
+    refused = (
+        f"; times are not comparable: {_refused(pair, name, setting.labels[places[0]])}" if pair.time_refused else ""
+    )
     return f"{setting.labels[places[0]]} takes {' and '.join(words)}{refused}" if words else ""
+
+
+def _refused(pair: Compared, a: str, b: str) -> str:
+    """Returns why times are not comparable, with the cells' names for compare's A and B."""
+    if pair.a.row["step_s"] is None or pair.b.row["step_s"] is None:
+        return "there are none"
+    words = "; ".join(pair.time_refused)
+    return words.replace(" in A and ", f" in {a} and ").replace(" in B", f" in {b}")
 
 
 def _fastest(setting: Setting, judge: Judge) -> str:
@@ -216,7 +226,7 @@ def _cost(cell: Measured, pair: Compared) -> list[str]:
     shown.append(COLUMNS["volume ψ"].show(row))
     shown += [COLUMNS[name].show(row) for name in ("step ms", "95 % interval")]
     if pair.a is pair.b or not pair.effects:
-        return [*shown, NONE, NONE, "is the reference" if pair.a is pair.b else "; ".join(pair.time_refused)]
+        return [*shown, NONE, NONE, "is the reference" if pair.a is pair.b else _refused(pair, "the reference", "it")]
     step = pair.effects[0]
     interval = NONE if step.low is None or step.high is None else f"{step.low:.3f}–{step.high:.3f}"
     return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
