@@ -31,7 +31,7 @@ from zerobench.calibrate.disk import (
     DiskRate,
     load_disk_calibration,
 )
-from zerobench.plots.page import Sheet, key
+from zerobench.plots.page import Sheet, key, room_for
 from zerobench.plots.style import BLUE, GRAY, GREEN, ORANGE, PURPLE
 
 LOOKS = {
@@ -63,11 +63,12 @@ def draw(found: DiskCalibration) -> Figure:
     kinds = sorted({rate.kind for rate in found.rates}, key=lambda kind: (kind == UPDATED, kind))
     updates = [rate for rate in found.rates if rate.kind == UPDATED and rate.via in UPDATES]
     count = len(kinds) + any(rate.via == UPDATE for rate in updates)
-    rows = -(-count // 2)
+    abreast = min(count, room_for(3.2))
+    rows = -(-count // abreast)
     told, direct = found.provenance, found.rates[0].direct
     words = f"{told['disk']['file_system']}, {'direct I/O' if direct else 'through the page cache'}"
     figure = Sheet(rows, 1.9, f"Throughput of a disk: {words}, {told['cores']} cores, {told['date'][:10]}. {CAPTION}")
-    axes = list(figure.subplots(rows, min(count, 2), squeeze=False).flat)
+    axes = list(figure.subplots(rows, abreast, squeeze=False).flat)
     for unused in axes[count:]:
         unused.remove()
     for place, kind in zip(axes, kinds, strict=False):

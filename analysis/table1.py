@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.common import folder_script
 from zerobench.plots.marks import absent, show
-from zerobench.plots.page import Sheet, key
+from zerobench.plots.page import Sheet, key, room_for
 from zerobench.plots.style import CATEGORIES, number, patches, rule, seen, stack
 
 FOLDER = Path("results/table1")
@@ -46,17 +46,19 @@ def draw_table(cells: pd.DataFrame) -> Figure:
     """A panel for each size and stage."""
     mine = cells[(cells["variant"] == "") & (cells["strategy"] != "ddp")]
     sizes = list(dict.fromkeys(mine["size"]))
-    figure = Sheet(
-        len(sizes), 1.6, "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight."
-    )
-    places, ranks = figure.subplots(len(sizes), 3, squeeze=False), sorted(set(mine["ranks"]))
+    ranks, abreast = sorted(set(mine["ranks"])), 3 if room_for(2.3) >= 3 else 1
+    rows = len(sizes) * 3 // abreast
+    words = "Left bars: the formula at the model's own ψ. Right bars: executed, with what is in flight."
+    figure = Sheet(rows, 1.6, words)
+    places = figure.subplots(rows, abreast, squeeze=False).reshape(len(sizes), 3)
     for size, row in zip(sizes, places, strict=True):
         for stage, axes in zip(("zero1", "zero2", "zero3"), row, strict=True):
             here = mine[(mine["size"] == size) & (mine["strategy"] == stage)].set_index("ranks").reindex(ranks)
             _bars(axes, here, [f"{n}" for n in ranks])
             axes.set_title(f"{size}, {STAGES[stage]}", loc="left")
             axes.set_xlabel("ranks N")
-        row[0].set_ylabel("model states per rank (GB)")
+            if axes.get_subplotspec().is_first_col():
+                axes.set_ylabel("model states per rank (GB)")
     _legend(figure)
     return figure
 
@@ -79,8 +81,10 @@ def draw_in_flight(cells: pd.DataFrame) -> Figure:
     """The executed states at 7.5B on the most ranks, as it is and with each variant."""
     most = cells["ranks"].max()
     mine = cells[(cells["size"] == "7.5B") & (cells["ranks"] == most) & cells["strategy"].isin(["zero2", "zero3"])]
-    figure = Sheet(1, 2.4, "Left bars: the formula. Right bars: executed, with what is in flight.")
-    for axes, stage in zip(figure.subplots(1, 2), ("zero3", "zero2"), strict=True):
+    abreast = min(2, room_for(3.2))
+    figure = Sheet(2 // abreast, 2.4, "Left bars: the formula. Right bars: executed, with what is in flight.")
+    places = figure.subplots(2 // abreast, abreast, squeeze=False).flat
+    for axes, stage in zip(places, ("zero3", "zero2"), strict=True):
         here = mine[mine["strategy"] == stage]
         _bars(axes, here, [(name or "as it is").replace(", ", "\n") for name in here["variant"]])
         axes.set_title(f"7.5B, N = {most}, {STAGES[stage]}", loc="left")

@@ -136,6 +136,11 @@ class Sheet(Figure):
         self.afterwards.append(draw)
 
 
+def room_for(least: float) -> int:
+    """Number of axes that stand side by side on the page, each at least so wide with its labels, in inches of a paper."""
+    return max(1, int(mpl.rcParams["figure.figsize"][0] / (least * mpl.rcParams["font.size"] / POINTS["paper"])))
+
+
 def sheet(
     panels: Sequence[pd.DataFrame], most: int, size: tuple[float, float], caption: str, across: int = 1
 ) -> tuple[Sheet, list[tuple[Any, pd.DataFrame]]]:
@@ -147,9 +152,7 @@ def sheet(
     shown = panels[:most]
     if len(panels) > most:
         caption += f" {most} of {len(panels)} panels are drawn; --panels {len(panels)} draws all."
-    scale = mpl.rcParams["font.size"] / POINTS["paper"]
-    room = max(1, int(mpl.rcParams["figure.figsize"][0] / (size[0] * scale)))
-    abreast = min(room, across if across > 1 else len(shown))
+    abreast = min(room_for(size[0]), across if across > 1 else len(shown))
     lines = ceil(across / abreast)  # of axes, for each panel
     rows = len(shown) * lines if across > 1 else ceil(len(shown) / abreast)
     figure = Sheet(rows, size[1], caption)
