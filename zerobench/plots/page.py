@@ -137,7 +137,7 @@ class Sheet(Figure):
 
 
 def room_for(least: float) -> int:
-    """Number of axes that stand side by side on the page, each at least so wide with its labels, in inches of a paper."""
+    """Number of axes that stand side by side, each with its labels at least so wide, in inches of a paper."""
     return max(1, int(mpl.rcParams["figure.figsize"][0] / (least * mpl.rcParams["font.size"] / POINTS["paper"])))
 
 
