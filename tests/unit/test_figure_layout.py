@@ -30,6 +30,11 @@ EVERY = (*FIGURES, *OTHERS)
 CROWDED = ("offload", "pareto", "zeropp")
 """Figures that stand for all others in the quick tests: most text to an inch."""
 
+TOO_MUCH = (
+    "calibration", "disk", "table1", "in_flight", "memory_cap", "offload", "offload_time", "pareto", "shard_group",
+)  # fmt: skip
+"""Figures with more in them than a column or a slide holds: they are for the whole page of a paper."""
+
 PAGES = [Page(width=width, style=style) for width in ("page", "column") for style in ("paper", "slides")]
 
 
@@ -45,7 +50,7 @@ def drawn(name: str, page: Page) -> Figure:
 
 def cases() -> Iterator[object]:
     for name in EVERY:
-        for page in PAGES:
+        for page in PAGES[:1] if name in TOO_MUCH else PAGES:
             quick = name in CROWDED and page == PAGES[0]
             marks = [] if quick else [pytest.mark.thorough]
             yield pytest.param(name, page, id=f"{name}-{page.width}-{page.style}", marks=marks)
