@@ -149,7 +149,7 @@ largest-model: setup
 	  for name in zero1 zero2 zero3; do \
 	    plan 8x$$size-$$name-cpu --device-memory $$size --gpus 8 --host-memory 192GiB strategy=$$name offload=cpu || exit 1; \
 	  done; \
-	  plan 8x$$size-zero3-nvme --device-memory $$size --gpus 8 --host-memory 192GiB --disk 3500GB strategy=zero3 \
+	  plan 8x$$size-zero3-nvme --device-memory $$size --gpus 8 --host-memory 192GiB --disk 3500GB strategy=zero3 offload.block_bytes=256MiB \
 	    offload=nvme || exit 1; \
 	done; \
 	for name in ddp zero1 zero2 zero3; do \

@@ -24,7 +24,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .remembered import Remembered
-from .shortcuts import SETS, VIEWS, set_storage, view_of
+from .shortcuts import SETS, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""
@@ -62,7 +62,7 @@ class HostValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if func in VIEWS and type(args[0]) is FakeTensor:
+        if type(args[0] if args else None) is FakeTensor and is_view(func, args):
             return view_of(self._fake, func, args, named)
         if func in SETS and type(args[0]) is FakeTensor:
             return set_storage(self._fake, func, args, named)

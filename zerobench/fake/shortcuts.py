@@ -31,6 +31,16 @@ VIEWS = {
 """Operators that return views of their one tensor and never the tensor itself."""
 
 
+_OTHER_DTYPE = _ATEN.view.dtype
+
+
+def is_view(func: Any, args: Any) -> bool:
+    """Returns True for an operator of VIEWS, or one that reads the bytes as another dtype: of its own it returns the
+    tensor itself.
+    """
+    return func in VIEWS or (func is _OTHER_DTYPE and args[1] is not args[0].dtype)
+
+
 SETS = {_ATEN.set_.source_Storage, _ATEN.set_.source_Storage_storage_offset}
 """Operators that give a tensor another storage."""
 
