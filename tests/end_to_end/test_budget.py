@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,9 @@ import yaml
 
 from tests.end_to_end.command import ROOT, SMALL, zerobench
 from zerobench.commands.budget.command import budget as verb
+
+Plant = tuple[str, str, str]
+"""A file of the package, a text in it, and another text in its place."""
 
 LEAK = (
     "zerobench/zero/gradients/bucket_base.py",
@@ -50,16 +54,17 @@ def planted_budget(where: Path, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=180)
 
 
-def check_with(where: Path, plant: tuple[str, str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def check_with(where: Path, plants: Sequence[Plant], *arguments: str) -> subprocess.CompletedProcess[str]:
     """`budget check` while the engine is changed."""
-    path, before, after = where / plant[0], plant[1], plant[2]
-    whole = path.read_text()
-    assert whole.count(before) == 1
-    path.write_text(whole.replace(before, after))
+    whole = {where / path: (where / path).read_text() for path, _, _ in plants}
+    for path, before, after in plants:
+        assert whole[where / path].count(before) == 1
+        (where / path).write_text(whole[where / path].replace(before, after))
     try:
         return planted_budget(where, "check", "results_dir=planted", *arguments)
     finally:
-        path.write_text(whole)
+        for file, text in whole.items():
+            file.write_text(text)
 
 
 def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
@@ -69,34 +74,32 @@ def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
     assert done.stderr.count("reused an earlier run") == 2
 
 
-def test_a_leak_is_caught_and_named(checkout: Path) -> None:
-    done = check_with(checkout, LEAK, "--junit", "out/junit.xml", "--markdown", "out/budget.md")
+def test_a_leak_and_a_double_gather_are_caught_and_named_apart(checkout: Path) -> None:
+    """Planted together: the leak is in ZeRO-2's buckets as well, the second gather in ZeRO-3 alone."""
+    plants = (LEAK, DOUBLE_GATHER)
+    done = check_with(checkout, plants, "--junit", "out/junit.xml", "--markdown", "out/budget.md")
     assert done.returncode == 1, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("regression")]
+    assert ElementTree.parse(checkout / "out/junit.xml").getroot().get("failures") == str(len(lines))
+    (volume,) = [line for line in lines if ": volume_psi is" in line]
+    assert "zero3 gpt_tiny N=2" in volume
+    assert "all_gather moved most" in volume
+    (wire,) = [line for line in lines if ": wire_bytes is" in line]
+    assert "zero3 gpt_tiny N=2" in wire
+    assert "all_gather moved most" in wire
+    lines = [line for line in lines if "zero2 gpt_tiny N=2" in line]
     (states,) = [line for line in lines if "zero2 gpt_tiny N=2 b=8: states_bytes is" in line]
     assert "above its budget of" in states
     assert "communication moved most" in states
     assert "; zerobench/zero/arena.py:" in states, "the line that takes the buffer"
     assert any("max_communication_bytes" in line for line in lines)
     assert not any("max_optimizer" in line or "volume" in line for line in lines), "nothing else moved"
-    assert ElementTree.parse(checkout / "out/junit.xml").getroot().get("failures") == str(len(lines))
     assert "communication moved most" in (checkout / "out/budget.md").read_text()
-
-
-def test_a_double_gather_is_caught_and_named(checkout: Path) -> None:
-    done = check_with(checkout, DOUBLE_GATHER)
-    assert done.returncode == 1, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("regression")]
-    (volume,) = [line for line in lines if ": volume_psi is" in line]
-    assert "zero3 gpt_tiny N=2" in volume
-    assert "all_gather moved most" in volume
-    assert any(": wire_bytes is" in line and "all_gather moved most" in line for line in lines)
-    assert not any("zero2" in line for line in lines)
 
 
 def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> None:
     crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
-    done = check_with(checkout, crashing)
+    done = check_with(checkout, [crashing])
     assert done.returncode == 2
     assert "25 of 50 limits hold" in done.stdout
     assert "unjudged: zero2 gpt_tiny N=2 b=8: it could not be measured (crash: timed pass: rank" in done.stdout

@@ -45,8 +45,12 @@ PLANTED_BY_TESTS = {
     "a step that waits for the device": "tests/distributed/test_no_waiting.py::test_a_question_is_seen",
     "activations that are fetched or freed too early": ("tests/unit/test_residual.py::test_planted_mistakes_are_races"),
     "imports upwards and in a circle": "tests/test_layers.py::test_a_planted_import_is_seen",
-    "a leak, in a budget": "tests/end_to_end/test_budget.py::test_a_leak_is_caught_and_named",
-    "a second gather, in a budget": "tests/end_to_end/test_budget.py::test_a_double_gather_is_caught_and_named",
+    "a leak, in a budget": (
+        "tests/end_to_end/test_budget.py::test_a_leak_and_a_double_gather_are_caught_and_named_apart"
+    ),
+    "a second gather, in a budget": (
+        "tests/end_to_end/test_budget.py::test_a_leak_and_a_double_gather_are_caught_and_named_apart"
+    ),
 }
 
 
