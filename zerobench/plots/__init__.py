@@ -77,12 +77,12 @@ class Plots:
         """States and peak against N, measured and predicted; two axes for each panel."""
         return self._drawn("scaling", **options)
 
-    def throughput(self, drop_from: str = "ddp", **options: Any) -> Drawn:
+    def throughput(self, **options: Any) -> Drawn:
         """Tokens/s against N, what of it is lost, and the peak that pays for it; three axes for each panel.
 
-        `drop_from`: ddp, DDP at the same N; or linear, N times what the strategy reaches at N = 1.
+        `drop_from`: ddp, DDP at the same N (the default); or linear, N times what the strategy reaches at N = 1.
         """
-        return self._drawn("throughput", drop_from=drop_from, **options)
+        return self._drawn("throughput", **options)
 
     def pareto(self, **options: Any) -> Drawn:
         """Tokens/s against peak memory, with the front of cells that no other beats in both."""
