@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -121,14 +122,10 @@ def backends_watched(note: Note) -> Iterator[None]:
     operator is dispatched. Those of torch.distributed reach it from C++, and not through here.
     """
     backend: Any = torch._C._distributed_c10d.Backend  # the base class of all, of Python's as well
-    before = {name: getattr(backend, name) for name in RAW if hasattr(backend, name)}
-    for name, method in before.items():
-        setattr(backend, name, _noted(method, RAW[name], note))
-    try:
+    with ExitStack() as stack:  # mock puts back what the class itself holds: a method that binds
+        for name in filter(partial(hasattr, backend), RAW):
+            stack.enter_context(mock.patch.object(backend, name, _noted(getattr(backend, name), RAW[name], note)))
         yield
-    finally:
-        for name, method in before.items():
-            setattr(backend, name, method)
 
 
 def _noted(method: Callable[..., Any], operator: str, note: Note) -> Callable[..., Any]:

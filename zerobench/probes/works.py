@@ -8,9 +8,10 @@ launches or waits for by itself, as DDP's reducer does, is not seen here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
+from unittest import mock
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,20 +38,15 @@ def works_watched(launched: Callable[[], int | None], waited: Callable[[int], No
     """
     c10d: Any = torch._C._distributed_c10d
     works: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # weak: a work that lives on may keep its tensors alive
-    waits = {kind: kind.wait for kind in _kinds(c10d.Work) if "wait" in vars(kind)}
-    before = {name: getattr(c10d.ProcessGroup, name) for name in LAUNCHES if hasattr(c10d.ProcessGroup, name)}
-
-    for name, method in before.items():
-        setattr(c10d.ProcessGroup, name, _followed(method, launched, works))
-    for kind, wait in waits.items():
-        kind.wait = _told(wait, waited, works)
-    try:
+    launches = [name for name in LAUNCHES if hasattr(c10d.ProcessGroup, name)]
+    with ExitStack() as stack:
+        for kind in _kinds(c10d.Work):
+            if "wait" in vars(kind):
+                stack.enter_context(mock.patch.object(kind, "wait", _told(kind.wait, waited, works)))
+        for name in launches:
+            followed = _followed(getattr(c10d.ProcessGroup, name), launched, works)
+            stack.enter_context(mock.patch.object(c10d.ProcessGroup, name, followed))
         yield
-    finally:
-        for kind, wait in waits.items():
-            kind.wait = wait
-        for name, method in before.items():
-            setattr(c10d.ProcessGroup, name, method)
 
 
 def _kinds(work: Any) -> list[Any]:
