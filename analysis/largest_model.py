@@ -37,7 +37,7 @@ ORDER = ("ddp", "zero1", "zero2", "megatron", "fsdp2_no_reshard", "zero3", "fsdp
 
 FILLS = [(SKY, ""), (BLUE, "//"), (ORANGE, "..")]
 
-TICKS = (1, 2, 5, 10, 20, 50, 100)
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Billions of parameters on the axis."""
 
 TABLE_2 = {"ddp": (2.0, 1.3), "zero1": (7.6, 6.2), "zero2": (14.4, None), "zero3": (128.0, None)}
@@ -47,6 +47,10 @@ Table 2, row of 64 GPUs of 32 GB without model parallelism).
 
 SHARES = {"ddp": (1, 1, 1), "zero1": (1, 1, 64), "zero2": (1, 64, 64), "zero3": (64, 64, 64)}
 """Strategy -> of how many ranks parameters, gradients and optimizer are divided among, at N = 64."""
+
+
+OF_ROW = ("strategy", "offload", "best", "beyond", "at_end")
+"""Fields of Largest that a plan's row has."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Largest:
     offload: str
     best: dict[str, Any]
     beyond: dict[str, Any] | None
+    at_end: bool
+    """True where the largest shape of the family fits."""
 
     @property
     def label(self) -> str:
@@ -88,10 +94,7 @@ def read(folder: Path) -> list[Largest]:
         plan = json.loads(path.read_text())
         sizes = plan["device_bytes"], plan["usable_bytes"]
         fitting = [row for row in plan["rows"] if row["best"] is not None]
-        found += [
-            Largest(row["best"]["gpus"], *sizes, row["strategy"], row["offload"], row["best"], row["beyond"])
-            for row in fitting
-        ]
+        found += [Largest(row["best"]["gpus"], *sizes, **{name: row.get(name) for name in OF_ROW}) for row in fitting]
     if not found:
         raise ValueError(f"no plan in {folder} has a model that fits; `make largest-model` makes some")
     return sorted(found, key=lambda one: (one.gpus, one.device_bytes, one.offload != "none", ORDER.index(one.strategy)))
@@ -110,7 +113,7 @@ def draw(rows: list[Largest]) -> Figure:
         for one in (one for one in rows if one.device == device):
             place = labels.index(one.label) + (n - (len(devices) - 1) / 2) * width
             axes.bar(place, one.billions, width, color=color, hatch=hatch, edgecolor="white", lw=0.4)
-            number(axes, place, one.billions, f"{one.billions:.3g}", 2)
+            number(axes, place, one.billions, _three_digits(one.billions), 2)
         there = {one.label for one in rows if one.device == device}
         for place in (place for place, label in enumerate(labels) if label not in there):
             absent(axes, place + (n - (len(devices) - 1) / 2) * width, "missing")
@@ -122,6 +125,10 @@ def draw(rows: list[Largest]) -> Figure:
     fills = {device: FILLS[n % len(FILLS)] for n, device in enumerate(devices)}
     key(figure, patches(fills))
     return figure
+
+
+def _three_digits(billions: float) -> str:
+    return f"{billions:,.0f}" if billions >= 1000 else f"{billions:.3g}"
 
 
 HEADER = [
@@ -142,7 +149,8 @@ def table(rows: list[Largest]) -> str:
     for one in rows:
         best, beyond = one.best, one.beyond
         host = show_bytes(best["host_bytes"]) if best["host_bytes"] else "–"
-        then = f"{_shape(beyond)}: {show_bytes(beyond['peak_bytes'])}" if beyond else "– (the states alone)"
+        why = "the family's largest" if one.at_end else "the states alone"
+        then = f"{_shape(beyond)}: {show_bytes(beyond['peak_bytes'])}" if beyond else f"– ({why})"
         sizes = [f"{one.billions:.2f}B", _shape(best), show_bytes(best["peak_bytes"]), host]
         lines.append(_markdown([one.device, one.label, *sizes, best["binds"], then]))
     return "\n".join(lines) + "\n"
