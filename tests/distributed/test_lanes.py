@@ -116,10 +116,10 @@ def stamped_outside() -> Iterator[None]:
     """A stamp is written by whoever launches, not in the stream, where the hop before may still be under way."""
     launch = backends.GroupComm._launch
 
-    def early(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+    def early(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any, *more: Any) -> Any:
         if stamp is not None and written is not None:
             stamp.write(written)
-        return launch(comm, stream, carry, None, None, read, check)
+        return launch(comm, stream, carry, None, None, read, check, *more)
 
     with mock.patch.object(backends.GroupComm, "_launch", early):
         yield
@@ -129,7 +129,7 @@ def stamped_outside() -> Iterator[None]:
 def looked_at_outside() -> Iterator[None]:
     """A stamp is read when the hop is waited for, while the next one writes there."""
 
-    def late(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any) -> Any:
+    def late(comm: Any, stream: Any, carry: Any, stamp: Any, written: Any, read: Any, check: Any, *_: Any) -> Any:
         def stamped(async_op: bool) -> Any:
             if stamp is not None and written is not None:
                 stamp.write(written)

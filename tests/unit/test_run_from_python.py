@@ -50,8 +50,9 @@ def test_a_notebooks_own_model_is_refused_for_ranks_cannot_import_it(
     composed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS.builders, "bigram", lambda width=4: None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "mine.py", raising=False)
     with pytest.raises(KeyboardInterrupt):  # in a script it would have run
         zerobench.run(strategy="ddp", model="bigram", world_size=2)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None)
     with pytest.raises(ValueError, match="model=bigram is registered in this notebook, which ranks cannot import"):
         zerobench.run(strategy="ddp", model="bigram", world_size=2)
