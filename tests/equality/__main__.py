@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from tests.csv_rows import write_rows
+from tests.csv_rows import read_rows, write_rows
 
 from .compare import Difference
 from .hold import hold
@@ -43,11 +43,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4], metavar="N", help="world sizes")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="variants by name or pattern")
     parser.add_argument("--out", type=Path, default=Path("results/fake_equality"), metavar="FOLDER")
+    parser.add_argument("--add", action="store_true", help="keep the rows of other variants that FOLDER has")
     options = parser.parse_args(arguments)
     console, rows = Console(highlight=False), []
     names = [name for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in options.only)]
     if not names:
         parser.error(f"--only {' '.join(options.only)}: no variant has that name")
+    if options.add:
+        rows += [row for row in read_rows(Difference, options.out / "equality.csv") if row.cell not in names]
     for begin in track(range(0, len(names), AT_ONCE), "variants, some at a time", console=console, transient=True):
         for n in options.sizes:
             chosen = {
