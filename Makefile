@@ -6,7 +6,7 @@ RUN := .venv/bin/python
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers
-.PHONY: setup-browser replay report fake-equality blind table1 published-runs clean
+.PHONY: setup-browser lock fuzz replay report fake-equality blind fire table1 published-runs clean
 
 help:
 	@echo "make bench      DDP beside ZeRO-1/2/3 on real text: table, parquet files and figure"
@@ -14,6 +14,7 @@ help:
 	@echo "make test       the tests, in ten minutes on two cores"
 	@echo "make test-all   the tests in every world, those that repeat what others show as well"
 	@echo "make mutants    faults planted one at a time: does a test catch each? (MUTANTS=--help)"
+	@echo "make fuzz       10,000 command lines and every file that is read, damaged by a seed (FUZZ=--help; results/fuzz/)"
 	@echo "make lint       ruff and mypy"
 	@echo "make budget     the project's own budgets, held against this code"
 	@echo "make plots      every figure, and the tables of README and docs/, again from the committed tables"
@@ -30,17 +31,32 @@ help:
 	@echo "make gpu-suite  what this machine's GPU can do, in 9 minutes (OUT=results/runs/gpu-suite, FLAGS=--small)"
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
+	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
 	@echo "make setup-browser  a headless Chromium, for the tests of pages and for their screenshots"
-	@echo "make setup      what all of them use: .venv with the pinned versions"
+	@echo "make setup      what all of them use: .venv with the pinned versions, each file by its hash"
+	@echo "make lock       the hashes again, after a change of pyproject.toml or constraints.txt (requirements/)"
 
 setup: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+# Packages by their SHA-256 (requirements/). Those of CUDA only where torch is a build that needs them.
+INSTALL = $(RUN) -m pip install --no-deps --no-build-isolation --require-hashes
+NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
+
+.venv/installed: pyproject.toml requirements/build.txt requirements/ci.txt requirements/cuda.txt
 	$(PYTHON) -m venv .venv
-	$(RUN) -m pip install -c constraints.txt -e ".[dev]"
+	$(INSTALL) -r requirements/build.txt
+	$(INSTALL) -r requirements/ci.txt
+	@if $(RUN) -c '$(NEEDS_CUDA)'; then $(INSTALL) -r requirements/cuda.txt; fi
+	$(RUN) -m pip install --no-deps --no-build-isolation -e .
+	$(RUN) -m pip check
 	@touch .venv/installed
+
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install uv==0.13.9
+	PATH=build/lock/bin:$$PATH build/lock/bin/python requirements/lock.py
 
 # Tests of pages skip without a browser. Chromium and its driver are the system's, of one version: apt's, on Debian.
 setup-browser: .venv/browser
@@ -48,8 +64,8 @@ setup-browser: .venv/browser
 	  { test "$$(id -u)" = 0 && apt-get install --yes chromium chromium-driver ffmpeg; } || \
 	  { echo "run: sudo apt-get install chromium chromium-driver ffmpeg"; exit 1; }
 
-.venv/browser: pyproject.toml constraints.txt | setup
-	$(RUN) -m pip install -c constraints.txt -e ".[browser]"
+.venv/browser: requirements/browser.txt | setup
+	$(INSTALL) -r requirements/browser.txt
 	@touch .venv/browser
 
 bench: setup
@@ -74,6 +90,10 @@ test-all:
 mutants: setup
 	$(RUN) -m tests.mutations $(MUTANTS)
 
+# Goes on where it was, as long as the code is the same.
+fuzz: setup
+	$(RUN) -m tests.fuzz $(FUZZ)
+
 lint: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
@@ -93,8 +113,8 @@ notebook: setup
 docs: .venv/documents
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 
-.venv/documents: pyproject.toml constraints.txt | setup
-	$(RUN) -m pip install -c constraints.txt -e ".[docs]"
+.venv/documents: requirements/docs.txt | setup
+	$(INSTALL) -r requirements/docs.txt
 	@touch .venv/documents
 
 # The experiments that figures and tables are made of: FIGURES in analysis/common.py.
@@ -203,6 +223,12 @@ SEED ?= 1
 
 blind: setup
 	$(RUN) -m tests.blind --seed $(SEED)
+
+# A campaign that is stopped is taken up where it was, from build/fire: FIRE="--seed 1 --kinds local,torchrun --every 12"
+FIRE ?=
+
+fire: setup
+	$(RUN) -m tests.fire $(FIRE)
 
 budget: setup
 	$(RUN) -m zerobench budget check results_dir=results/runs/budget

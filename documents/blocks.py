@@ -16,6 +16,7 @@ import pandas as pd
 from analysis.largest_model import read, table, table_2
 from analysis.offload import parts_of
 from documents import (
+    blocks_fire,
     blocks_published,
     blocks_stages,
     blocks_systems,
@@ -185,6 +186,7 @@ UNDATED = (
     "packages",
     *blocks_table1.BLOCKS,
     *blocks_validated.BLOCKS,
+    *blocks_fire.BLOCKS,
     "largest_model",
     *blocks_published.BLOCKS,
 )
@@ -206,6 +208,7 @@ MADE: dict[str, Callable[[Path], str]] = {
     **blocks_versions.BLOCKS,
     **blocks_table1.BLOCKS,
     **blocks_validated.BLOCKS,
+    **blocks_fire.BLOCKS,
     **blocks_published.BLOCKS,
     "packages": where.packages,
 }

@@ -32,9 +32,12 @@ RULES: dict[str, str] = {
     "model.positions": "at least `sequence`",
     "huggingface.options": "a mapping",
     "huggingface.config": "a config.json, or its folder",
+    "launch.group_by": "keys, with commas between them, or all",
+    "launch.retry": "a list of `crash`, `timeout`, `oom`",
     "huggingface.architecture": "a causal language model of transformers",
     "search.checkpointing": "a list of `false`, `true`",
     "results_dir": "a folder",
+    "objective": "columns of numbers, with commas between them",
     "data.path": "a file",
     "offload.path": "a folder",
 }

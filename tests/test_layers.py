@@ -26,7 +26,7 @@ LAYERS = {
         {"worker"},
         {"launch", "execution"},
         {"sweep", "published"},
-        {"loops"},
+        {"loops", "dispatch", "trials"},
         {"commands"},
         {"cli", "gate"},
         {"__init__"},

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .cluster.job import JobError, find_job
+from .dispatch.task import JOB, leave_signals_to_task
 from .host.pipes import patient
 from .host.signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
 from .launch import fork_server
@@ -41,6 +42,8 @@ In a job that was started elsewhere, on several machines too, one rank a process
   torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero1,zero2
 Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
   zerobench experiment=memory_cap
+A sweeper of Hydra's proposes the cells, told the objective of those before (pip install 'zerobench[optuna]'):
+  zerobench -m hydra/sweeper=optuna objective=tokens_per_s strategy=zero2,zero3 micro_batch="range(1,9)"
 What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
 
@@ -69,6 +72,7 @@ Verbs:
   zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
   zerobench table1 [--only 7.5B N=64]                                  the ZeRO paper's table 1, executed up to 1T
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
+  zerobench sync FROM TO [--both] [--dry-run]                          merges results folders; what is equal once
 Each verb explains itself: zerobench VERB --help
 
 Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
@@ -105,6 +109,7 @@ VERBS = {
     "budget": "budget.command",
     "published": "published",
     "prune": "prune",
+    "sync": "sync.command",
     "plan": "plan.command",
     "calibrate": "calibrate.command",
     "codes": "quantization_error",
@@ -147,6 +152,8 @@ def _tell(
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns the exit code."""
+    if JOB in os.environ:
+        leave_signals_to_task()
     try:
         with interrupt_on(unclaimed([TERMINATE, HANG_UP])):
             return _join(arguments)
@@ -163,7 +170,8 @@ def _join(arguments: list[str]) -> int:
         return 2
     if job is None:
         return _run(arguments)
-    from .launch.over_cluster import follow, lead
+    from .launch.follower import follow
+    from .launch.over_cluster import lead
 
     return follow(job) if job.rank else lead(job, lambda: _run(arguments))
 
@@ -242,11 +250,15 @@ def _sweep(arguments: list[str]) -> int:
     if problems := unknown_flags(flags):
         print(printable(f"zerobench: {'; '.join(problems)}"), file=sys.stderr)
         return 2
+    if JOB in os.environ:
+        from .dispatch.in_job import run_in_job
+
+        return run_in_job(extra_dirs)
     dry_run = "--dry-run" in arguments
     if not dry_run and only_compose(flags):
         fork_server.start()
     from .config import completion
-    from .config.compose import RefusedError, checker, compose_cells
+    from .config.compose import RefusedError, checker, compose
 
     try:
         if set(completion.FLAGS) & set(flags):
@@ -254,11 +266,14 @@ def _sweep(arguments: list[str]) -> int:
             completion.complete(words, tuple(VERBS))
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
-        cells = compose_cells([a for a in arguments if a != "--dry-run"], tuple(VERBS))
+        composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
+        if dry_run and composed.proposed is not None:
+            why = "its cells follow from what earlier ones measured, and are not known beforehand"
+            raise RefusedError([f"--dry-run: {composed.proposed.chosen}: {why}; leave one of them out"])
         if not dry_run:
-            from .sweep.command import run_cells
+            from .commands.composed import run_composed
 
-            return run_cells(cells, chosen)[0] if cells else 0
+            return run_composed(composed, chosen)
     except RefusedError as refused:
         for problem in refused.problems:
             print(printable(f"zerobench: {problem}"), file=sys.stderr)
@@ -267,4 +282,4 @@ def _sweep(arguments: list[str]) -> int:
         return 130
     from .commands.dry_run import print_plan
 
-    return print_plan(cells, chosen) if cells else 0
+    return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0

@@ -170,7 +170,7 @@ def test_every_number_wherever_the_cursor_stands_is_that_of_the_tables(
 
 
 def _check_flights(before: pd.DataFrame, flights: list[Any]) -> int:
-    """What is drawn between the ranks was launched, and has not been waited for."""
+    """Holds each flight that is drawn against a launch that has not been waited for. Returns their number."""
     ended = set(before.loc[before["kind"] == "wait", "operation"])
     launched = before[(before["kind"] == "launch") & ~before["operation"].isin(ended)]
     sizes = launched.groupby("operation")["bytes"].sum().tolist()

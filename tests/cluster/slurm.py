@@ -1,18 +1,22 @@
 """A real SLURM on this machine, for as long as a test needs it: munged, slurmctld, and a slurmd per node.
 
-All its files, sockets and ports are its own; a node is a slurmd with a name, so that one can be taken down. Debian has
-what it needs: apt-get install slurm-wlm munge.
+All its files, sockets and ports are its own, so that several can be up at once; a node is a slurmd with a name, so that
+one can be taken down. Jobs of the partition `urgent` preempt those of `all`, the default, which are then requeued.
+Debian has what it needs: apt-get install slurm-wlm munge.
+
+    step      a slurmstepd, a daemon of its own that outlives its slurmd, and the processes below it
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from getpass import getuser
 from pathlib import Path
@@ -28,7 +32,7 @@ SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=15
 CryptoType=crypto/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -41,6 +45,9 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SlurmdTimeout=10
 KillWait=3
+MinJobAge=86400
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -49,8 +56,10 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 PropagateResourceLimits=NONE
 {nodes}
-PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP PreemptMode=OFF
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
+"""cred_expire, the life of a credential in seconds, is also for how long a requeued job is held."""
 
 
 def missing() -> str:
@@ -105,10 +114,44 @@ class Slurm:
 
     def kill_node(self, name: str) -> None:
         """Kills a node's slurmd and all that it has started, as a loss of power does."""
-        os.killpg(self.nodes.pop(name).pid, signal.SIGKILL)
+        kill_all([self.nodes.pop(name).pid])
+        kill_all(self.steps(f"slurmd-{name}.log"))
+
+    def steps(self, log: str = "slurmd-") -> list[int]:
+        """Returns the ids of the processes of all steps here, or of those with the `log` of a node's slurmd."""
+        daemons = [
+            one for one in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if read_proc(one, "cmdline").startswith("slurmstepd:") and self._opens(one, log)
+        ]  # fmt: skip
+        return with_children(daemons)
+
+    def _opens(self, process: int, log: str) -> bool:
+        try:
+            return any(
+                os.readlink(f"/proc/{process}/fd/{one}").startswith(f"{self.folder}/{log}")
+                for one in os.listdir(f"/proc/{process}/fd")
+            )
+        except OSError:  # it has ended
+            return False
+
+    def ask(self, *command: str) -> str:
+        """Returns what one of SLURM's programs prints."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def jobs(self) -> dict[str, tuple[str, str]]:
+        """Returns id -> state and nodes of each job, the ended ones too."""
+        lines = self.ask("squeue", "--noheader", "--states=all", "--format=%i|%T|%N").splitlines()
+        return {one: (state, nodes) for one, state, nodes in (line.split("|") for line in lines)}
+
+    def wait_for(self, ready: Callable[[], object], within_s: float, what: str) -> None:
+        """Waits until `ready` is true. Raises RuntimeError, with the daemons' logs, where it is not in time."""
+        self._wait(ready, within_s, what)
 
     def stop(self) -> None:
-        """Ends all daemons."""
+        """Ends all daemons, and what jobs have left."""
+        steps = self.steps()
         for one in reversed(self._daemons):
             if one.poll() is None:
                 os.killpg(one.pid, signal.SIGTERM)
@@ -118,6 +161,7 @@ class Slurm:
             except subprocess.TimeoutExpired:
                 os.killpg(one.pid, signal.SIGKILL)
                 one.wait()
+        kill_all([*steps, *self.steps()])
 
     def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [program(name) or name, *arguments]
@@ -136,12 +180,39 @@ class Slurm:
         told = subprocess.run(
             ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"], env=self.environment, capture_output=True, text=True
         )
-        return len(told.stdout.split())
+        return len(set(told.stdout.split()))  # a line per partition
 
-    def _wait(self, ready: object, within_s: float, what: str) -> None:
+    def _wait(self, ready: Callable[[], object], within_s: float, what: str) -> None:
         deadline = time.monotonic() + within_s
-        while not ready():  # type: ignore[operator]
+        while not ready():
             if time.monotonic() > deadline:
                 logs = "\n".join(one.read_text(errors="replace")[-800:] for one in sorted(self.folder.glob("*.log")))
                 raise RuntimeError(f"{what} is not ready after {within_s:.0f} s\n{logs}")
             time.sleep(0.2)
+
+
+def read_proc(process: int, name: str) -> str:
+    """Returns a file of /proc on a process; "" of one that has ended."""
+    try:
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def with_children(processes: Sequence[int]) -> list[int]:
+    """Returns the ids of processes and of all below them."""
+    parents: dict[int, list[int]] = {}
+    for one in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        if stat := read_proc(one, "stat"):
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(one)
+    found = list(processes)
+    for one in found:  # grows
+        found += parents.get(one, [])
+    return found
+
+
+def kill_all(processes: Sequence[int]) -> None:
+    """Kills processes, parents before children."""
+    for one in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)

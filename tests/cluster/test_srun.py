@@ -7,10 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.listeners import Listener, watch_listeners
 
 from .slurm import Slurm, missing
 
@@ -41,10 +45,29 @@ def run(start: list[str], *more: str, folder: Path, environment: dict[str, str])
     return row["status"], row["world_size"], origin["launched_by"], origin["nodes"]
 
 
+def tasks_in(folder: Path) -> list[int]:
+    """Processes of Python whose command names the folder; srun's own command does so too."""
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if f"results_dir={folder}" in (words := one.info["cmdline"] or []) and words[0] == sys.executable
+    ]
+
+
 @pytest.mark.parametrize(("tasks", "nodes"), [(("-N2", "-n2"), 2), (("-N1", "-n2"), 1)])
 def test_srun_joins_by_itself(slurm: Slurm, tasks: tuple[str, ...], nodes: int, tmp_path: Path) -> None:
-    found = run(["srun", *tasks], folder=tmp_path, environment=slurm.environment)
+    """And listens on the nodes' address alone, which is loopback here; SLURM's own programs listen everywhere."""
+    over, heard = threading.Event(), set[Listener]()
+    watching = threading.Thread(target=lambda: heard.update(watch_listeners(lambda: tasks_in(tmp_path), over.is_set)))
+    watching.start()
+    try:
+        found = run(["srun", *tasks], folder=tmp_path, environment=slurm.environment)
+    finally:
+        over.set()
+        watching.join()
     assert found == ("ok", 2, "srun", nodes)
+    assert heard
+    assert all(one.is_loopback for one in heard), heard
 
 
 def test_a_step_of_one_task_starts_its_ranks_itself(slurm: Slurm, tmp_path: Path) -> None:

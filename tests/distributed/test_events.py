@@ -169,7 +169,7 @@ def test_units_collectives_and_modules_are_told(two_ranks: dict[str, list[RankRe
 
 
 def test_events_change_nothing_that_is_measured(two_ranks: dict[str, list[RankRecord]], tmp_path: Path) -> None:
-    """The same cell without the key, in a simulated world as well, has the same tables, and no table of events."""
+    """Without the key a cell, in a simulated world as well, has equal tables, and no table of events."""
     world: dict[str, Any] = {"backend": "simulated", "results_dir": str(tmp_path)}
     plain = cell("zero3", 2, measure=asked(events=False), **world)
     told = cell("zero3", 2, measure=asked(), **world)

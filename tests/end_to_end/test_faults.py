@@ -70,7 +70,7 @@ def test_a_timeout_is_a_row(tmp_path: Path) -> None:
 
 
 def test_a_killed_sweep_leaves_no_process_and_no_run(tmp_path: Path) -> None:
-    """What it has half written goes with the next sweep: test_sweeps.py."""
+    """Its half-written run goes with the next sweep: test_sweeps.py."""
     sweep = start(tmp_path, "strategy=zero2", "world_size=2", *LONG)
     below = [*ranks_of(sweep, 2), *psutil.Process(sweep.pid).children()]
     sweep.kill()

@@ -54,7 +54,9 @@ LAUGHS = "\n".join(["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(
         (["hydra.run.dir=x"], "it has no effect"),
         (["hydra.job_logging.handlers.x.class=os.system"], "it has no effect"),
         (["hydra.searchpath=[pkg://antigravity]"], "it has no effect"),
-        (["--config-name", "nothing"], "Hydra: Cannot find primary config 'nothing'"),
+        (["--config-name", "nothing"], "--config-name: zerobench has one primary config"),
+        (["-cp=/tmp"], "-cp=/tmp: zerobench has one primary config"),
+        (["--experimental-rerun=config.pickle"], "it unpickles a file, which can run code"),
         (["show", "a" * 300], "File name too long"),
         (["compare", "a" * 300, "b"], "File name too long"),
         (["status", "a" * 300], "File name too long"),
@@ -140,6 +142,10 @@ def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, m
     ("# @package _global_\nx: " + "[" * 3000, "lists within lists without end"),
     ("# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}", "names no code to import"),
     ("# @package _global_\nhydra: {job_logging: {handlers: {x: {class: os.system}}}}", "names no code to import"),
+    ("# @package _global_\nhydra: {job_logging: {handlers: {x: {class: logging.FileHandler, filename: x}}}}",
+     "names no code to import"),
+    ("# @package _global_\nhydra: {sweep: {subdir: /tmp/elsewhere}}", "hydra.sweep.subdir=/tmp/elsewhere: it has no"),
+    ("# @package _global_\nhydra: {job: {chdir: true}}", "hydra.job.chdir=True: it has no effect"),
 ])  # fmt: skip
 def test_an_experiment_of_the_users_is_refused_in_a_sentence(content: str, said: str, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "odd, 'name' [x]"

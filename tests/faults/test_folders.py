@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,13 @@ from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
+from zerobench.host import durable
+from zerobench.launch import fork_server
+from zerobench.results import folders
+from zerobench.results.folders import amend_row
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.sweep.cell import find_or_run, run_cell
+from zerobench.sweep.command import check_folders
 from zerobench.sweep.reuse import run_prefix
 from zerobench.sweep.sweep import Sweep
 
@@ -45,6 +51,7 @@ NOWHERE = "/proc/zerobench/runs"
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's temporary folder, for this test."""
+    fork_server.context()  # whose folder is this process's, in the one that it had before
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -65,7 +72,15 @@ def replace_by_a_file(folder: Path) -> None:
     folder.write_text("no folder any more")
 
 
-@pytest.mark.parametrize(("change", "kept"), [(lose, "runs"), (replace_by_a_file, "runs-rescued")])
+def take_for_abandoned(folder: Path) -> None:
+    """Removes what is being written, as a process of another machine does after this one has slept for long."""
+    for partial in folder.glob(".partial-*"):
+        shutil.rmtree(partial)
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"), [(lose, "runs"), (take_for_abandoned, "runs"), (replace_by_a_file, "runs-rescued")]
+)
 def test_a_results_folder_that_goes_midway_loses_no_row(tmp_path: Path, change, kept: str) -> None:
     home, changed = tmp_path / "runs", []
 
@@ -193,3 +208,41 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
         assert reused
         assert len(runs) == 1
     assert find_or_run(one, lambda _: None)[1], "and no lock is left"
+
+
+def test_a_run_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    done: list[tuple[str, str]] = []
+    sync, rename = durable.sync, Path.rename
+    for module in (durable, folders):
+        monkeypatch.setattr(module, "sync", lambda path: (done.append(("sync", path.name)), sync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (done.append(("rename", Path(to).name)), rename(path, to))[1])
+    run = make(tmp_path, "zero2")
+    named = done.index(("rename", run.name))
+    assert {("sync", path.name) for path in run.iterdir()} <= set(done[:named])
+    assert done[named - 1][1].startswith(".partial-"), "the names in its folder"
+    assert done[named + 1 :] == [("sync", tmp_path.name)]
+    done.clear()
+    folders.amend_row(run, {"peak_bytes": 3})
+    assert [what for what, _ in done] == ["sync", "sync"]
+
+
+def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_all(tmp_path: Path) -> None:
+    """What a living process may just be making stays: a folder without a lock is nobody's after an hour only."""
+    one = simulated(tmp_path)
+    board, old, new, cache = (tmp_path / name for name in (".sweep-1-a", ".claim-1-a", ".claim-1-b", ".tables.a"))
+    for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-1"):
+        folder.mkdir(parents=True)
+        (folder / "half").touch()
+    os.utime(old, (0, 0))
+    os.utime(cache, (0, 0))
+    check_folders([one])
+    assert {path.name for path in tmp_path.iterdir()} == {".claim-1-b", ".references"}
+    assert not list((tmp_path / ".references").iterdir())
+
+
+def test_a_verdict_that_was_not_written_to_its_end_leaves_nothing_once_it_is(tmp_path: Path) -> None:
+    run = make(tmp_path, "zero2")
+    (run / ".run.json.1").write_text("{")
+    amend_row(run, {"training": "equal"})
+    assert zerobench.load(tmp_path).runs.training.tolist() == ["equal"]
+    assert not list(run.glob(".*"))

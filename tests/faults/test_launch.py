@@ -34,6 +34,7 @@ def test_results_come_back_in_order(tmp_path: Path) -> None:
     [
         (workers.raises, "crash", "rank 1 raised ValueError: this rank does not like its job"),
         (workers.killed, "crash", "rank 1 was killed by signal 9 (SIGKILL)"),
+        (workers.killed_without_a_name, "crash", "rank 1 was killed by signal 36 (<N/A>)"),
         (workers.leaves, "crash", "rank 0 exited early with code 7"),
         (workers.leaves_content, "crash", "rank 0 exited early with code 0"),
         (workers.exits_content, "crash", "rank 0 raised SystemExit: 0"),
@@ -134,3 +135,28 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+KILLED = """
+import os, signal, sys, tempfile
+from zerobench.launch import fork_server
+fork_server.PRELOAD.clear()
+fork_server.start()
+print(*os.listdir(tempfile.gettempdir()), flush=True)
+if sys.argv[1:]:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_commands_temporary_files_go_with_the_next_command(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """multiprocessing's own folder, with the fork server's socket, would stay. A socket's address is short."""
+    home = tmp_path_factory.mktemp("t")
+    environment = {**os.environ, "TMPDIR": str(home)}
+    for word in (["killed"], []):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, *word], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == (-signal.SIGKILL if word else 0), done.stderr
+        (name,) = done.stdout.split()
+        assert name.startswith("zerobench-tmp-")
+        assert os.listdir(home) == ([name] if word else [])

@@ -27,6 +27,12 @@ def killed(job: int, tell: Any) -> None:
     time.sleep(60)
 
 
+def killed_without_a_name(job: int, tell: Any) -> None:
+    if job == 1:
+        os.kill(os.getpid(), signal.SIGRTMIN + 2)
+    time.sleep(60)
+
+
 def leaves(job: int, tell: Any) -> None:
     if job == 0:
         os._exit(7)
@@ -73,3 +79,14 @@ def says_pid_and_sleeps(job: Any, tell: Any) -> None:
     with open(job, "w") as file:
         file.write(str(os.getpid()))
     time.sleep(600)
+
+
+def loses_its_peer(job: int, tell: Any) -> None:
+    if job == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.1)
+    raise RuntimeError("Connection closed by peer")
+
+
+def says_pid_in_the_folder(job: int, tell: Any) -> None:
+    says_pid_and_sleeps(f"{os.environ['SAYS_PID_IN']}/pid{job}", tell)

@@ -19,7 +19,7 @@ from zerobench.config.compose import compose_cells
 from zerobench.config.meanings import GROUPS, KEYS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
+PAGES = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -12,11 +12,12 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
-from zerobench.commands.follow import Drawn, Followed
+from zerobench.commands.follow import Drawn, Followed, in_words
 from zerobench.commands.holdings import look
 from zerobench.host.terminal import stdout_console
 from zerobench.results.board import BoardWriter, Launch, board_folders, read_board
 from zerobench.results.folders import claim_folder
+from zerobench.sweep.launch_table import table_of
 from zerobench.sweep.progress import Reporter
 from zerobench.sweep.sweep import CellLaunch
 
@@ -33,12 +34,12 @@ def test_a_sweep_puts_its_board_up_tells_each_change_and_takes_it_down(tmp_path:
         reporter.expect([ddp, zero2], lambda one: one is ddp)
         reporter.start(ddp)
         assert board_folders(tmp_path) == [], "what is reused needs no board"
-        reporter.end(OK, reused=True)
+        reporter.end(ddp, OK, reused=True)
         reporter.start(zero2)
         (folder,) = board_folders(tmp_path)
         reporter.progress({"mode": "timed", "step": 3, "steps": 10, "loss": 4.0, "peak_bytes": None})
         before = read_board(folder)
-        reporter.end(OK, reused=False)
+        reporter.end(zero2, OK, reused=False)
         after = read_board(folder)
         assert look(tmp_path).leftovers == []
     assert before is not None
@@ -56,7 +57,10 @@ def test_a_folder_that_cannot_be_written_to_has_no_board_and_its_sweep_goes_on(t
     writer = BoardWriter()
     writer.put_up(tmp_path / "file" / "results")
     writer.write([Launch("zero2")], 0, lambda: "", at_once=True)
+    assert list(writer.boards.values()) == [None], "known, so that it is not tried again"
     writer.take_down()
+    assert writer.boards == {}
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_followers_print_a_line_per_change_and_end_with_the_sweep(tmp_path: Path, capsys) -> None:
@@ -137,3 +141,19 @@ def test_an_interval_that_is_none_is_one_sentence(every: str, capsys) -> None:
     with pytest.raises(SystemExit):
         cli.run(["status", "--follow", "--every", every])
     assert f"argument --every: '{every}' must be seconds, from 0.05 to 3600" in capsys.readouterr().err
+
+
+def test_launches_that_run_side_by_side_are_all_in_sight() -> None:
+    launches = [Launch(f"cell {number}") for number in range(40)]
+    for number, state in ((2, "running"), (20, "ok"), (30, "running"), (39, "submitted")):
+        launches[number].state = state
+    console = stdout_console()
+    with console.capture() as shown:
+        console.print(table_of(launches, 20, "about 9 s left", height=11))
+    said = shown.get()
+    assert "cell 2 " in said
+    assert "cell 30 " in said
+    assert "cell 20 " in said
+    assert "cell 39 " not in said
+    assert "1 of 40 launches done, 2 running, 1 wait for the launcher; about 9 s left" in said
+    assert in_words(launches[39]) == "its job waits for the launcher"

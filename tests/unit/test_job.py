@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from zerobench.records import MemoryRow, StepRow
 from zerobench.theory.shapes import ParameterShape, Schedule
 
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-BY_TORCHRUN = Job(1, 2, 1, "127.0.0.1", 29500, True, "7/1", "host/0")
+BY_TORCHRUN = Job(1, 2, 1, "127.0.0.1", 29500, True, "7", "host/0")
 
 
 def info(rank: int, machine: str, gpus: tuple[str, ...] = (), local_rank: int = 0, world_size: int = 4) -> RankInfo:
@@ -51,7 +52,7 @@ def test_a_job_by_hand_and_torchruns() -> None:
     more = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_RESTART_COUNT": "1"}
     by_torchrun = find_job(BY_HAND | more | {"GROUP_RANK": "1"})
     assert by_torchrun is not None
-    assert (by_torchrun.agent, by_torchrun.launched_by, by_torchrun.attempt) == (True, "torchrun", "7/1")
+    assert (by_torchrun.agent, by_torchrun.launched_by, by_torchrun.run) == (True, "torchrun", "7")
     assert by_torchrun.machine == found.machine + "/1"
 
 
@@ -171,12 +172,30 @@ def test_calibrate_refuses_a_job_that_contradicts_itself(monkeypatch: pytest.Mon
         calibrate([])
 
 
-def test_a_second_command_of_a_job_is_refused(store: TCPStore) -> None:
-    mine = replace(BY_TORCHRUN, port=store.port)
-    with joined(mine, "code"):
-        pass
+def test_a_second_process_of_a_rank_is_refused(store: TCPStore) -> None:
+    mine = replace(BY_TORCHRUN, agent=False, port=store.port)
+    JobStore("127.0.0.1", store.port, "zerobench/7").increment("came/1", 1)
     with pytest.raises(JobError, match=r"RANK=1: another process .* has that rank, or an earlier command of it had; "):
         JobContext(mine, "code")
+
+
+def test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second start of rank 0 meets the second of rank 2, and the first of rank 1, which came late to the round."""
+    monkeypatch.setenv("ZEROBENCH_JOB_SECRET", "of this test alone")
+    ranks = [replace(BY_TORCHRUN, rank=n, world_size=3, local_rank=n, port=store.port) for n in range(3)]
+    JobStore("127.0.0.1", store.port, "zerobench/7").post("hello/2", "a process that was killed")
+    with joined(ranks[0], "code"):
+        pass
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(JobContext, one, "code") for one in reversed(ranks[1:])]
+        with joined(ranks[0], "code") as first:
+            came = [first, *(one.result() for one in others)]
+            assert [one.prefix for one in came] == ["zerobench/7/2"] * 3
+            assert [one.rank for one in first.membership.members] == [0, 1, 2]
+            for one in came[1:]:
+                one.heartbeat.stop()
 
 
 def test_a_cell_follows_the_job_it_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:

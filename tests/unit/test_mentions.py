@@ -17,7 +17,7 @@ OF_OTHERS = {"pretrain_gpt.py", "megatron/training/arguments.py"}
 def test_every_file_that_is_named_is_there() -> None:
     code = [
         path
-        for folder in ("zerobench", "analysis", "documents", "examples", "tests")
+        for folder in ("zerobench", "analysis", "documents", "examples", "requirements", "tests")
         for path in (ROOT / folder).rglob("*.py")
     ]
     pages = [

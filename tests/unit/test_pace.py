@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cells import cell
 from zerobench.config.compose import compose_cells
 from zerobench.sweep import progress
 from zerobench.sweep.remaining_time import seconds_left
@@ -34,6 +35,9 @@ def step_s(launch: CellLaunch) -> float:
     return 1e-10 * config.batch * config.sequence * config.model.hidden**2 * config.model.layers
 
 
+OK = {"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}
+
+
 def run(
     clock: Clock, reporter: progress.Reporter, launches: list[CellLaunch], alike: float = 1.0
 ) -> Iterator[tuple[int, Any]]:
@@ -46,7 +50,7 @@ def run(
                 clock.now += step_s(launch) * factor if step else 0.0
                 reporter.progress({"mode": mode, "step": step + 1, "steps": 10, "loss": 1.0})
         clock.now += END_S
-        reporter.end({"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}, False)
+        reporter.end(launch, OK, False)
         yield number, seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None])
 
 
@@ -87,8 +91,40 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypa
     reporter.expect(good + invalid, lambda one: one is good[1])
     list(run(clock, reporter, good[:1]))
     reporter.start(good[1])
-    reporter.end({"status": "ok", "loss_last": 1.0, "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}, True)
+    reporter.end(good[1], OK, True)
     reporter.start(good[2])
-    reporter.end({"status": "crash", "reason": "no"}, False)
+    reporter.end(good[2], {"status": "crash", "reason": "no"}, False)
     reporter.skip(good[3])
     assert seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None]) == 0
+
+
+def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(monkeypatch, tmp_path) -> None:
+    """Steps of another machine are not seen one by one: a launch takes what the most similar one has taken."""
+    clock, reporter = Clock(monkeypatch), progress.Reporter()
+    where = str(tmp_path)
+    launches = list(
+        rounds(
+            [cell("zero1", 2, seed=seed, micro_batch=size, results_dir=where) for size in (1, 4) for seed in (0, 1, 2)]
+        )
+    )
+    small, large = launches[:3], launches[3:]
+    reporter.expect(launches)
+    reporter.submit(small, "job 1")
+    reporter.submit(large, "job 2")
+    assert reporter._left() == "time left unknown"
+    for one in (small[0], large[0]):
+        reporter.start(one)
+    assert [entry.state for entry in reporter.entries] == ["running", "submitted", "submitted"] * 2
+    clock.now += 10
+    reporter.end(small[0], OK | {"seconds": 10.0}, False)
+    clock.now += 40
+    reporter.end(large[0], OK | {"seconds": 50.0}, False)
+    for one in (small[1], large[1]):
+        reporter.start(one)
+    assert reporter._left() == "about 60 s left", "10 + 10 + 50 + 50 s, two at a time"
+    clock.now += 8
+    assert reporter._left() == "about 52 s left"
+    reporter.end(small[1], OK | {"seconds": 8.0}, False)
+    assert reporter._left() == "about 51 s left", "10 + 42 + 50 s: another takes its place at once"
+    reporter.again(large[1], {"status": "crash", "reason": "no"})
+    assert reporter._left() == "about 55 s left", "from its beginning"

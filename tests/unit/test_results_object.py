@@ -129,7 +129,7 @@ def html(results: Results) -> ElementTree.Element:
 
 
 def bars_of(page: ElementTree.Element) -> dict[str, float]:
-    """What hovering over a bar's part says -> its width."""
+    """Returns the words of each part of a bar -> its width."""
     svg = "{http://www.w3.org/2000/svg}"
     return {one.findtext(f"{svg}title", ""): float(one.get("width", 0)) for one in page.iter(f"{svg}rect")}
 

@@ -135,10 +135,16 @@ def write_tables(
 def read_tables(
     folder: Path, name: str, kind: Callable[..., Row], none: str
 ) -> tuple[pd.DataFrame, list[Row], dict[str, Any]]:
-    """Reads the files of `write_tables`. Raises FileNotFoundError, a sentence with `none`, where there are none."""
+    """Reads the files of `write_tables`. Raises FileNotFoundError, a sentence with `none`, where there are none, and
+    ValueError where one is damaged.
+    """
     if not (folder / f"{name}.parquet").is_file():
         raise FileNotFoundError(f"{folder}: {none} --out {folder} makes one")
-    table = pd.read_parquet(folder / f"{name}.parquet")
-    found = [kind(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
-    provenance = json.loads((folder / "provenance.json").read_text())
-    return pd.read_parquet(folder / "transfers.parquet"), found, provenance
+    try:
+        table = pd.read_parquet(folder / f"{name}.parquet")
+        found = [kind(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
+        provenance = dict(json.loads((folder / "provenance.json").read_text()))
+        return pd.read_parquet(folder / "transfers.parquet"), found, provenance
+    except Exception as error:  # a parser may raise anything for bytes of another format
+        words = " ".join(str(error).split())[:200]
+        raise ValueError(f"{folder}: its calibration is damaged: {words}; measure it again") from error

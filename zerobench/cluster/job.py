@@ -2,27 +2,36 @@
 
 Job            the environment's description of this process
 RankInfo       a process's description of itself when it joins: its machine, GPUs and code
-Membership     the infos of all ranks, from which the ranks' placement on machines and GPUs follows
+Membership     the infos of some ranks, from which their placement on machines and GPUs follows
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
+lost           of a rank: its process has left, or its heartbeat has stopped. It stays so, whatever comes later
+living         of a rank: not lost. A world of N ranks has the first N of them (launch/living.py)
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from . import secret
+from .agreement import agree_on_seal
+from .interface import reachable
 from .launchers import Ask, ask, launcher_of
+from .rounds import Greeter, enter
 from .serialize import rebuild, to_plain
 from .store import JOIN_S, Heartbeat, HeartbeatMonitor, JobStore, LostError
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAST_PORT = 2**16 - 1
+TORCHRUN = "torchrun"
 TELLING = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 """Any of these indicates a job; the address alone does not."""
 
@@ -36,7 +45,7 @@ class Job:
     """The environment's description of a job.
 
     `local_rank`: among the ranks of this machine. `agent`: torchrun hosts the store; else rank 0's process does.
-    `attempt`: distinguishes torchrun's restarts. `machine`: the host, and the node that the launcher says this is:
+    `run`: torchrun's name of the job. `machine`: the host, and the node that the launcher says this is:
     SLURM's name of it, or the number of torchrun's agent. Hosts in containers may have equal names, and one host may
     be several nodes.
     """
@@ -47,7 +56,7 @@ class Job:
     address: str
     port: int
     agent: bool
-    attempt: str
+    run: str
     machine: str
     launched_by: str = "the environment"
 
@@ -76,7 +85,7 @@ def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
     for name, value, limit in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, world_size)):
         if value >= limit:
             raise JobError(f"{name}={value}: must be below WORLD_SIZE={world_size}")
-    attempt = "/".join(environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")).strip("/")
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
     node = environment.get("GROUP_RANK") or environment.get(by.node if by else "SLURMD_NODENAME")
     return Job(
         rank,
@@ -85,9 +94,9 @@ def find_job(environment: Mapping[str, str], ask: Ask = ask) -> Job | None:
         environment["MASTER_ADDR"],
         port,
         agent=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=attempt,
+        run=run,
         machine=socket.gethostname() + (f"/{node}" if node else ""),
-        launched_by="torchrun" if attempt else by.name if by else "the environment",
+        launched_by=TORCHRUN if run else by.name if by else "the environment",
     )
 
 
@@ -116,7 +125,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Membership:
-    """The infos of all ranks, in rank order."""
+    """The infos of ranks, in rank order."""
 
     members: tuple[RankInfo, ...]
 
@@ -152,38 +161,80 @@ class Membership:
 
 
 class JobContext:
-    """This process within its job. `passes`: number of passes that rank 0 has published."""
+    """This process within its job. `passes`: number of passes that rank 0 has published. `lost`: the ranks that are
+    lost, as far as they were looked for, each with its reason.
+    """
 
     def __init__(self, job: Job, code: str) -> None:
         self.job = job
-        where = job.address, job.port
-        self.prefix = f"zerobench/{job.attempt}"
+        where = reachable(job.address), job.port
+        self.prefix = f"zerobench/{job.run}"
+        self._greeter: Greeter | None = None
+        if job.agent:
+            self._enter_round(JobStore(*where, self.prefix))
         self.store = JobStore(*where, self.prefix, host=job.rank == 0 and not job.agent)
         if self.store.increment(f"came/{job.rank}", 1) > 1:
             words = f"another process of the job at {self.store.address} has that rank, or an earlier command of it had"
             raise JobError(f"RANK={job.rank}: {words}; number the ranks from 0 on, and start a job for each command")
+        seal, self._session = agree_on_seal(
+            self.store, job.rank == 0, job.launched_by == "srun", self.prefix, lambda key: self._wait_for(key, 0)
+        )
         self.store.post(f"info/{job.rank}", to_plain(_rank_info(job, code)))
         self.monitor = HeartbeatMonitor(self.store)
-        self.heartbeat = Heartbeat(JobStore(*where, self.prefix), job.rank)
+        own = JobStore(*where, self.prefix)
+        own.seal = seal
+        self.heartbeat = Heartbeat(own, job.rank)
         self.passes = 0
+        self.lost: dict[int, str] = {}
+
+    def _enter_round(self, store: JobStore) -> None:
+        if self.job.rank == 0:
+            self._greeter = Greeter(store, self.job.world_size)
+        self.prefix += f"/{self._greeter.number if self._greeter else enter(store, self.job.rank)}"
+
+    def _wait_for(self, key: str, rank: int, patience_s: float = JOIN_S) -> Any:
+        """Returns the value that a rank posts when it joins. Raises JobError where it does not come."""
+        deadline = time.monotonic() + patience_s
+        while (found := self.store.read(key)) is None:
+            if time.monotonic() > deadline:
+                raise JobError(f"rank {rank} of the job did not come within {patience_s:.0f} s")
+            time.sleep(0.1)
+        return found
 
     @cached_property
     def membership(self) -> Membership:
         """The infos of all ranks; waits until all have joined. Raises JobError where one does not."""
-        deadline, members = time.monotonic() + JOIN_S, []
-        for rank in range(self.job.world_size):
-            while (found := self.store.read(f"info/{rank}")) is None:
-                if time.monotonic() > deadline:
-                    raise JobError(f"rank {rank} of the job did not come within {JOIN_S:.0f} s")
-                time.sleep(0.1)
-            members.append(rebuild(RankInfo, found))
+        members = [rebuild(RankInfo, found) for found in self.wait_for_all()]
+        self.stop_joining()
         return Membership(tuple(members))
+
+    def wait_for_all(self, patience_s: float = JOIN_S) -> list[Any]:
+        """Returns what all ranks have posted as they joined. Raises JobError where one does not."""
+        return [self._wait_for(f"info/{rank}", rank, patience_s) for rank in range(self.job.world_size)]
+
+    @property
+    def living(self) -> Membership:
+        """The infos of the ranks that are not lost."""
+        return Membership(tuple(one for one in self.membership.members if one.rank not in self.lost))
+
+    def look(self, ranks: Iterable[int] | None = None) -> None:
+        """Looks for lost ranks among `ranks`; among all others without them."""
+        for rank in range(self.job.world_size) if ranks is None else ranks:
+            if rank not in self.lost and rank != self.job.rank and (why := self._why_absent(rank)) is not None:
+                self.lost[rank] = why
+
+    def stop_joining(self) -> None:
+        """Takes in no more processes, and removes the file of the secret, which none needs once it has joined."""
+        if self._greeter is not None:
+            self._greeter.stop()
+        if self.job.rank == 0:
+            secret.forget(self._session, os.environ)
 
     def leave(self, reason: str) -> None:
         """Publishes the reason why this process takes part no longer."""
         self.store.post(f"left/{self.job.rank}", reason)
 
-    def why_absent(self, rank: int) -> str | None:
+    def _why_absent(self, rank: int) -> str | None:
         """Returns the reason that a rank's process gave when it left, or that it is lost; None while it is present."""
         left: str | None = self.store.read(f"left/{rank}")
         return "is lost: its process says nothing" if left is None and self.monitor.silent(rank) else left
@@ -228,11 +279,12 @@ def joined(job: Job, code: str) -> Iterator[JobContext]:
     """Joins `job` for the duration of the context. Raises JobError where that fails."""
     try:
         mine = JobContext(job, code)
-    except LostError as lost:
-        raise JobError(str(lost)) from lost
+    except (LostError, secret.SecretError) as error:
+        raise JobError(str(error)) from error
     _contexts.append(mine)
     try:
         yield mine
     finally:
         _contexts.pop()
         mine.heartbeat.stop()
+        mine.stop_joining()

@@ -3,6 +3,7 @@ where the store is, and the node.
 
     launcher    rank                    address of rank 0                           port
     srun        SLURM_PROCID            first of the step's nodes, as SLURM has it  by job and step
+                                        loopback where it is the only one
     mpirun      OMPI_COMM_WORLD_RANK    loopback where all ranks are on one node    by job
 
 A variable of torch's that is set goes before. A step or job of one task is no job to join: there the ranks are started
@@ -60,7 +61,11 @@ class Launcher:
 
 
 def of_slurm(environment: Mapping[str, str], ask: Ask) -> str:
-    """Returns the address of the step's first node: SLURM's NodeAddr where scontrol tells it, else the node's name."""
+    """Returns the address of the step's first node: SLURM's NodeAddr where scontrol tells it, else the node's name; the
+    loopback address where it is the only one.
+    """
+    if environment.get("SLURM_STEP_NUM_NODES") == "1":
+        return LOOPBACK
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     try:
         first = ask("scontrol", "show", "hostnames", nodes).split()[0]

@@ -1,8 +1,16 @@
 """Communication between the processes of a job: JSON values under keys in the job's store, and heartbeats.
 
-store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours
-value        JSON, compressed, in pieces within the store's size limit
-heartbeat    a counter in the store that a thread of each process increments; one that stops marks a lost process
+store        torch's TCPStore at MASTER_ADDR:MASTER_PORT, below a prefix of ours. It knows no password: any process that
+             can connect can list, read, change and delete keys
+value        JSON, compressed, sealed with the job's secret, in pieces within the store's size limit: a stranger's
+             process cannot read it, and its own values are refused
+number       in the clear, a sum. A change of one can delay or stop a job, as the deletion of a key can
+heartbeat    a value that a thread of each process writes ever anew, each a number greater than the one before; one that
+             stops marks a lost process
+
+torch's create_c10d_store is not used: it holds up Ctrl-C until its timeout, which here is minutes. Nor are the
+heartbeats of torchrun's agents: agents tell one another, but not the processes that they start, and srun and mpirun
+have no agents.
 """
 
 from __future__ import annotations
@@ -14,9 +22,15 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from errno import EADDRNOTAVAIL
 from itertools import count
+from socket import gaierror
 from typing import Any
+
+from .interface import LISTEN_AT, listening_socket
+from .seal import ForeignError, Seal
 
 PIECE_CHARS = 4 * 2**20
 """Size of a piece: the store refuses values of more than 8 MiB."""
@@ -26,7 +40,9 @@ JOIN_S = 300.0
 
 BEAT_S = 2.0
 SILENCE_S = 30.0
-"""Time, in seconds, without a heartbeat after which a process counts as lost."""
+"""Time, in seconds, without a heartbeat after which a process counts as lost. Silence covers every way to die: a
+machine without power closes no connection. It is long enough for a process on a busy machine to be heard.
+"""
 
 _TRY_S = 10.0
 
@@ -35,23 +51,32 @@ class LostError(RuntimeError):
     """Raised where the job, or a part of it, cannot be reached; the message is the sentence."""
 
 
+class ForgedError(LostError):
+    """Raised where a value is not sealed with the job's secret; the message is the sentence."""
+
+
 class JobStore:
-    """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError."""
+    """A connection to the job's store. `host`: this process hosts the store. Every method raises LostError.
+
+    Values are in the clear until `seal` is set: only the offer of the secret (secret.py) is posted so.
+    """
 
     def __init__(self, address: str, port: int, prefix: str, host: bool = False, patience_s: float = JOIN_S) -> None:
         from torch.distributed import PrefixStore
 
         self.address = f"{address}:{port}"
+        self.seal: Seal | None = None
         self._store = PrefixStore(prefix, _connect(address, port, host, patience_s))
 
     def post(self, key: str, value: Any) -> None:
         """Stores a value under `key`, readable once it is complete: by all processes when this returns."""
-        data = b64encode(zlib.compress(json.dumps(value).encode(), 1)).decode()
-        pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
+        data = zlib.compress(json.dumps(value).encode(), 1)
+        text = b64encode(self.seal.close(key, data) if self.seal else data).decode()
+        pieces = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
         with self._asking():
-            for number, piece in enumerate(pieces):
+            for number, piece in enumerate(pieces[1:], 1):
                 self._store.set(f"{key}/{number}", piece)
-            self._store.set(key, str(len(pieces)))
+            self._store.set(key, f"{len(pieces)} {pieces[0]}")
             # The store does not acknowledge `set`: an answer to a later request proves that it was handled.
             self._store.check([key])
 
@@ -61,12 +86,20 @@ class JobStore:
             return bool(self._store.check([key]))
 
     def read(self, key: str) -> Any:
-        """Returns the value under `key`, or None."""
+        """Returns the value under `key`, or None. Raises ForgedError where it is not this job's."""
         if not self.has(key):
             return None
-        with self._asking():
-            pieces = [self._store.get(f"{key}/{number}") for number in range(int(self._store.get(key)))]
-        return json.loads(zlib.decompress(b64decode(b"".join(pieces))))
+        try:
+            with self._asking():
+                count, _, first = self._store.get(key).partition(b" ")
+                more = [f"{key}/{number}" for number in range(1, int(count))]
+                if more and not self._store.check(more):
+                    raise ValueError(f"{key} lacks some of its pieces")
+                data = b64decode(b"".join([first, *(self._store.get(one) for one in more)]), validate=True)
+            return json.loads(zlib.decompress(self.seal.open(key, data) if self.seal else data))
+        except (ValueError, zlib.error, ForeignError) as error:
+            words = f"the value of {key} in the job's store at {self.address} does not have the job's secret"
+            raise ForgedError(f"{words}: a stranger writes there, or another job") from error
 
     def take(self, key: str) -> Any:
         """Returns the value under `key`, or None, and removes it: for a key that a single process reads."""
@@ -80,7 +113,7 @@ class JobStore:
         """Removes the value or the number under `key`, which no process reads any more."""
         with self._asking():
             self._store.delete_key(key)
-            for number in count():
+            for number in count(1):
                 if not self._store.delete_key(f"{key}/{number}"):
                     return
 
@@ -105,22 +138,45 @@ def _connect(address: str, port: int, host: bool, patience_s: float) -> Any:
     """
     from torch.distributed import DistError, TCPStore
 
+    if host:
+        return _host(address, port)
     deadline = time.monotonic() + patience_s
     while True:
         try:
             patience = timedelta(seconds=min(_TRY_S, patience_s))
-            return TCPStore(address, port, is_master=host, timeout=patience, wait_for_workers=False)
+            return TCPStore(address, port, timeout=patience, wait_for_workers=False)
         except DistError as error:
-            first = str(error).strip().splitlines()[0]
-            if host:
-                raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
             if time.monotonic() > deadline:
                 words = f"there is no store at {address}:{port}; do all processes have rank 0's MASTER_ADDR and port?"
                 raise LostError(words) from error
 
 
+def _host(address: str, port: int) -> Any:
+    """Hosts the store at `address` alone. torch takes over the socket that listens there, and closes it."""
+    from torch.distributed import DistError, TCPStore
+
+    try:
+        listener = listening_socket(address, port)
+    except OSError as error:
+        first = error.strerror or str(error)
+        if error.errno == EADDRNOTAVAIL or isinstance(error, gaierror):
+            words = f"MASTER_ADDR={address}: is no address of rank 0's machine ({first})"
+            advice = f"give one that it has, or name in {LISTEN_AT} its interface to which the others' packets come"
+            raise LostError(f"{words}; {advice}") from error
+        raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
+    at = listener.getsockname()[0]
+    try:
+        return TCPStore(
+            at, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_TRY_S),
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+    except DistError as error:
+        first = str(error).strip().splitlines()[0]
+        raise LostError(f"MASTER_PORT={port}: rank 0 cannot keep the job's store there: {first}") from error
+
+
 class Heartbeat:
-    """Increments one rank's counter from a thread, on a connection of its own, until it is stopped."""
+    """Posts one rank's beats from a thread, on a connection of its own, until it is stopped."""
 
     def __init__(self, store: JobStore, rank: int) -> None:
         self._store, self._key, self._over = store, f"heartbeat/{rank}", threading.Event()
@@ -133,23 +189,36 @@ class Heartbeat:
         self._thread.join(2 * BEAT_S)
 
     def _beat(self) -> None:
+        beats = count(1)
         try:
             while not self._over.wait(BEAT_S):
-                self._store.increment(self._key, 1)
+                self._store.post(self._key, next(beats))
         except LostError:
             return  # the thread that uses the store gets the error there
 
 
+@dataclass
+class _Heard:
+    """A rank's last beat, the time at which it came, and the time at which the store was last asked for it."""
+
+    beat: int
+    came: float
+    asked: float
+
+
 class HeartbeatMonitor:
-    """Finds ranks whose heartbeat has stopped."""
+    """Finds ranks whose heartbeat has stopped. A beat counts once: an old one that is put back is none."""
 
     def __init__(self, store: JobStore, silence_s: float = SILENCE_S) -> None:
         self._store, self._silence_s = store, silence_s
-        self._heard: dict[int, tuple[int, float]] = {}
+        self._heard: dict[int, _Heard] = {}
 
     def silent(self, rank: int) -> bool:
-        """Returns True where a rank's heartbeat has not changed for too long, as far as it was observed."""
-        beats, now = self._store.increment(f"heartbeat/{rank}", 0), time.monotonic()
-        if rank not in self._heard or self._heard[rank][0] != beats:
-            self._heard[rank] = beats, now
-        return now - self._heard[rank][1] > self._silence_s
+        """Returns True where a rank's heartbeat has not gone on for too long, as far as it was observed."""
+        now = time.monotonic()
+        heard = self._heard.setdefault(rank, _Heard(0, now, now - BEAT_S))
+        if now - heard.asked >= BEAT_S / 2:
+            heard.asked = now
+            if (beat := self._store.read(f"heartbeat/{rank}") or 0) > heard.beat:
+                heard.beat, heard.came = beat, now
+        return now - heard.came > self._silence_s

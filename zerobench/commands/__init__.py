@@ -2,6 +2,7 @@
 
 estimate               peak and traffic of cells before any run, side by side (execution/)
 status, show, prune    results folders (commands/holdings.py); a run as an account (account/account.py)
+sync                   merges results folders by content
 export, columns        tables for other programs; the meaning of their columns
 compare, noise         differences between runs (compare/comparison.py, paired.py), and between identical ones
                        (noise_floor.py)

@@ -1,8 +1,9 @@
 """`zerobench status --follow`: sweeps that other processes, or other machines, run into a results folder.
 
 A sweep tells of itself on its board (results/board.py). On a terminal the boards are drawn in place until the last one
-has been taken down; elsewhere each change is a line. A run without a board is of a command that is no sweep: it is
-named while it is written.
+has been taken down; elsewhere each change is a line. A launcher's jobs are on the board of their sweep, and have boards
+of their own: these are followed where the sweep was killed and its jobs go on. A run without a board is of a command
+that is no sweep: it is named while it is written.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from ..dispatch.living import boards_of_orphans
 from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, stdout_console
-from ..results.board import Board, Launch, board_folders, is_up, read_board
+from ..results.board import RUNNING, SUBMITTED, WAITING, Board, Launch, board_folders, is_up, read_board
 from ..results.folders import PARTIAL
 from ..sizes import printable, show_bytes
 from ..sweep.launch_table import table_of
@@ -43,7 +45,7 @@ class Followed:
 
     def read(self) -> bool:
         """Reads the boards anew; returns True while a sweep, or another run, is under way."""
-        there = board_folders(self.where)
+        there = board_folders(self.where) + boards_of_orphans(self.where)
         up = [path for path in there if is_up(path)]
         for path in [path for path in self.boards if path not in up]:
             gone = self.boards.pop(path)
@@ -135,7 +137,7 @@ class Lines:
         for board in self.followed.boards.values():
             for number, launch in enumerate(board.launches):
                 words = in_words(launch)
-                before = self.told.get((board.path, number), "waiting")
+                before = self.told.get((board.path, number), WAITING)
                 self.told[board.path, number] = words
                 if words != before:
                     more = f"; {board.left}" if number == board.current else ""
@@ -151,8 +153,10 @@ class Lines:
 
 def in_words(launch: Launch) -> str:
     """Returns the state of a launch, its pass while it runs, its figures when it is done."""
-    if launch.state == "running":
+    if launch.state == RUNNING:
         return f"running, {launch.mode} pass" if launch.mode else "running"
+    if launch.state == SUBMITTED:
+        return "its job waits for the launcher"
     if launch.state not in ("ok", "reused"):
         return launch.state
     peak = f", peak {show_bytes(launch.peak_bytes)}" if launch.peak_bytes else ""

@@ -2,33 +2,23 @@
 
 A run *failed* where its status is not ok. It is *superseded* where an ok run of the same cell, repeat, code, torch and
 device began later, and *outdated* where the newest ok run of its cell, on the same torch and device, is by other code.
-*Leftovers* are hidden folders that no living process will finish.
+*Leftovers*: results/abandoned.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..host.temporary import is_claimed
+from ..dispatch import living
+from ..results.abandoned import abandoned, partials
 from ..results.attempts import Moment, moments, split
-from ..results.board import board_folders, is_up
-from ..results.folders import PARTIAL
 from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
-
-PRUNED = ".pruned-"
-"""Prefix of a folder's name while it is removed."""
-
-UNLOCKED = ".claim-"
-"""Prefix of a folder that is being claimed, for a few milliseconds: testing its lock could keep its owner from it."""
-
-UNLOCKED_AT_MOST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -98,9 +88,8 @@ def look(where: Path) -> Holdings:
         rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
         runs += _held(rows, [None] * len(rows))
     runs.sort(key=lambda run: run.began)
-    partial = [p for p in sorted(where.glob(f"{PARTIAL}*")) if _is_own_folder(p)]
-    writing = [p for p in partial if is_claimed(p)]
-    leftovers = [p for p in partial if p not in writing] + _abandoned(where)
+    leftovers = [*abandoned(where), *living.abandoned(where)]
+    writing = [path for path in partials(where) if path not in leftovers]
     named, damaged = _read_searches(where / SEARCHES)
     return Holdings(where, runs, collections, unreadable, writing, leftovers, named, damaged)
 
@@ -135,18 +124,6 @@ def _read_quietly(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
         warnings.simplefilter("always")
         row = read_row(folder)
     return row, [str(warning.message) for warning in caught]
-
-
-def _is_own_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _abandoned(where: Path) -> list[Path]:
-    """Returns folders that a process left half removed or not yet claimed, and boards of killed sweeps."""
-    long_ago = time.time() - UNLOCKED_AT_MOST_S
-    unlocked = [p for p in where.glob(f"{UNLOCKED}*") if _is_own_folder(p) and p.stat().st_mtime < long_ago]
-    killed = [path for path in board_folders(where) if not is_up(path)]
-    return sorted(unlocked + killed + [p for p in where.glob(f"{PRUNED}*") if _is_own_folder(p)])
 
 
 def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:

@@ -9,12 +9,12 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..host.temporary import is_claimed
+from ..host.temporary import PRUNED, is_claimed
 from ..host.terminal import stdout_console
 from ..results.fitted_table import plain_table
 from ..results.folders import PARTIAL
 from ..sizes import printable, show_bytes, show_count
-from .holdings import PRUNED, Holdings, look, size_of
+from .holdings import Holdings, look, size_of
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "world_size": (1, 1024),
     "launch.threads": (1, 1024),
     "launch.timeout_s": (0.001, 1e7),
+    "launch.retries": (1, 100),
     "sequence": (1, 1e9),
     "accumulation": (1, 1e6),
     "measure.repeats": (1, 1000),

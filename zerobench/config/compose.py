@@ -1,4 +1,4 @@
-"""A command line -> cells. Hydra composes every job of a sweep before the first rank starts; none is run by Hydra.
+"""A command line -> cells. Hydra composes every job of a sweep before the first rank starts, and runs none of them.
 
 So an override that does not compose refuses the whole sweep, a dry run is the same thing without what follows, and
 the order of the runs is ours (sweep/sweep.py).
@@ -9,26 +9,37 @@ from __future__ import annotations
 import io
 import json
 import logging
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..cluster import job
 from ..host.signals import insist
 from ..registry import GROUPS
+from ..sizes import printable
 from .cell import Cell, CellConfig
-from .flags import only_compose, split_arguments
+from .flags import only_compose, split_arguments, unknown_flags
+from .grouping import problems_of_groups
 from .hydra_keys import quoted
+from .hydra_words import not_composed, reason, sentence_of
+from .launcher import GROUP, LauncherChoice, planning_for
 from .overrides import Overrides
 from .resolve import resolve, unresolved
 from .schema import Data, Model, config_dir, store_schemas, strategy_choices
+from .sweeper import Proposed
 from .unknown_keys import stray_keys
 
 
@@ -36,8 +47,8 @@ class RefusedError(Exception):
     """The command line makes no sweep; `problems` says why, a sentence each."""
 
     def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
+        super().__init__("; ".join(map(printable, problems)))
+        self.problems = [printable(problem) for problem in problems]
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:
@@ -52,17 +63,59 @@ def checker(extra_dirs: list[Path]) -> Overrides:
     return Overrides(config_dir(), added, extra_dirs)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A command line's cells, in Hydra's order. `launcher`: the plugin of Hydra's that runs them, None for ours.
+    `proposed`: the cells are not known yet, because a sweeper proposes them; else None.
+    """
+
+    cells: list[Cell]
+    launcher: LauncherChoice | None
+    check: Overrides
+    proposed: Proposed | None = None
+
+
 def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cell]:
-    """The cells of `[-m] KEY=VALUE ...`, in Hydra's order; none where a flag of Hydra's asks for something else.
+    """Returns the cells of a command line that are run, or looked at, in this process alone. Raises RefusedError."""
+    composed = compose(arguments, verbs)
+    if composed.launcher is not None:
+        raise RefusedError([f"{GROUP}={composed.launcher.name}: only a sweep of the command line is launched so"])
+    if composed.proposed is not None:
+        words = "only a sweep of the command line is proposed so; list the values, as in strategy=zero1,zero2"
+        raise RefusedError([f"{composed.proposed.chosen}: {words}"])
+    return composed.cells
+
+
+def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
+    """Composes the cells of `[-m] KEY=VALUE ...`; none where a flag of Hydra's asks for something else.
 
     Raises RefusedError where the command line is wrong, and JobError where the processes of a job do not come together.
     """
+    with _hydra_untouched():
+        return _compose(arguments, verbs)
+
+
+def _compose(arguments: list[str], verbs: tuple[str, ...]) -> Composed:
     job.gather()  # cells follow from it
     flags, overrides, extra_dirs = split_arguments(arguments)
+    if problems := unknown_flags(flags):
+        raise RefusedError(problems)
     check = checker(extra_dirs)
     overrides = check.check(overrides, multirun=bool({"-m", "--multirun"} & set(flags)), verbs=list(verbs))
     if check.problems:
         raise RefusedError(check.problems)
+    if check.launcher is not None and job.current_job() is not None:
+        raise RefusedError([f"{GROUP}={check.launcher.name}: this is a job already, and launches its cells itself"])
+    if check.proposed is not None and only_compose(flags):
+        return Composed([], check.launcher, check, check.proposed)
+    with planning_for(check.launcher):
+        cells = _compose_all(check, flags, overrides)
+    if problems := problems_of_groups(cells, check.launcher, overrides):
+        raise RefusedError(problems)
+    return Composed(cells, check.launcher, check)
+
+
+def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> list[Cell]:
     if not check.multirun and only_compose(flags):
         return [_compose_one(check, overrides)]
     from ..host.temporary import temporary_folder  # with what tables are read by, which no completion needs
@@ -77,16 +130,26 @@ def compose_cells(arguments: list[str], verbs: tuple[str, ...] = ()) -> list[Cel
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
 
-def _compose_one(check: Overrides, overrides: list[str]) -> Cell:
-    """The cell of a command line that is no sweep. Hydra's own app composes twice for it."""
+def compose_trial(check: Overrides, overrides: list[str]) -> Cell:
+    """Returns the cell of fixed and proposed overrides, an ordinary one: a memory limit makes no search of it."""
+    with planning_for(check.launcher):
+        return _compose_one(check, overrides, without=("search.memory_limit",))
+
+
+def _compose_one(check: Overrides, overrides: list[str], without: tuple[str, ...] = ()) -> Cell:
+    """The cell of a command line that is no sweep. Hydra's own app composes twice for it. `without`: keys that become
+    null.
+    """
     try:
         config = check.compose_whole(overrides)
     except Exception as error:
-        raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
+        raise RefusedError([not_composed(overrides, error)]) from error
     model = config.hydra.runtime.choices["model"]
     HydraConfig.instance().set_config(config)  # for ${hydra:...} in a value
     with open_dict(config):
         del config["hydra"]
+    for key in without:
+        OmegaConf.update(config, key, None)
     return _cell_of(config, model, check.elsewhere)
 
 
@@ -100,13 +163,13 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
     handlers, level = log.handlers[:], log.level  # for --info Hydra sets the whole process to tell everything
     said = io.StringIO()
     try:
-        with redirect_stderr(said), insist(), _each_job_composed_once():
+        with redirect_stderr(said), insist(), each_job_composed_once(), launching_with(BasicLauncher):
             app(job)()
     except SystemExit as stop:
         if stop.code:
-            raise RefusedError([_sentence(said.getvalue())]) from stop
+            raise RefusedError([sentence_of(said.getvalue())]) from stop
     except Exception as error:
-        raise RefusedError([f"{type(error).__name__}: {first_line(error)}"]) from error
+        raise RefusedError([not_composed(arguments, error)]) from error
     finally:
         sys.argv = before
         log.handlers[:] = handlers
@@ -115,7 +178,21 @@ def run_hydra(arguments: list[str], job: Callable[[Any], None] = lambda _: None)
 
 
 @contextmanager
-def _each_job_composed_once() -> Iterator[None]:
+def _hydra_untouched() -> Iterator[None]:
+    """Gives Hydra's globals and Python's random numbers back as they were: the caller may be an app of Hydra's itself,
+    in the middle of its job.
+    """
+    hydra, config = GlobalHydra.instance(), HydraConfig.instance()
+    before, drawn = (hydra.hydra, config.cfg), random.getstate()  # shuffle() draws
+    try:
+        yield
+    finally:
+        hydra.hydra, config.cfg = before
+        random.setstate(drawn)
+
+
+@contextmanager
+def each_job_composed_once() -> Iterator[None]:
     """Spares Hydra's sweepers the check that each job composes beforehand: our jobs do nothing else."""
     check = Sweeper.validate_batch_is_legal
     Sweeper.validate_batch_is_legal = lambda self, batch: None  # type: ignore[method-assign]
@@ -125,13 +202,21 @@ def _each_job_composed_once() -> Iterator[None]:
         Sweeper.validate_batch_is_legal = check  # type: ignore[method-assign]
 
 
-def _sentence(said: str) -> str:
-    """Returns Hydra's output before its error, without its hints and the lines of a traceback."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
-    told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
-    if not told:
-        return "Hydra gave up without a word"
-    return f"Hydra: {told[-1] if told[0].startswith('Error executing') else told[0]}"
+@contextmanager
+def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
+    """Has Hydra's sweepers call a launcher of ours, made by `kind`, whatever launcher is chosen to run cells later."""
+
+    def ours(self: Plugins, hydra_context: Any, task_function: Any, config: DictConfig) -> Launcher:
+        launcher = kind()
+        launcher.setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        return launcher
+
+    theirs = Plugins.instantiate_launcher
+    Plugins.instantiate_launcher = ours  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Plugins.instantiate_launcher = theirs  # type: ignore[method-assign]
 
 
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
@@ -145,11 +230,7 @@ def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
     """`config` resolved, less the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
     try:
         plain: Any = OmegaConf.to_object(config)
-        return resolve(plain, model, stray_keys(config, elsewhere))
+        cell = resolve(plain, model, stray_keys(config, elsewhere))
+        return Cell(cell.config, tuple(map(printable, cell.problems)))
     except Exception as error:  # the other cells are not to suffer; this one becomes a row
-        return unresolved(config, model, f"{type(error).__name__}: {first_line(error)}")
-
-
-def first_line(error: BaseException) -> str:
-    """Returns an error's message, in one line."""
-    return (str(error).strip() or "no message").splitlines()[0]
+        return unresolved(config, model, reason(error))

@@ -34,6 +34,16 @@ FLAGS_ALONE = (
     "--shell-completion", "-sc", "--quiet", "-q",
 )  # fmt: skip
 
+NOT_HERE = {
+    **dict.fromkeys(
+        ("--config-name", "-cn", "--config-path", "-cp"),
+        "zerobench has one primary config; put what differs into an experiment of yours, FOLDER/experiment/NAME.yaml,"
+        " and use --config-dir FOLDER experiment=NAME",
+    ),
+    "--experimental-rerun": "it unpickles a file, which can run code; a run's config.yaml says what to repeat",
+}
+"""Flag of Hydra's that is refused -> why: it would let a file name code."""
+
 FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", "--config-dir", "-cd")
 """Those with which cells are run; the others ask Hydra for something else."""
 
@@ -57,12 +67,13 @@ def only_compose(flags: list[str]) -> bool:
 
 
 def unknown_flags(flags: list[str]) -> list[str]:
-    """Sentences for flags that neither we nor Hydra have, and for values that a flag does not take."""
+    """Sentences for flags that do not exist here, that are refused, or whose value is none of theirs."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
     sentences = [
         f"{flag}: no such flag{nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
     ]
+    sentences += [f"{flag}: {NOT_HERE[name]}" for flag in flags if (name := flag.partition("=")[0]) in NOT_HERE]
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         name, equals, value = flag.partition("=")
         choices = CHOICES.get(SHORT.get(name, name), ())

@@ -15,7 +15,7 @@ from typing import Any
 from ..data import TEXT_VOCABULARY
 from ..sections import Section
 from ..strategies import StrategyOptions
-from .schema import SCHEMAS, Config, Data, Huggingface, Launch, Measure, Model, Search
+from .schema import OF_A_SWEEP, SCHEMAS, Config, Data, Huggingface, Launch, Measure, Model, Search
 from .schema_training import Optimizer, Precision
 
 VERSION, VERSION_KEY = 2, "schema_version"
@@ -55,17 +55,22 @@ DEFAULTS: dict[str, Any] = {
     "huggingface.config": None,
     "nodes": 1,
     "ranks_per_gpu": 1,
+    "group_by": None,
+    "retry": [],
+    "retries": 1,
 }
 """Key -> its default, at which it is left out of an identity; of a group's choice, with the whole section."""
 
-VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "repeats", "check_training", "search", VERSION_KEY)
+VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "group_by", "retry", "retries", "repeats",
+            "check_training", "search", VERSION_KEY)  # fmt: skip
 """Keys that do not change what is measured."""
 
 LOCAL = ("threads", "nodes", "data.path", "data.text_hash", "huggingface.config")
 """Keys that follow from the machine. They change times and losses, but no bytes and no volume."""
 
 MOVED = {"launch.threads": "threads", "launch.timeout_s": "timeout_s", "measure.repeats": "repeats",
-         "measure.check_training": "check_training"}  # fmt: skip
+         "measure.check_training": "check_training", "launch.group_by": "group_by", "launch.retry": "retry",
+         "launch.retries": "retries"}  # fmt: skip
 """Key of a cell -> its name at the top of the written form."""
 
 
@@ -140,7 +145,8 @@ def restore(written: dict[str, Any]) -> dict[str, Any]:
         if name in written:
             written.setdefault(section, {})[last] = written.pop(name)
     for one in fields(Config):
-        found[one.name] = _field(one.name, written, one.default)
+        if one.name not in OF_A_SWEEP:
+            found[one.name] = _field(one.name, written, one.default)
     if "huggingface" not in written:
         found["huggingface"] = None
     return found | {"nodes": written.get("nodes", 1), "ranks_per_gpu": written.get("ranks_per_gpu", 1)}

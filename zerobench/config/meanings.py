@@ -52,6 +52,7 @@ KEYS: dict[str, tuple[str, str]] = {
     "results_dir": ("", "the folder in which each run becomes a folder"),
     "rerun": ("", "measure again what an earlier run of the same cell and code has measured"),
     "fail_fast": ("", "stop at the first cell that fails"),
+    "objective": ("", "column of the table of runs that a sweeper of Hydra's optimizes: hydra/sweeper=optuna"),
     "strategy.bucket_bytes": (
         "bytes",
         "most that one bucket of gradients holds; auto: half of psi/N, 1 to 25 MiB",
@@ -159,6 +160,12 @@ KEYS: dict[str, tuple[str, str]] = {
     "zeropp.gradient_block": ("elements", "how many share a scale in gradients' codes"),
     "launch.timeout_s": ("seconds", "longest that a pass may take"),
     "launch.threads": ("threads", "per rank; null: the cores, divided by the ranks"),
+    "launch.group_by": (
+        "",
+        "under a launcher of jobs: keys in which a job's cells agree, or all; null: a job per cell",
+    ),
+    "launch.retry": ("", "statuses with which a launch is run again, of crash, timeout and oom, as '[crash,timeout]'"),
+    "launch.retries": ("attempts", "most that follow the first, of a launch that ended so"),
     "huggingface.architecture": ("", "a causal language model of transformers, as gpt2 or llama"),
     **{f"huggingface.{name}": line for name, line in _SHAPE.items()},
     "huggingface.loss": ("", "what of the logits stays: plain, kept until the next forward, or fused"),

@@ -6,28 +6,30 @@ and what does not exist is answered with the nearest name that does.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from . import schema_memory, size_limits
-from .byte_sizes import SUFFIX, in_bytes
-from .hydra_keys import problem_of, problem_of_choices, quoted, spelled_out
+from .byte_sizes import in_bytes
+from .composer import GROUPS, Composer
+from .hydra_keys import problem_of, problem_of_choices, spelled_out
+from .hydra_words import not_composed
+from .launcher import LauncherChoice
+from .objective import KEY as OBJECTIVE
+from .one_value import in_one
+from .plugin_choice import choose_launcher, choose_sweeper, with_axes
 from .safe_yaml import problems_of_folders
 from .schema import SCHEMAS
-from .unknown_keys import meant, meant_verb, nearest, type_name
-
-GROUPS = (*SCHEMAS, "experiment")
+from .sweeper import Proposed
+from .unknown_keys import meant_verb, nearest
 
 CHOSEN_BY_GROUP = (
     "strategy.name",
@@ -46,31 +48,26 @@ UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, ValueError, Rec
 """Errors that a user's yaml may raise when it is composed."""
 
 
-class Overrides:
+class Overrides(Composer):
     """Checks overrides one by one. `problems` holds a sentence for each that is wrong, `elsewhere` the keys that some
     choices of a sweep have and others lack: these are left out where they mean nothing.
     """
 
     def __init__(self, config_dir: Path, users: dict[str, list[str]], extra_dirs: list[Path]) -> None:
-        self._config_dir = config_dir
-        self._extra_dirs = extra_dirs
-        self.folders = (*extra_dirs, config_dir)
-        self.choices = {group: self._found_choices(group) for group in GROUPS}
-        for group, names in users.items():
-            self.choices[group] += names
-        self._composed: dict[tuple[str, ...], tuple[DictConfig, DictConfig]] = {}
+        super().__init__(config_dir, users, extra_dirs)
         self.problems: list[str] = []
         self.elsewhere: set[str] = set()
         self.cells = 1
         self.multirun = False
+        self.launcher: LauncherChoice | None = None
+        self.proposed: Proposed | None = None
 
     def check(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         """The overrides as Hydra shall see them; fills `problems`, `cells`, the number of cells, and `multirun`."""
         try:
-            return self._check_all([in_bytes(word) for word in spelled_out(words)], multirun, verbs)
+            return self._check_all([in_one(in_bytes(word)) for word in spelled_out(words)], multirun, verbs)
         except UNREADABLE as error:
-            why = " ".join(str(error.__cause__ or error).split())
-            self.problems.append(f"{' '.join(words)}: it cannot be composed: {why[:300]}")
+            self.problems.append(not_composed(words, error.__cause__ or error))
             return words
 
     def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
@@ -82,14 +79,23 @@ class Overrides:
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
         self._check_mode(picked)
-        hydra = self._compose(self._study(picked), with_hydra=True).hydra
-        self.problems += [problem] if (problem := problem_of_choices(hydra)) else []
+        hydra, usual = (self._compose(one, with_hydra=True).hydra for one in (self._study(picked), []))
+        said = [self._compose(one, with_hydra=True).hydra for one in self._of_users(picked)]
+        problems = (problem_of_choices(one, usual) for one in (hydra, *said))
+        self.problems += list(dict.fromkeys(problem for problem in problems if problem))
+        self._choose_plugins(parsed, self._study(picked), given)
+        if self.problems:
+            return words
         modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
         mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
         self.multirun = multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
-        studied = self._swept_by_a_study(hydra, given) if multirun else {}
+        swept_by_it = self._swept_by_a_study(hydra, given) if multirun else []
+        studied = {override.key_or_group: self._values(override) for override in swept_by_it}
         picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
-        if problem := size_limits.problem_of_count({key: len(values) for key, values in (given | studied).items()}):
+        endless = [one.input_line for one in (*parsed, *swept_by_it) if one.is_interval_sweep()]
+        counts = {} if self.proposed else {key: len(values) for key, values in (given | studied).items()}
+        unlisted = f"{endless[0]}: {size_limits.ENDLESS}" if endless and not self.proposed else ""
+        if problem := unlisted or size_limits.problem_of_count(counts):
             self.problems.append(problem)
             return words
         checked = [self._check_one(override, picked) for override in parsed]
@@ -99,6 +105,10 @@ class Overrides:
         if not self.problems:
             self._check_needs(given | studied, picked)
         swept |= {key: len(values) for key, values in studied.items()}
+        if self.proposed is not None:
+            lines = [*((o, o.input_line or "") for o in swept_by_it), *zip(parsed, checked, strict=True)]
+            self._propose([(override, line, self._values(override)) for override, line in lines])
+            return words
         self.cells = prod(swept.values())
         if self.cells > size_limits.MOST_CELLS:
             self.problems.append(
@@ -106,9 +116,36 @@ class Overrides:
             )
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
 
+    def _choose_plugins(self, parsed: list[Override], study: list[str], given: dict[str, list[Any]]) -> None:
+        """Fills `launcher` and `proposed`."""
+        self.launcher = choose_launcher(self.hydra_of, parsed, study, self.problems)
+        named = [str(one) for one in given.get(OBJECTIVE, []) if one is not None]
+        objective = ",".join(named) if OBJECTIVE in given else self._compose(study).get(OBJECTIVE)
+        if not self.problems:
+            self.proposed = choose_sweeper(self.hydra_of, parsed, study, objective or None, self.problems)
+
+    def _propose(self, overrides: list[tuple[Override, str, list[Any]]]) -> None:
+        """Completes `proposed` with the axes that its sweeper chooses from."""
+        if self.proposed is None:
+            return
+        if not self.multirun:
+            self.problems.append(f"{self.proposed.chosen}: a sweeper proposes the cells of a sweep; add -m")
+        self.proposed = with_axes(self.proposed, overrides, self.problems)
+
     def _study(self, picked: dict[str, list[Any]]) -> list[str]:
         """The experiment, as an override."""
         return [f"experiment={e}" for e in picked.get("experiment", [])[:1] if e in self.choices["experiment"]]
+
+    def _of_users(self, picked: dict[str, list[Any]]) -> list[list[str]]:
+        """The configs, as overrides, of choices from folders of the user's, which may say something of Hydra."""
+        mine = {
+            (where / group / f"{one}.yaml", f"{group}={one}")
+            for where in self._extra_dirs
+            for group in SCHEMAS
+            for one in picked.get(group, [])
+            if one in self.choices[group]
+        }
+        return [[override, *self._study(picked)] for path, override in sorted(mine) if path.is_file()]
 
     def _configs(self, root: str, picked: dict[str, list[Any]]) -> list[list[str]]:
         """The configs that a key below `root` may be in, as overrides: one for each choice, if it is a group."""
@@ -126,20 +163,16 @@ class Overrides:
             if wanted not in values:
                 self.problems.append(f"{key}: it means nothing without {other}={str(wanted).lower()}; add that")
 
-    def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Returns the axes that an experiment itself sweeps over, key -> values."""
-        params = {key: value for key, value in (hydra.sweeper.params or {}).items() if key not in given}
+    def _swept_by_a_study(self, hydra: DictConfig, given: dict[str, list[Any]]) -> list[Override]:
+        """Returns the axes that an experiment itself sweeps over."""
+        params = {key: value for key, value in (hydra.sweeper.get("params") or {}).items() if key not in given}
         parsed = [self._parse(f"{key}={value!s}", []) for key, value in params.items()]
-        return {override.key_or_group: self._values(override) for override in parsed if override}
+        return [override for override in parsed if override]
 
     def _check_mode(self, picked: dict[str, list[Any]]) -> None:
         """An experiment sets the stage for a whole sweep; several of them would each want their own."""
         if len(picked.get("experiment", [])) > 1:
             self.problems.append("experiment: several experiments are several sweeps; run them one after the other")
-
-    def config_of(self, overrides: list[str]) -> DictConfig:
-        """Composes the config of a command line of these overrides."""
-        return self._compose(overrides)
 
     def _parse(self, argument: str, verbs: list[str]) -> Override | None:
         if problem := size_limits.problem_of(argument):
@@ -167,7 +200,7 @@ class Overrides:
         if override.is_delete():
             self.problems.append(f"{line}: keys cannot be deleted; every key has a default")
             return line
-        line = line.lstrip("+")
+        line, known = line.lstrip("+"), len(self.problems)
         if key in CHOSEN_BY_GROUP:
             group = root
             self.problems.append(
@@ -184,6 +217,9 @@ class Overrides:
             self._check_choice(key, self._values(override))
         else:
             self._check_key(key, self._values(override), self._configs(root, picked))
+        if override.is_interval_sweep() and self.problems[known:]:
+            whole = f"of whole numbers it is {key}=int({line.partition('=')[2]})"
+            self.problems[known:] = [f"{self.problems[known]}; {whole}"]
         return "++" + line if key.startswith("huggingface.options.") or key in self.elsewhere else line
 
     def _check_choice(self, group: str, choices: list[Any]) -> None:
@@ -206,83 +242,17 @@ class Overrides:
         elif lacking:
             self.elsewhere.add(key)
         for overrides in having:
-            self._check_values(key, values, overrides)
-
-    def _lacks(self, key: str, overrides: list[str]) -> str:
-        """Walks `key` through a composed config: a sentence where that has no such key, else nothing."""
-        node: Any = self._compose(overrides)
-        path: list[str] = []
-        for part in key.split("."):
-            if path == ["huggingface", "options"]:
-                return ""
-            known = list(node) if isinstance(node, DictConfig) else []
-            if part not in known:
-                under = f" under {overrides[0]}" if overrides and path else ""
-                had = self._had_by(key)
-                return f"{key}: no such key{under}{had or meant(key, known, '.'.join(path))}"
-            path.append(part)
-            node = node._get_node(part)
-        return ""
-
-    def _had_by(self, key: str) -> str:
-        """Which choices of the key's group have it, to follow a sentence."""
-        group, _, rest = key.partition(".")
-        having = [name for name, kind in SCHEMAS.get(group, {}).items() if rest in (one.name for one in fields(kind))]
-        words = "|".join(name for name in self.choices.get(group, []) if name in having)
-        return f"; choose {group}={words} for it" if words else ""
-
-    def _check_values(self, key: str, values: list[Any], overrides: list[str]) -> None:
-        config = self._compose(overrides)
-        *path, last = key.split(".")
-        parent = OmegaConf.select(config, ".".join(path)) if path else config
-        if path[:2] == ["huggingface", "options"]:
-            return
-        node = parent._get_node(last)
-        if isinstance(node, DictConfig):
-            self.problems.append(f"{key}: it has parts; set one of them{nearest('', [f'{key}.{k!s}' for k in node])}")
-            return
-        for value in size_limits.extremes(values):
-            if isinstance(value, str) and "${" in value:
-                continue  # an interpolation has its value when the cell is composed
-            try:
-                OmegaConf.update(config.copy(), key, value)
-            except OmegaConfBaseException:
-                size = ", as 1048576 or 1MiB" * key.endswith(SUFFIX)
-                self.problems.append(f"{key}={value}: wants {type_name(node)}{size}, and {value!r} is none")
-
-    def compose_whole(self, overrides: list[str]) -> DictConfig:
-        """The config of `overrides` with Hydra's own part. Hydra's exceptions come through."""
-        GlobalHydra.instance().clear()
-        search = [f"hydra.searchpath=[{','.join(quoted(f'file://{d.resolve()}') for d in self._extra_dirs)}]"]
-        with initialize_config_dir(str(self._config_dir.resolve()), version_base="1.3"):
-            return compose(
-                "config", overrides=[*overrides, *(search if self._extra_dirs else [])], return_hydra_config=True
-            )
-
-    def _compose(self, overrides: list[str], with_hydra: bool = False) -> DictConfig:
-        """The config of `overrides`. Both forms are composed at once: Hydra takes a quarter of a second each time."""
-        where = tuple(overrides)
-        if where not in self._composed:
-            whole = self.compose_whole(overrides)
-            plain = whole.copy()
-            with open_dict(plain):
-                del plain["hydra"]
-            self._composed[where] = (plain, whole)
-        return self._composed[where][with_hydra]
+            self.problems += self._problems_of_values(key, values, overrides)
 
     def _values(self, override: Override) -> list[Any]:
         """Returns the values that an override sets or sweeps over; a glob selects among a group's choices."""
         value = override.value()
         if isinstance(value, Glob):
             return list(value.filter(self.choices.get(override.key_or_group, [])))
+        if isinstance(value, IntervalSweep):
+            return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
-
-    def _found_choices(self, group: str) -> list[str]:
-        found = {
-            path.stem for where in (self._config_dir, *self._extra_dirs) for path in (where / group).glob("*.yaml")
-        }
-        return sorted(found)
 
 
 def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:

@@ -20,7 +20,7 @@ from ..zero.comm.reductions import REDUCTIONS
 from ..zero.options import AUTO, MODES, Options
 from . import bounds, combinations, optimizers, residual, world
 from .cell import Cell, CellConfig
-from .schema import Config, Gpt, Huggingface, Synthetic, Text
+from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
 from .schema_training import ACCUMULATE, NORMS
 
 CHECKS = ("auto", "true", "false")
@@ -47,6 +47,7 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
     _resolve_training(draft, problems)
     own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
+    own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
     if draft.model.kind != "huggingface":
         own["huggingface"] = None
     cell = CellConfig(**own, model_name=model_name, text_hash=found_hash)
@@ -70,15 +71,20 @@ def _problems_of_words(draft: Config) -> list[str]:
     words = {"draw_on": draft.draw_on, "tensors": draft.tensors, "measure.passes": draft.measure.passes}
     words["huggingface.loss"] = draft.huggingface.loss
     wrong = {key: word for key, word in words.items() if word not in CHOICES[key]}
+    if strange := [word for word in draft.launch.retry if word not in RETRIED]:
+        problems.append(
+            f"launch.retry={','.join(strange)}: use {', '.join(RETRIED)}; other ends would be the same again"
+        )
     return problems + [f"{key}={word}: use one of {', '.join(CHOICES[key])}" for key, word in wrong.items()]
 
 
 def unresolved(config: Any, model_name: str, reason: str) -> Cell:
     """Returns a cell whose config lacks values, with what can be read of it, so that it becomes a row all the same."""
     known: dict[str, Any] = _without_interpolations(OmegaConf.to_container(config, resolve=False))
-    known["model"]["name"] = model_name
+    model = known["model"] if isinstance(known["model"], dict) else {}
+    known["model"] = model | {"name": model_name}
     known["results_dir"] = known["results_dir"] or "results/runs"
-    if known["model"]["kind"] != "huggingface":
+    if model.get("kind") != "huggingface":
         known.pop("huggingface", None)
     return Cell(CellConfig.from_dict(known), (reason,))
 

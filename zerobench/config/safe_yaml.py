@@ -27,31 +27,41 @@ class OnceLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> Any:
     """The content of a file. Raises ValueError, with a sentence, or OSError."""
-    check_yaml(path)
+    text = check_yaml(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=OnceLoader)
+        return yaml.load(text, Loader=OnceLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
 
 
-def check_yaml(path: Path) -> None:
-    """Raises ValueError, with a sentence, for a file that is no yaml or unfolds without end, or OSError."""
+def check_yaml(path: Path) -> str:
+    """Returns the text of a yaml file. Raises ValueError, with a sentence, for one that is no yaml or unfolds without
+    end, or OSError.
+    """
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path}: it has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(f"{path}: it is no file")
     try:
-        count = _count(yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), {})
+        text = path.read_text(encoding="utf-8")
+        count = _count(yaml.compose(text, Loader=yaml.SafeLoader), {})
+    except OSError as error:  # in the midst of reading, which names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except RecursionError:
         raise ValueError(f"{path}: it has lists within lists without end") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
     if count > MOST_NODES:
         raise ValueError(f"{path}: its aliases (*name) stand for {count:,} values; at most {MOST_NODES:,} are read")
+    return text
 
 
 def problems_of_folders(folders: Iterable[Path]) -> list[str]:
     """A sentence for each yaml file of these config folders and their groups that cannot be used."""
     found = []
-    for path in [path for where in folders for pattern in ("*.yaml", "*/*.yaml") for path in where.glob(pattern)]:
+    for path in [
+        path for where in folders for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for path in where.glob(pattern)
+    ]:
         try:
             check_yaml(path)
         except (OSError, ValueError) as error:

@@ -142,12 +142,23 @@ class Measure(Section):
     events: bool = False
 
 
+RETRIED = ("crash", "timeout", "oom")
+"""Statuses with which a launch may be run again: another machine, or another moment, may end it otherwise."""
+
+
 @dataclass
 class Launch(Section):
-    """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out."""
+    """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out. `group_by`: under
+    a launcher of Hydra's, the keys in which the cells of one job agree, as "model,world_size", since times are paired
+    on one machine only; all: one job; null: a job per cell. `retry`: statuses with which a launch is run again, at
+    most `retries` times.
+    """
 
     timeout_s: float = 1800.0
     threads: int | None = None
+    group_by: str | None = None
+    retry: list[str] = field(default_factory=list)
+    retries: int = 1
 
 
 @dataclass
@@ -199,6 +210,11 @@ class Config:
     results_dir: str = "results/runs"
     rerun: bool = False
     fail_fast: bool = False
+    objective: str | None = None
+
+
+OF_A_SWEEP = ("objective",)
+"""Keys of a sweep, which its cells do not have."""
 
 
 SCHEMAS: dict[str, dict[str, type]] = {

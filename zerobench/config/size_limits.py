@@ -21,6 +21,8 @@ MOST_DIGITS = 18
 MOST_CELLS = 10_000
 """Values of one key, and cells of a sweep, which are all listed before the first is run."""
 
+ENDLESS = "an interval has no end of values; list them, or have a sweeper choose: hydra/sweeper=optuna objective=COLUMN"
+
 _WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
@@ -41,10 +43,8 @@ def problem_of(argument: str) -> str:
 
 
 def problem_of_values(override: Override) -> str:
-    """A sentence for a sweep over a range without end, or of no values, else nothing; the range is not listed."""
+    """A sentence for a range without end, or of no values, else nothing; the range is not listed."""
     value = override.value()
-    if override.is_interval_sweep():
-        return f"{override.input_line}: an interval has no end of values; list them"
     if not isinstance(value, RangeSweep):
         return ""
     start, stop, step = (float(one or 0) for one in (value.start, value.stop, value.step))

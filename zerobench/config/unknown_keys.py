@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -125,5 +125,5 @@ def type_name(node: Any) -> str:
         int: "an integer", float: "a number", bool: "true or false", str: "text",
         int | str: "an integer or auto", bool | str: "true, false or auto",
     }  # fmt: skip
-    name = names.get(kind, str(kind))
+    name = "a list, as '[one,other]'" if get_origin(kind) is list else names.get(kind, str(kind))
     return name + (" or null" if node._is_optional() else "")

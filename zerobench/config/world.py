@@ -11,6 +11,7 @@ from ..sections import known
 from ..sizes import show_count
 from ..strategies import names_with, spec_of
 from .cell import CellConfig
+from .launcher import LauncherChoice, elsewhere, nodes_of
 from .schema import Config
 
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -37,7 +38,8 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
             return Placement()
-    gpus = _count_gpus() if draft.device != "cpu" else 0
+    away = elsewhere()
+    gpus = 0 if draft.device == "cpu" else _count_gpus() if away is None else _asked_gpus(draft, away)
     if draft.backend == SIMULATED:
         _resolve_simulated(draft, gpus, problems)
         return Placement()
@@ -53,12 +55,14 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     elif ranks is None and mine is not None:
         ranks = mine.job.world_size
     ranks = known(ranks)
-    chosen = draft.backend != "auto" or mine is not None
+    set_by_user = draft.backend != "auto" or mine is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
     if mine is not None:
         local, sharing = _place_in_job(draft, mine.membership, ranks, problems)
         nodes = max(1, mine.membership.machines(ranks))
+    elif away is not None:
+        nodes = _nodes_in_job(draft, away, ranks, problems)
     if draft.device == "auto":
         draft.device = "cuda" if sharing == 1 and draft.backend != "gloo" else "cpu"
     if draft.backend == "auto":
@@ -66,10 +70,10 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     _check_gpus(draft, ranks, sharing, mine is not None, problems)
     if (draft.device, draft.backend) == ("cpu", "nccl"):
         problems.append("backend=nccl: on device=cpu use gloo")
-    if draft.device == "cpu" and not chosen:
+    if draft.device == "cpu" and not set_by_user and away is None:
         problems += _too_crowded(ranks)
     draft.world_size = ranks
-    _resolve_threads(draft, local)
+    _resolve_threads(draft, local, away)
     return Placement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
 
 
@@ -128,9 +132,32 @@ def problems_of_measure(cell: CellConfig) -> list[str]:
     return problems
 
 
-def _resolve_threads(draft: Config, ranks: int) -> None:
-    if draft.launch.threads is None:
+def _resolve_threads(draft: Config, ranks: int, away: LauncherChoice | None = None) -> None:
+    if draft.launch.threads is None and away is None:
         draft.launch.threads = max(1, (os.cpu_count() or 1) // max(1, ranks))
+    elif draft.launch.threads is None and away is not None:
+        task = known(draft.world_size) // nodes_of(away, known(draft.world_size), draft.node_size)
+        task //= away.asked.get("tasks_per_node") or task
+        draft.launch.threads = max(1, int(away.asked.get("cpus_per_task") or 1) // max(1, task))
+
+
+def _asked_gpus(draft: Config, away: LauncherChoice) -> int:
+    """Returns the GPUs of a job: of machines that are not known here each rank has one, if any are asked for."""
+    if draft.device != "cuda" and not away.wants_gpus():
+        return 0
+    nodes = int(away.asked.get("nodes") or 1)
+    return draft.world_size or nodes * int(away.asked.get("gpus_per_node") or 1)
+
+
+def _nodes_in_job(draft: Config, away: LauncherChoice, ranks: int, problems: list[str]) -> int:
+    nodes = nodes_of(away, ranks, draft.node_size)
+    if ranks % nodes:
+        problems.append(f"world_size={ranks}: must be a multiple of the job's nodes, {nodes}")
+    tasks, mine = int(away.asked.get("tasks_per_node") or 1), ranks // nodes
+    if 1 < tasks < mine:
+        words = f"{show_count(ranks, 'rank')} on {show_count(nodes, 'node')} are {mine} tasks per node"
+        problems.append(f"hydra.launcher.tasks_per_node={tasks}: {words}; leave out hydra.launcher.nodes")
+    return nodes
 
 
 def _resolve_simulated(draft: Config, gpus: int, problems: list[str]) -> None:

@@ -16,6 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ..cluster.interface import interface_toward, reachable
 from ..zero.comm.backends import FAKE as FAKE_GROUP
 
 SIMULATED = "simulated"
@@ -57,14 +58,17 @@ def rank_environment(
     """Joins the process group of `world_size` ranks that meet at `rendezvous`; leaves it at the end.
 
     A file needs no port; sockets of gloo and NCCL stay on the loopback interface, unless the ranks are on several
-    machines: then they, or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, choose. With backend=simulated there is no
-    meeting: this process is one rank of a simulated world.
+    machines: then those of gloo are on the interface through which the job's address is reached, and NCCL chooses.
+    GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME go before. With backend=simulated there is no meeting: this process is
+    one rank of a simulated world.
     """
     place = rendezvous if isinstance(rendezvous, JobRendezvous) else JobRendezvous("", 0, "", rank, one_machine=True)
     if place.one_machine:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    elif (interface := interface_toward(place.address)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     torch.set_num_threads(threads)
     _keep_pages()
     here = torch.device("cpu")
@@ -112,7 +116,7 @@ def _meeting(rendezvous: Rendezvous, rank: int, world_size: int, timeout: timede
         return dist.PrefixStore("default_pg", store)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rendezvous.local_rank))
     patience = timedelta(seconds=MEETING_S)
-    store = dist.TCPStore(rendezvous.address, rendezvous.port, timeout=patience, wait_for_workers=False)
+    store = dist.TCPStore(reachable(rendezvous.address), rendezvous.port, timeout=patience, wait_for_workers=False)
     return dist.PrefixStore(rendezvous.prefix, store)
 
 

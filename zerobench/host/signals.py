@@ -8,7 +8,9 @@ interruption again: at each cell, and in a block of `insist` by a timer.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
@@ -68,6 +70,13 @@ def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     process.
     """
     return [one for one in numbers if signal.getsignal(one) is signal.SIG_DFL]
+
+
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends; Linux alone can."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _interrupter(numbers: list[signal.Signals]) -> Callable[[int, Any], NoReturn]:

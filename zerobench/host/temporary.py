@@ -1,13 +1,13 @@
-"""Folders that a lock marks as in use while they are written, and folders among the system's temporary files.
+"""Folders that are marked as in use while they are written, and folders among the system's temporary files.
 
-The lock is the kernel's (flock): it ends with its process, so no stale lock remains, and neither another machine nor
-another container on the same folder takes a living process's folder for an abandoned one.
+claimed     a folder with a lease in it (host/leases.py): its process lives, as far as can be known
+abandoned   a folder whose lease is free. Where there is none, an earlier zerobench wrote it, and the kernel's lock
+            (flock) decides; a file system without locks leaves it claimed
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,20 +16,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .durable import rename_new
+from .leases import Lease, is_held, is_locked, lease_in
+
 TEMPORARY = "zerobench-tmp-"
 """Prefix of our folders' names among the system's temporary files."""
+
+LEASE = ".lease"
+"""The file in a claimed folder that says whose it is."""
+
+PRUNED = ".pruned-"
+"""Prefix of a folder's name while it is removed."""
 
 
 @dataclass
 class Aside:
-    """A hidden folder in which a run is written. It is ours as long as `lock` is open."""
+    """A hidden folder in which a run is written. It is ours until `release`."""
 
     path: Path
-    lock: int
+    lease: Lease
 
     def release(self) -> None:
         """Gives up the folder: it was renamed, or a later process may remove it."""
-        os.close(self.lock)
+        self.lease.release()
 
 
 @contextlib.contextmanager
@@ -46,39 +55,47 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) -> Aside:
-    """Creates a folder in `parent` whose name begins with `marker`, and removes similar ones that no process has
-    locked.
+    """Creates a folder in `parent` whose name begins with `marker`, and removes similar ones that are abandoned.
 
-    `before`: prefix of its name until it is locked, so that no other process takes it for an abandoned one.
+    `before`: prefix of its name until it has its lease, so that no other process takes it for an abandoned one.
     """
     for left in parent.glob(f"{marker}*"):
-        if not is_claimed(left):
-            shutil.rmtree(left, ignore_errors=True)
+        if not left.is_symlink() and not is_claimed(left):
+            remove(left)
     unique = f"{name}-{uuid.uuid4().hex[:8]}"
-    unlocked = parent / f"{before}{unique}"
-    unlocked.mkdir(mode)
-    lock = os.open(unlocked, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # a file system without locks: then no other process can lock it either
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    aside = parent / f"{marker}{unique}"  # only this name is looked for by others
-    unlocked.rename(aside)
-    return Aside(aside, lock)
+    unlocked, aside = parent / f"{before}{unique}", parent / f"{marker}{unique}"  # others look for the latter only
+    with contextlib.suppress(FileExistsError):  # a server that was asked twice; the name is used nowhere else
+        unlocked.mkdir(mode)
+    try:
+        lease = lease_in(unlocked, LEASE)
+        try:
+            rename_new(unlocked, aside)
+        except BaseException:
+            lease.release()
+            raise
+    except BaseException:
+        shutil.rmtree(unlocked, ignore_errors=True)
+        raise
+    return Aside(aside, lease)
 
 
 def is_claimed(partial: Path) -> bool:
-    """Returns True where a living process, on any machine, writes in this folder. Where locks do not
-    work: always True.
-    """
+    """Returns True where a living process, on any machine, writes in this folder, or where that cannot be known."""
+    lease = partial / LEASE
     try:
-        descriptor = os.open(partial, os.O_RDONLY)
+        lease.stat()
     except FileNotFoundError:
-        return False
+        return is_locked(partial)
     except OSError:  # of another user
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_held(lease, lock=partial)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder, or what of it can be removed. The server renames it first, by its name of now: what this
+    client still sees by an old name may be a run that was finished meanwhile.
+    """
+    hidden = folder.with_name(f"{PRUNED}{uuid.uuid4().hex[:8]}")
+    with contextlib.suppress(OSError):
+        folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)

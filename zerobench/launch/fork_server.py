@@ -9,9 +9,12 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-from multiprocessing import forkserver
+from contextlib import ExitStack, suppress
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext
 from typing import Any
+
+from ..host.temporary import temporary_folder
 
 PRELOAD = [
     "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "zerobench.worker", "zerobench.launch.frozen",
@@ -19,13 +22,32 @@ PRELOAD = [
 """Modules that ranks get preloaded; torch's optimizers import dynamo, which takes a second."""
 
 
+LONGEST_FOLDER = 89
+"""Bytes of a folder's path with which the path of the server's socket in it, 18 more, fits a socket's address."""
+
+
 def context() -> ForkServerContext:
     """Returns the context that forks processes from the server; the first process starts the server too."""
     # GPUs are counted without initializing CUDA, which a fork would break.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    _use_own_folder()
     found = mp.get_context("forkserver")
     found.set_forkserver_preload(PRELOAD)
     return found
+
+
+def _use_own_folder() -> None:
+    """Gives multiprocessing, for the server's socket, a folder that the next command removes where this one is killed.
+
+    Its own folder stays for good then. An interpreter that ends removes either.
+    """
+    settings: dict[str, Any] = mp.current_process()._config  # type: ignore[attr-defined]
+    if settings.get("tempdir") is None:
+        with suppress(OSError), ExitStack() as held:  # no folder can be made: multiprocessing says so
+            folder = str(held.enter_context(temporary_folder()))
+            if len(os.fsencode(folder)) <= LONGEST_FOLDER:
+                settings["tempdir"] = folder
+                util.Finalize(None, held.pop_all().close, exitpriority=-100)
 
 
 def start() -> None:

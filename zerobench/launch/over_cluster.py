@@ -5,6 +5,8 @@ machine.
                 and collects the others' *ends*
     the others  *follow*: they wait for the next order, run their rank if the pass has one for them, and post its *end*
     call-off    rank 0's message that a pass is over, because a rank failed or time is up: the others end their ranks
+    crew        the processes of a pass, one per rank of its world: the first living ones of the job, in its order. So
+                the rank of a process in a pass is its place in the crew, below its rank in the job once ranks are lost
 
 Keys in the store, n the number of the pass and r a rank: order/n, heard/n, off/n, end/n/r, left/r (see cluster/job.py).
 Those of a pass are removed when it is over, since a sweep may be long: ends as they are taken, orders once all have
@@ -14,48 +16,22 @@ read them. A rank's results are sent as JSON, with the log of its process, becau
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..calibrate.collectives_rank import calibrate_rank
-from ..cluster.job import Job, JobContext, JobError, current_job, joined, too_many
+from ..cluster.job import Job, JobContext, JobError, current_job, too_many
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import LostError
 from ..host.environment import JobRendezvous, Rendezvous
-from ..host.signals import INTERRUPT, TERMINATE, interrupt_on
-from ..host.temporary import temporary_folder
-from ..results.provenance import source_hash
-from ..sizes import printable
-from ..worker import run_rank
 from . import processes as here
-from .processes import STOPPED, Failure, Interrupted, Outcome, explain
+from .follower import POLL_S, End, in_job, tell_torchrun
+from .living import look, too_few, why_lost
+from .processes import STOPPED, Failure, Outcome, explain
 
-WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
-"""Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""
-
-POLL_S = 0.05
 FAREWELL_S = 20.0
 """Time, in seconds, for the others to read that the command is over, where rank 0's process hosts the store."""
-
-LOG_BYTES = 256 * 2**10
-"""Size, in bytes, of the end of a rank's log that is sent."""
-
-INTERRUPTED = "was stopped by the user"
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a pass on one process. `results`: its rank's, as plain values, or none."""
-
-    failures: tuple[Failure, ...]
-    results: list[Any]
-    log: str
 
 
 def places(ranks: int, file: Path) -> list[Rendezvous]:
@@ -63,13 +39,12 @@ def places(ranks: int, file: Path) -> list[Rendezvous]:
     mine = current_job()
     if mine is None:
         return [str(file.resolve())] * ranks
-    job, membership = mine.job, mine.membership
-    if ranks > job.world_size:
-        raise JobError(too_many(ranks, job.world_size))
-    prefix, one_machine = f"{mine.prefix}/ranks/{mine.passes + 1}", membership.machines(ranks) == 1
+    job, living = mine.job, mine.living
+    if ranks > len(living.members):
+        raise JobError(too_few(mine, ranks) if mine.lost else too_many(ranks, job.world_size))
+    prefix, one_machine = f"{mine.prefix}/ranks/{mine.passes + 1}", living.machines(ranks) == 1
     return [
-        JobRendezvous(job.address, job.port, prefix, info.local_rank, one_machine)
-        for info in membership.members[:ranks]
+        JobRendezvous(job.address, job.port, prefix, info.local_rank, one_machine) for info in living.members[:ranks]
     ]
 
 
@@ -87,40 +62,46 @@ def launch(
     return _Pass(mine, worker, jobs, log_dir, timeout_s).run(on_progress)
 
 
-# -- rank 0 -------------------------------------------------------------------------------------------------
-
-
 def lead(job: Job, command: Callable[[], int]) -> int:
     """Runs `command` as rank 0, with `launch` over the job; the others end with it. Returns the exit code."""
-    try:
-        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]):
-            try:
-                return command()
-            finally:
-                with contextlib.suppress(LostError):  # the others notice by themselves
-                    _dismiss(mine)
-    except (JobError, LostError) as error:
-        print(printable(f"zerobench: {error}"), file=sys.stderr)
-        return 2
+
+    def act(mine: JobContext) -> int:
+        try:
+            code = command()
+        finally:
+            with contextlib.suppress(LostError):  # the others notice by themselves
+                _dismiss(mine)
+        if job.agent:  # others may still be on their way to a command that was short
+            with contextlib.suppress(LostError, JobError):
+                mine.wait_for_all(FAREWELL_S)
+        if code in (1, 2):
+            tell_torchrun(JobError(f"the command ended with code {code}; rank 0's output says why"))
+        return code
+
+    return in_job(job, act)
 
 
 def _dismiss(mine: JobContext) -> None:
     mine.store.post(f"order/{mine.passes + 1}", None)
     deadline = time.monotonic() + FAREWELL_S
     while not mine.job.agent and time.monotonic() < deadline:
-        if all(mine.why_absent(rank) for rank in range(1, mine.job.world_size)):
+        mine.look()
+        if len(mine.lost) == mine.job.world_size - 1:
             return
         time.sleep(POLL_S)
 
 
 class _Pass:
-    """One pass as rank 0 runs it. `ends`: of the other ranks, as far as they are known."""
+    """One pass as rank 0 runs it. `others`: the crew without rank 0, by rank in the pass; `ends`: those of theirs that
+    are known.
+    """
 
     def __init__(
         self, mine: JobContext, worker: Callable[..., Any], jobs: Sequence[Any], log_dir: Path, timeout_s: float
     ) -> None:
         self.context, self.worker, self.jobs, self.log_dir, self.timeout_s = mine, worker, jobs, log_dir, timeout_s
-        self.others, self.number = range(1, len(jobs)), mine.passes + 1
+        self.living, self.number = mine.living.members, mine.passes + 1
+        self.others = dict(enumerate(self.living[1 : len(jobs)], 1))
         self.ends: dict[int, End] = {}
         self.called_off = False
 
@@ -130,6 +111,7 @@ class _Pass:
         if self._failures():  # a rank had left before the pass began
             return self._outcome([], [])
         order = {"worker": self.worker.__name__, "jobs": to_plain(list(self.jobs)), "timeout_s": self.timeout_s}
+        order["living"] = [info.rank for info in self.living]
         self.context.passes = self.number
         self.context.store.post(f"order/{self.number}", order)
         deadline = time.monotonic() + self.timeout_s
@@ -145,6 +127,7 @@ class _Pass:
 
     def _trouble(self) -> str | None:
         """Returns STOPPED where the own rank must be ended because another one has failed, else None."""
+        look(self.context)
         self._collect()
         return STOPPED if self._failures() else None
 
@@ -161,17 +144,14 @@ class _Pass:
 
     def _collect(self) -> None:
         """Takes the posted ends; a rank that has left or is lost counts as ended. Raises Interrupted."""
-        for rank in self.others:
-            if rank in self.ends:
-                continue
-            found = self.context.store.take(f"end/{self.number}/{rank}")
-            gone = self.context.why_absent(rank) if found is None else None
+        open_ends = {rank: info for rank, info in self.others.items() if rank not in self.ends}
+        look(self.context, [info.rank for info in open_ends.values()])
+        for rank, info in open_ends.items():
+            found = self.context.store.take(f"end/{self.number}/{info.rank}")
             if found is not None:
                 self.ends[rank] = rebuild(End, found)
-            elif gone is not None:
-                self.ends[rank] = End((Failure(rank, "crash", gone),), [], "")
-        if any(failure.text == INTERRUPTED for failure in self._failures()):
-            raise Interrupted
+            elif info.rank in self.context.lost:
+                self.ends[rank] = End((Failure(rank, "crash", why_lost(self.context, info)),), [], "")
 
     def _failures(self) -> list[Failure]:
         return [failure for end in self.ends.values() for failure in end.failures]
@@ -190,81 +170,3 @@ class _Pass:
             return Outcome(*explain(failures, self.timeout_s), [], tuple(failures))
         kind = get_type_hints(self.worker)["return"]
         return Outcome("ok", "", [*results, *(rebuild(kind, self.ends[rank].results[0]) for rank in self.others)])
-
-
-# -- the other ranks ----------------------------------------------------------------------------------------
-
-
-def follow(job: Job) -> int:
-    """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
-    try:
-        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]), _saying_goodbye(mine):
-            while (order := _next_order(mine)) is not None:
-                if job.rank < len(order["jobs"]):
-                    mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (JobError, LostError) as error:
-        print(printable(f"zerobench: rank {job.rank} of the job: {error}"), file=sys.stderr)
-        return 2
-
-
-@contextmanager
-def _saying_goodbye(mine: JobContext) -> Iterator[None]:
-    """Tells rank 0, as far as possible, that this process leaves, whatever ends it."""
-    reason = "is gone: its process failed"
-    try:
-        yield
-        reason = "is done"
-    except KeyboardInterrupt:
-        reason = INTERRUPTED
-        raise
-    finally:
-        with contextlib.suppress(LostError):
-            mine.leave(reason)
-
-
-def _next_order(mine: JobContext) -> dict[str, Any] | None:
-    """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
-    mine.passes += 1
-    key = f"order/{mine.passes}"
-    while not mine.store.has(key):
-        if mine.monitor.silent(0):
-            raise LostError("rank 0 is lost: its process says nothing")
-        time.sleep(POLL_S)
-    order: dict[str, Any] | None = mine.store.read(key)
-    heard = f"heard/{mine.passes}"
-    if order is not None and mine.store.increment(heard, 1) == mine.job.world_size - 1:  # the last process to read it
-        mine.store.drop(key)
-        mine.store.drop(heard)
-    return order
-
-
-def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
-    try:
-        return _take_part(mine, order)
-    except LostError:
-        raise
-    except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
-        first = (str(error).strip() or "no message").splitlines()[0]
-        words = f"could not run its part: {type(error).__name__}: {first}"
-        return End((Failure(mine.job.rank, "crash", words),), [], traceback.format_exc())
-
-
-def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
-    """Runs this process's rank of a pass. Its log is written here and sent to rank 0."""
-    rank, worker = mine.job.rank, WORKERS[order["worker"]]
-    job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
-
-    def called_off() -> str | None:
-        if mine.monitor.silent(0):
-            return STOPPED
-        status: str | None = mine.store.read(f"off/{mine.passes}")
-        return status
-
-    with temporary_folder() as folder:
-        log = folder / f"rank{rank}.log"
-        outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
-        words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
-    return End(outcome.failures, to_plain(outcome.results), words)

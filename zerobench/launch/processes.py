@@ -3,6 +3,11 @@
 Ranks come from a fork server that has loaded torch and has never used CUDA: 0.35 s for four of them where spawning
 takes 7.7 s. Each rank dies with its parent, writes its output to a file of its own, and on a timeout first writes its
 stacks there.
+
+torch's start_processes (torch.distributed.elastic.multiprocessing) could start them from the same server, but not the
+rest: its ranks outlive a parent that is killed, one that leaves without a result is waited for without end, of a failed
+pass it tells one rank, which may not be the cause, and it keeps the signals of the process that called it
+(docs/explanation/ranks-and-engines.md).
 """
 
 from __future__ import annotations
@@ -197,14 +202,18 @@ def listen(rank: RankProcess, on_progress: Callable[[Any], None]) -> None:
     except (EOFError, OSError):
         rank.process.join(GRACE_S)
     if not rank.process.is_alive() and not rank.finished and rank.error is None:
-        rank.error = ("crash", _explain_exit(rank.process.exitcode, rank.server))
+        rank.error = ("crash", _explain_exit(rank))
 
 
-def _explain_exit(code: int | None, server: int | None) -> str:
-    if server is not None and _stat(server)[:1] in ([], ["Z"]):
-        return f"was lost with the fork server of all ranks, process {server}, which was killed"
+def _explain_exit(rank: RankProcess) -> str:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    code = rank.process.exitcode
+    if rank.server is not None and _stat(rank.server)[:1] in ([], ["Z"]):
+        return f"was lost with the fork server of all ranks, process {rank.server}, which was killed"
     if code is not None and code < 0:
-        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        name = ProcessFailure(rank.number, rank.process.pid, code, error_file="").signal_name()
+        return f"was killed by signal {-code} ({name})"
     return f"exited early with code {code}"
 
 

@@ -1,11 +1,12 @@
 """A rank's process, from the fork to its end: its output, its result or error, and the processes whose
 end it follows.
+
+Errors come through its pipe and not through torch's error files (`record`): their kind and notes are told here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import multiprocessing as mp
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ..host.signals import end_with_parent
 from . import fork_server
 
 Worker = Callable[[Any, Callable[[Any], None]], Any]
@@ -56,9 +58,8 @@ def _detach(log: str) -> None:
     `log`.
     """
     fork_server.let_go()
+    end_with_parent()
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
         with contextlib.suppress(OSError):  # if memory runs out, the kernel should kill a rank and not the sweep
             Path("/proc/self/oom_score_adj").write_text("1000")
     threading.Thread(target=_leave_with_parent, daemon=True).start()

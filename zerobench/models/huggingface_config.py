@@ -9,6 +9,7 @@ refused     what would need code of others (auto_map, trust_remote_code) or is n
 from __future__ import annotations
 
 import json
+import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,4 +124,4 @@ def _without(settings: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:200] or type(error).__name__
+    return re.sub(r"\b[A-Z]\w*Error: ", "", " ".join(lines))[:200] or type(error).__name__

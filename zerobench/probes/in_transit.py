@@ -24,6 +24,9 @@ IN_CALL = 3
 PATIENCE_S = 0.5
 """Longest wait for one tensor: then something else holds it, a view's base, say, and tensors like it are let be."""
 
+LOOKS, LOOK_S = 3, 2e-5
+"""Looks at a tensor that has one holder, and the time between two, in which the thread can have Python's lock."""
+
 
 class InTransit:
     """Tensors that were given to collectives of the main thread."""
@@ -51,20 +54,27 @@ class InTransit:
     def settle(self) -> None:
         """Waits until tensors that the loop has dropped are gone."""
         if self._given:
-            self._given = [one for one in self._given if not self._is_gone(one)]
+            self._given = [one for one in self._given if not self._is_over(one)]
 
-    def _is_gone(self, given: weakref.ref[torch.Tensor]) -> bool:
-        """Returns True once the tensor is gone, or has another owner; False while Python holds it."""
-        end = time.perf_counter() + PATIENCE_S
-        while _is_dropped(given):
-            alike = _like(given)
-            if alike is None or alike in self._owned:
+    def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
+        """Returns True once the tensor is gone, or the thread has done with it; False while both hold it."""
+        for _ in range(LOOKS):
+            held = _python_holders(given)
+            if held == 0:
+                self._wait(given)
                 return True
+            if held > 1 or not _is_done_with(given):
+                break
+            time.sleep(LOOK_S)  # the one that holds it may be the thread, halfway through letting go
+        return _is_done_with(given)
+
+    def _wait(self, given: weakref.ref[torch.Tensor]) -> None:
+        """Waits until a tensor that Python has dropped is gone, or is found to have another owner."""
+        end = time.perf_counter() + PATIENCE_S
+        while (alike := _like(given)) is not None and alike not in self._owned:
             if time.perf_counter() > end:
                 self._owned.add(alike)
-                return True
-            time.sleep(2e-5)
-        return False
+            time.sleep(LOOK_S)
 
 
 def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:
@@ -72,12 +82,21 @@ def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:
     return None if tensor is None else (tensor.shape, _references(tensor))
 
 
-def _is_dropped(given: weakref.ref[torch.Tensor]) -> bool:
+def _python_holders(given: weakref.ref[torch.Tensor]) -> int:
+    """Counts the Python objects that hold a tensor.
+
+    It is one too many while the thread, which is done with the tensor, waits for Python's lock to drop its object.
+    """
     tensor = given()
     if tensor is None:
-        return True
+        return 0
     by_torch = _references(tensor) > 1  # then torch keeps the Python object, one reference
-    return sys.getrefcount(tensor) - by_torch <= 2  # those of this function; less where torch has just let go
+    return max(0, sys.getrefcount(tensor) - by_torch - 2)  # less those of this function
+
+
+def _is_done_with(given: weakref.ref[torch.Tensor]) -> bool:
+    tensor = given()
+    return tensor is None or _references(tensor) == 1
 
 
 def _references(tensor: torch.Tensor) -> int:

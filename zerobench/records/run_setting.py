@@ -77,6 +77,8 @@ class RunSetting:
     """CUDA only: the setting of torch's allocator, by PYTORCH_ALLOC_CONF or its older name."""
     ranks_per_gpu: int | None = None
     """CUDA only: ranks that share a GPU. Where they do, a step has no times: they take turns."""
+    launcher: str | None = None
+    """The sweep's launcher: local, ours, or the plugin of Hydra's whose job has run the cell: submitit_slurm."""
     psi: int | None = None
     """Unique trainable parameters, ψ."""
     bucket_bytes: int | None = None

@@ -3,6 +3,9 @@
 A board is a hidden folder of the results folder, locked by the sweep (host/temporary.py), with one file that is
 replaced as a whole. It is *up* while the lock is held. The sweep takes it down at its end; a board whose lock is free
 is that of a sweep that was *killed*, and the next sweep removes it.
+
+Events and metrics of torch.distributed.elastic are lines of a log, from which no other machine can tell how far a
+sweep is.
 """
 
 from __future__ import annotations
@@ -29,10 +32,16 @@ EVERY_S = 1.0
 """Least interval, in seconds, between two versions of a board during a launch."""
 
 
+WAITING, SUBMITTED, RUNNING = "waiting", "submitted", "running"
+"""States of a launch that is not done."""
+
+SKIPPED = "skipped"
+
+
 @dataclass
 class Launch:
-    """A launch of a sweep. `state`: waiting, running, skipped, reused or its run's status. `mode`: the pass; `step`:
-    "3/10" of it. `seconds`: since it began, or that it took.
+    """A launch of a sweep. `state`: waiting, submitted (its job waits for the launcher), running, skipped, reused or
+    its run's status. `mode`: the pass; `step`: "3/10" of it. `seconds`: since it began, or that it took.
     """
 
     name: str
@@ -42,6 +51,11 @@ class Launch:
     loss: float | None = None
     peak_bytes: int | None = None
     seconds: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """True once it has ended, or will not be run."""
+        return self.state not in (WAITING, SUBMITTED, RUNNING)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,11 @@ class BoardWriter:
             with contextlib.suppress(OSError):
                 where.mkdir(parents=True, exist_ok=True)
                 self.boards[where] = claim(where, ".claim-", BOARD, str(os.getpid()), mode=0o777)
+
+    def name_in(self, where: Path) -> str:
+        """Returns the name of the board in a results folder, "" where it has none."""
+        board = self.boards.get(where)
+        return board.path.name if board is not None else ""
 
     def write(self, launches: Sequence[Launch], current: int, left: Callable[[], str], at_once: bool) -> None:
         """Replaces what the boards say; without `at_once` not more often than each EVERY_S."""

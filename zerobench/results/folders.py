@@ -1,31 +1,31 @@
-"""Folders of runs, the writing side. A run is written aside, in a folder that a lock marks as in use, then renamed.
+"""Folders of runs, the writing side. A run is written aside, in a folder that is claimed, then renamed.
 
-    1. claim    a hidden folder is created and locked; abandoned ones, whose lock is free, are removed
-    2. fill     logs, tables and the row are written there
+    1. claim    a hidden folder with a lease is created; abandoned ones, whose lease is free, are removed
+    2. fill     logs, tables and the row are written there, and are on the disk
     3. rename   to PREFIX-ATTEMPT, atomically: readers see a complete run or none
 
-The lock is the kernel's (flock): it ends with its process, so no stale lock remains, and neither another machine nor
-another container on the same folder takes a living run for an abandoned one.
+A lease (host/leases.py) works on file systems with and without locks: no living run is taken for an abandoned one, by
+a process on another machine or in another container either, and no lease outlives its process for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from glob import escape
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
 from ..config.cell import CellConfig
+from ..host import leases
+from ..host.durable import is_there, replace_text, sync, sync_files
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .attempts import split
@@ -35,8 +35,8 @@ from .tables import OPTIONAL, SEARCHES, TABLES
 PARTIAL = ".partial-"
 
 
-TURNS = ".turns"
-"""The file in a results folder whose bytes are locked by measuring processes; see `turn`."""
+TURN = ".turn-"
+"""Prefix of the leases by which measuring processes take turns in a results folder; see `turn`."""
 
 TRY_AGAIN_S = 0.2
 
@@ -63,75 +63,91 @@ def write_run(
             if name in OPTIONAL and not tables.get(name):
                 continue
             write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
-        return _rename_free(aside.path, prefix, row)
+        path = rename_free(aside.path, prefix, asdict(row))
+        row.run_id = path.name
+        return path
     finally:
         aside.release()
 
 
-def _rename_free(aside: Path, prefix: str, row: RunRow) -> Path:
-    others = aside.parent.glob(f"{escape(prefix)}-*")
-    attempt = 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
+def rename_free(aside: Path, prefix: str, row: dict[str, Any], first: int = 0) -> Path:
+    """Writes a run's row and renames its folder to PREFIX-ATTEMPT: the attempt `first`, or where that is 0 or taken,
+    one more than the last. Raises OSError where it cannot be renamed.
+    """
+    attempt = first or next_attempt(aside.parent, prefix)
     while True:
-        row.run_id = f"{prefix}-{attempt}"
-        target = aside.parent / row.run_id
-        (aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
-        try:
-            if not target.exists():
-                aside.rename(target)  # fails, rather than replaces, where another process took the number first
-                return target
-        except OSError:
-            if not target.exists():
-                raise
-        attempt += 1
+        target = aside.parent / f"{prefix}-{attempt}"
+        text = json.dumps(finite(row | {"run_id": target.name}), indent=1, allow_nan=False)
+        (aside / "run.json").write_text(text)
+        sync_files(aside)
+        if _rename_or_find(aside, target, text):
+            sync(target.parent)
+            return target
+        attempt = max(attempt + 1, next_attempt(aside.parent, prefix))
+
+
+def next_attempt(results_dir: Path, prefix: str) -> int:
+    """Returns one more than the last attempt of which this process knows."""
+    others = results_dir.glob(f"{escape(prefix)}-*")
+    return 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
+
+
+def _rename_or_find(aside: Path, target: Path, text: str) -> bool:
+    """Renames a run's folder, which fails rather than replaces another's run. Returns False where there is one.
+
+    A rename that fails may have been done, by a server that was asked twice: then the run that is there is this one.
+    """
+    try:
+        aside.rename(target)
+    except OSError as error:
+        if not is_there(target, error):
+            raise
+        with contextlib.suppress(OSError, ValueError):
+            return (target / "run.json").read_text() == text
+        return False
+    return True
 
 
 def amend_row(folder: Path, changes: dict[str, Any]) -> None:
-    """Changes columns of a finished run's row; readers see the old row or the new one."""
+    """Changes columns of a finished run's row; readers see the old row or the new one.
+
+    A process that was killed here leaves a file beside it. The row is then still the old one, so another comes here.
+    """
     path = folder / "run.json"
-    aside = folder / f".run.json.{os.getpid()}"
-    aside.write_text(json.dumps(_finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
-    aside.replace(path)
+    for left in folder.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)
+    replace_text(path, json.dumps(finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
 
 
 @contextlib.contextmanager
 def turn(results_dir: Path, launch: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds a `launch`, any text, against all other processes that write to this folder; waits for one that holds it.
 
-    The lock is one byte of a file, at an offset derived from the text, and the kernel's: it ends with its process.
-    Where no lock can be had, in a read-only folder or on a file system without locks, no process waits.
+    A turn is a lease, named by a hash of the text. Two processes that find the same dead one at the same moment may
+    both go on, in rare cases: the launch is then measured twice, and no run is lost. In a read-only folder no process
+    waits.
     """
-    place = int.from_bytes(hashlib.sha256(launch.encode()).digest()[:7], "big")
+    place = results_dir / f"{TURN}{hashlib.sha256(launch.encode()).hexdigest()[:16]}"
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             results_dir.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context((results_dir / TURNS).open("ab"))
             told = False
-            while not _try_lock(file, place):
+            while (lease := leases.take(place)) is None:
                 if not told:
                     on_wait()
                 told = True
                 time.sleep(TRY_AGAIN_S)
+            held.callback(lease.release)
         yield
-
-
-def _try_lock(file: BinaryIO, place: int) -> bool:
-    """Tries to lock this byte; returns True on success. Raises OSError where the file system has no locks."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-    except (BlockingIOError, PermissionError):  # POSIX permits either
-        return False
-    return True
 
 
 def write_search(results_dir: Path, row: SearchRow) -> None:
     """Writes the result of a search; the same search again replaces it."""
     folder = results_dir / SEARCHES
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f".{row.search_id}.{os.getpid()}"
-    aside.write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))
-    aside.replace(folder / f"{row.search_id}.json")
+    replace_text(folder / f"{row.search_id}.json", json.dumps(finite(asdict(row)), indent=1, allow_nan=False))
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
+def finite(row: dict[str, Any]) -> dict[str, Any]:
     """Replaces non-finite numbers by null, since JSON has none."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

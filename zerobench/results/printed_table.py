@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,14 +139,18 @@ ALL_COLUMNS = ("cell", "status", *COLUMNS)
 ONE_MEMORY = "without a GPU device and host are one memory, told apart by the engine's labels"
 
 
-def print_results(rows: list[Row], chosen: Sequence[str] | None = None) -> None:
+def print_results(
+    rows: list[Row], chosen: Sequence[str] | None = None, more: Mapping[str, Column] | None = None
+) -> None:
     """Prints the sweep's table, one line per cell, as wide as the terminal permits, then failed cells with their
-    reason. `chosen`: names of columns, instead of those that fit; see FittedTable.
+    reason. `chosen`: names of columns, instead of those that fit; see FittedTable. `more`: columns of this sweep alone,
+    before the others.
     """
     cells = sorted_cells(rows)
     console = stdout_console()
     columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
-    console.print(_table(cells, COLUMNS if chosen else columns, chosen))
+    shown = COLUMNS if chosen else columns
+    console.print(_table(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
     if not is_quiet() and shares_memory(cells):

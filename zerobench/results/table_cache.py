@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PREFIX = ".tables-"
+ASIDE = ".tables."
+"""Prefix of a cache until it is whole."""
+
 INDEX = "index.json"
 
 WORTH = 64
@@ -47,7 +50,7 @@ def is_due(new: int, remembered: int) -> bool:
 def keep(where: Path, index: dict[str, Signature], collect: Callable[[Path], None]) -> None:
     """Replaces the cache of `where`: `collect` writes the tables of the runs of `index` into a folder."""
     old = list(where.glob(f"{PREFIX}*"))
-    aside = where / f".tables.{uuid.uuid4().hex[:12]}"
+    aside = where / f"{ASIDE}{uuid.uuid4().hex[:12]}"
     try:
         collect(aside)
         (aside / INDEX).write_text(json.dumps(index))

@@ -61,7 +61,7 @@ def load(path: str | Path) -> Results:
     parts = [_load_runs(where), *(one for c in collections_in(where) if (one := _read_collection(c)) is not None)]
     tables = {name: to_frame([one[name] for one in parts], kind, "run_id") for name, kind in TABLES.items()}
     runs = to_frame([in_order([one["runs"] for one in parts])], RunRow)
-    searches = [pd.DataFrame(_read_searches(where)), *(one["searches"] for one in parts)]
+    searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in parts)]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
 
 
@@ -165,7 +165,10 @@ def read_row(folder: Path) -> dict[str, Any] | None:
     return row
 
 
-def _read_searches(where: Path) -> list[dict[str, Any]]:
+def read_searches(where: Path) -> list[dict[str, Any]]:
+    """Reads the searches of a results folder, without those of its collections; damaged ones are left out, with a
+    warning.
+    """
     rows = (_read_json_row(path, SearchRow) for path in sorted((where / SEARCHES).glob("*.json")))
     return [row for row in rows if row is not None]
 

@@ -64,15 +64,9 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         join_theory(row, config, schedule, memory, (accounted or timed)[0])
     if theory and accounted:
         join_unexplained(row, config, schedule, accounted)
-    return {
-        "steps": [step for record in records for step in record.steps],
-        "memory": memory,
-        "tensors": [t for record in accounted for t in record.tensors],
-        "lines": [t for record in accounted for t in record.lines],
-        "traffic": [t for record in accounted for t in record.traffic],
-        "timeline": [t for record in accounted for t in record.timeline],
-        "events": [t for record in accounted for t in record.events],
-    }
+    of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
+    tables = {name: [one for record in accounted for one in getattr(record, name)] for name in of_accounted}
+    return {"steps": [step for record in records for step in record.steps], **tables}
 
 
 def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..cluster import dispatched
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
+from ..launch.living import why_not
 from ..launch.over_cluster import launch, places
 from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
@@ -58,7 +61,8 @@ def find_or_run(
 def run_cell(
     cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
 ) -> RunRow:
-    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C.
+    """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C, and KeyboardInterrupt, without a row,
+    where the launcher ends the job.
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
@@ -71,11 +75,31 @@ def run_cell(
         on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
+    if interrupted is not None and not dispatched.leaves_row():
+        aside.release()
+        shutil.rmtree(aside.path, ignore_errors=True)
+        raise interrupted
     lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), written)
     if lost is not None:
         on_unwritten(lost)
     if interrupted is not None:
         raise StoppedError(row) from interrupted
+    return row
+
+
+def write_lost(
+    cell: Cell, repeat: int, status: str, reason: str, log: str, on_unwritten: Callable[[Unwritten], None]
+) -> RunRow:
+    """Writes the row of a launch whose job has left none, with the end of the job's `log`."""
+    prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
+    row.status, row.reason = status, reason
+    aside = rescue.claim(results_dir, prefix)
+    with suppress(OSError):  # the reason has the essentials
+        (aside.path / "logs").mkdir(exist_ok=True)
+        (aside.path / "logs/job.log").write_text(log)
+    lost = rescue.keep(aside, results_dir, prefix, row, cell.config, provenance.provenance(cell.config), {})
+    if lost is not None:
+        on_unwritten(lost)
     return row
 
 
@@ -89,6 +113,8 @@ def _fill(
     try:
         if cell.problems:
             row.status, row.reason = "invalid", "; ".join(cell.problems)
+        elif why := why_not(cell.config):
+            row.status, row.reason = "crash", why
         else:
             row.status, row.reason, records = _run_passes(cell, aside, on_progress)
             if row.status == "ok":
@@ -175,4 +201,5 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         systems=config.systems_label,
         alloc_conf=provenance.alloc_conf(config.device),
         ranks_per_gpu=config.ranks_per_gpu if config.device == "cuda" else None,
+        launcher=dispatched.launcher(),
     )

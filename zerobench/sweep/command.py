@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from ..config.cell import Cell
 from ..config.compose import RefusedError
 from ..host.terminal import is_quiet
 from ..results import rescue
+from ..results.abandoned import tidy
+from ..results.board import SUBMITTED, WAITING
 from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable
 from .parity import DIFFERS
-from .parity_check import ParityCheck
+from .parity_check import REFERENCES, ParityCheck
 from .progress import Reporter
 from .reuse import find_reusable
 from .search import is_search, run_searches
@@ -23,40 +25,51 @@ from .sweep import Sweep
 
 
 def run_cells(
-    cells: list[Cell], chosen: Sequence[str] | None = None, tables: bool = True
+    cells: list[Cell],
+    chosen: Sequence[str] | None = None,
+    tables: bool = True,
+    kind: Callable[..., Sweep] = Sweep,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
     0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError where
     nothing could be written.
+
+    `kind`: makes a sweep of a reporter.
     """
     check_folders(cells)
     with Reporter() as reporter:
         check = ParityCheck()
-        sweep, search = Sweep(reporter, check=check), Sweep(reporter)
+        sweep, search = kind(reporter, check=check), kind(reporter)
         sweep.run([cell for cell in cells if not is_search(cell)])
         searching = [cell for cell in cells if is_search(cell)]
         found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
-        sweep.stopped |= not check.finish(makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say)
+        sweep.stopped |= not check.finish(
+            makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
+        )
     if sweep.rows and tables:
         print_results(sweep.rows, chosen)
     if found and tables:
         print_searches(found)
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
-    if rows and tables and not is_quiet():
-        for folder in sorted({cell.config.results_dir for cell in cells}):
-            print(f"tables: {folder}   ({_readers(folder)})")
-    for sentence in rescue.sentences(lost):
-        print(printable(f"zerobench: {sentence}"), file=sys.stderr)
-    if sweep.failed_fast:
-        left = sum(entry.state == "waiting" for entry in reporter.entries)
-        print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
+    print_ending(cells if rows and tables else [], lost, sweep, reporter)
     if sweep.stopped or search.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
     failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is a result
     return int(bool(failed or lost)), rows
+
+
+def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
+    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure stopped it."""
+    for folder in sorted({cell.config.results_dir for cell in cells}) if not is_quiet() else ():
+        print(f"tables: {folder}   ({_readers(folder)})")
+    for sentence in rescue.sentences(lost):
+        print(printable(f"zerobench: {sentence}"), file=sys.stderr)
+    if sweep.failed_fast:
+        left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
+        print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
 
 
 def _readers(folder: str) -> str:
@@ -67,12 +80,16 @@ def _readers(folder: str) -> str:
 
 
 def check_folders(cells: list[Cell]) -> None:
-    """Raises RefusedError where a results folder cannot be written to, unless all its cells have runs already."""
+    """Raises RefusedError where a results folder cannot be written to, unless all its cells have runs already. Removes
+    what killed sweeps have left there.
+    """
     problems = []
     for where in dict.fromkeys(cell.config.results_dir for cell in cells):
         why = rescue.why_unwritable(Path(where))
         mine = [cell for cell in cells if cell.config.results_dir == where]
         if why and any(find_reusable(cell) is None for cell in mine):
             problems.append(f"results_dir={where}: it cannot be written to ({why}); name another folder")
+        for folder in (Path(where), Path(where) / REFERENCES):
+            tidy(folder)
     if problems:
         raise RefusedError(problems)

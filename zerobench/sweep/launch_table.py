@@ -7,26 +7,35 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..results.board import Launch
+from ..results.board import RUNNING, SKIPPED, SUBMITTED, WAITING, Launch
 from ..results.fitted_table import FittedTable
 from ..sizes import printable, show_bytes
 
 HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
 FIRST_TO_GO = ("loss", "pass", "peak", "s")
-STYLES = {"ok": "green", "running": "bold", "waiting": "dim", "skipped": "dim"}
+STYLES = {"ok": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
 
 AROUND = 6
 """Lines of a terminal that are not the table's rows."""
 
 
 def table_of(launches: Sequence[Launch], current: int, left: str, height: int) -> RenderableType:
-    """Returns the launches around the current one, as many as `height` lines hold, and a line on the whole."""
+    """Returns the launches that run and those around the current one, as many as `height` lines hold, and a line on the
+    whole.
+    """
     room = max(3, height - AROUND)
-    first = max(0, min(current - room // 2, len(launches) - room))
-    rows = [_row(launch) for launch in launches[first : first + room]]
-    done = sum(launch.state not in ("waiting", "running") for launch in launches)
-    caption = Text(f"{done} of {len(launches)} launches done; {left}", style="italic")
+    near = sorted(range(len(launches)), key=lambda at: (launches[at].state != RUNNING, abs(at - current)))
+    rows = [_row(launches[at]) for at in sorted(near[:room])]
+    caption = Text(f"{summary_of(launches)}; {left}", style="italic")
     return Group(FittedTable(HEADER, rows, (0, 1, 2), FIRST_TO_GO, hints=False), caption)
+
+
+def summary_of(launches: Sequence[Launch]) -> str:
+    """Returns the numbers of launches that are done, run side by side and wait for the launcher of their jobs."""
+    running, submitted = (sum(one.state == state for one in launches) for state in (RUNNING, SUBMITTED))
+    words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
+    words += f", {running} running" * (running > 1 or submitted > 0)
+    return words + f", {submitted} wait for the launcher" * (submitted > 0)
 
 
 def _row(launch: Launch) -> list[Text]:

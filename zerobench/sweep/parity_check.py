@@ -28,7 +28,7 @@ from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
 from . import parity
-from .cell import StoppedError, run_cell
+from .cell import run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
 from .reuse import LONGEST_NAME, find_reusable
 
@@ -70,10 +70,11 @@ class ParityCheck:
         else:
             self._waiting.append((cell, row))
 
-    def finish(self, makes: bool, say: Callable[[str], None]) -> bool:
+    def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], Row] | None = None) -> bool:
         """Ends the sweep: waiting rows get a reference of their own or a note. Returns False where the user interrupts.
 
-        `makes`: permits new references. `say`: prints a line.
+        `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's own ran,
+        on this machine by default.
         """
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
@@ -81,8 +82,8 @@ class ParityCheck:
             if makes and cell.config.measure.check_training == "true" and not self._find(cell, row):
                 say(f"{base_name(cell.config)}: DDP trains the same for a few steps, to check it")
                 try:
-                    why = self._make(cell, row)
-                except StoppedError:
+                    why = self._make(cell, row, run or run_here)
+                except KeyboardInterrupt:
                     return False
             if _key(cell.config, row) in self._references:
                 self._judge(cell, row)
@@ -120,14 +121,19 @@ class ParityCheck:
         if _key(config, row) == key and tables.is_whole(folder):
             self._references.setdefault(key, (row, config, _steps(folder)))
 
-    def _make(self, cell: Cell, row: Row) -> str:
+    def _make(self, cell: Cell, row: Row, run: Callable[[Cell], Row]) -> str:
         """Runs DDP for a few steps, or reuses such a run; returns "" or the reason why there is still no reference."""
         made = reference_of(cell)
-        found = find_reusable(made) or asdict(run_cell(made, lambda _: None))
+        found = run(made)
         if found["status"] != "ok":
             return f"DDP, which it was to be held against: {found['status']}: {found['reason']}"
         self._references[_key(cell.config, row)] = found, made.config, _steps(_folder(made, found))
         return ""
+
+
+def run_here(cell: Cell) -> Row:
+    """Returns the row of a cell, reused or new. Raises StoppedError where the user interrupts."""
+    return find_reusable(cell) or asdict(run_cell(cell, lambda _: None))
 
 
 def reference_of(cell: Cell) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from ..host.terminal import progress_console
-from ..results.board import BoardWriter, Launch
+from ..results.board import RUNNING, SKIPPED, SUBMITTED, BoardWriter, Launch
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .launch_table import table_of
-from .remaining_time import Timing, seconds_left, timing_of
+from .remaining_time import Timing, seconds_left, seconds_left_elsewhere, timing_of
 from .sweep import CellLaunch
 
 LINE_EVERY_S = 30.0
@@ -25,20 +25,27 @@ LINE_EVERY_S = 30.0
 
 @dataclass
 class Entry(Launch):
-    """A launch with its timing; None for one that takes no time: it is reused, or its cell is invalid."""
+    """A launch with its timing; None for one that takes no time: it is reused, or its cell is invalid. `begun`: when,
+    on this process's clock. `elsewhere`: a job of a launcher runs it.
+    """
 
     timing: Timing | None = None
+    begun: float = 0.0
+    elsewhere: bool = False
 
 
 class Reporter:
     """Displays launches as they are expected, start, step and end. Use it as a context."""
 
-    def __init__(self) -> None:
+    def __init__(self, board_in: Path | None = None) -> None:
+        """`board_in`: the folder of the board, where that is not the results folder."""
+        self._board_in = board_in
+        self._places: dict[CellLaunch, int] = {}
         self.console = progress_console()
         self.entries: list[Entry] = []
         self._current = -1
-        self._begun = 0.0
         self._last_line = 0.0
+        self._side_by_side = 0
         self._live: Live | None = None
         self._board: BoardWriter | None = None
 
@@ -63,36 +70,74 @@ class Reporter:
         for launch in launches:
             none = launch.cell.problems or free(launch)
             timing = None if none else timing_of(launch.cell.config, passes_of(launch.cell.config), launch.name)
+            self._places[launch] = len(self.entries)
             self.entries.append(Entry(_title(launch), timing=timing))
 
+    def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
+        """Shows that a job of a launcher is to run launches."""
+        for launch in launches:
+            entry = self._entry_of(launch)
+            entry.state, entry.elsewhere = SUBMITTED, True
+            self._put_up_board(launch)
+        more = f" and {len(launches) - 1} more" * (len(launches) > 1)
+        if self._live is None:
+            self.say(f"{job}: {launches[0].name}{more}")
+        self._post()
+
+    def board_in(self, results_dir: Path) -> str:
+        """Returns the name of this sweep's board in a results folder, "" where it has none."""
+        return self._board.name_in(results_dir) if self._board is not None else ""
+
     def start(self, launch: CellLaunch) -> None:
-        """Starts the next launch."""
-        self._current += 1
-        self._begun = self._last_line = time.monotonic()
-        self.entry.state = "running"
-        if self.entry.timing is not None:
-            self.entry.timing.start(self._begun)
-            if self._board is not None:
-                self._board.put_up(Path(launch.cell.config.results_dir))
+        """Starts a launch that is expected."""
+        self._current = self._places[launch]
+        entry = self.entry
+        entry.begun = self._last_line = time.monotonic()
+        entry.state = RUNNING
+        self._side_by_side = max(self._side_by_side, sum(one.state == RUNNING for one in self.entries))
+        if entry.timing is not None:
+            entry.timing.start(entry.begun)
+            self._put_up_board(launch)
         self._post()
         if self._live is not None:
             self._live.refresh()  # a launch may end before the next refresh
         elif not launch.cell.problems:
             self._line("running")
 
+    def _put_up_board(self, launch: CellLaunch) -> None:
+        if self._board is not None:
+            self._board.put_up(self._board_in or Path(launch.cell.config.results_dir))
+
+    def again(self, launch: CellLaunch, row: dict[str, Any]) -> None:
+        """Shows that a launch ended so that it is run again."""
+        entry = self._entry_of(launch)
+        self._line(f"{row['status']}: {row['reason']}; it is run again, as launch.retry has it")
+        entry.mode, entry.step, entry.loss, entry.peak_bytes = "", "", None, None
+        entry.begun = time.monotonic()
+        if entry.timing is not None:
+            entry.timing = replace(entry.timing, begun={}, first={}, last={}, done={})
+            entry.timing.start(entry.begun)
+        self._post()
+
     def say(self, words: str) -> None:
         """Prints a line that belongs to no launch."""
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def skip(self, launch: CellLaunch) -> None:
-        """Skips the next launch, because an earlier one of the same cell failed."""
-        self._current += 1
-        self.entry.state = "skipped"
-        self.entry.timing = None
+        """Skips a launch, because an earlier one of the same cell failed."""
+        entry = self._entry_of(launch)
+        entry.state, entry.timing = SKIPPED, None
 
     def wait(self) -> None:
         """Shows that another sweep measures the current launch."""
         self._line("another sweep measures this just now; waiting for what it finds")
+
+    def show(self, launch: CellLaunch, seen: Launch) -> None:
+        """Shows a launch as the board of its job does."""
+        entry = self._entry_of(launch)
+        for name in ("state", "mode", "step", "loss", "peak_bytes", "seconds"):
+            setattr(entry, name, getattr(seen, name))
+        self._post(at_once=False)
 
     def progress(self, news: dict[str, Any]) -> None:
         """Records that rank 0 has finished a step."""
@@ -102,19 +147,20 @@ class Reporter:
         now = time.monotonic()
         if entry.timing is not None:
             entry.timing.step(news["mode"], news["step"], now)
-        entry.seconds = now - self._begun
+        entry.seconds = now - entry.begun
         self._post(at_once=False)
         if self._live is None and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
-    def end(self, row: dict[str, Any], reused: bool) -> None:
-        """Ends the launch with its row."""
-        entry = self.entry
-        now = time.monotonic()
-        entry.state, entry.seconds = row["status"], now - self._begun
-        if entry.timing is not None:
+    def end(self, launch: CellLaunch, row: dict[str, Any], reused: bool) -> None:
+        """Ends a launch with its row."""
+        entry, now = self._entry_of(launch), time.monotonic()
+        entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
+        if entry.timing is not None and entry.elsewhere and not reused:
+            entry.timing.took = entry.seconds
+        elif entry.timing is not None:
             entry.timing = replace(entry.timing, ended=now) if entry.timing.done and not reused else None
         entry.peak_bytes = row.get("peak_bytes") or entry.peak_bytes
         if row["status"] == "ok":
@@ -126,7 +172,7 @@ class Reporter:
         entry.state = "reused" if reused else entry.state
         self._post()
         if self._live is None:
-            more = self._current + 1 < len(self.entries) and not reused
+            more = not reused and not all(one.is_done for one in self.entries)
             self._line(f"{words}; {self._left()}" if more else words)
         elif row["status"] != "ok":
             self._line(words)
@@ -138,9 +184,18 @@ class Reporter:
         """The current launch, or the last one."""
         return self.entries[self._current]
 
+    def _entry_of(self, launch: CellLaunch) -> Entry:
+        """Makes a launch the current one, and returns its entry."""
+        self._current = self._places[launch]
+        return self.entry
+
     def _left(self) -> str:
         """Returns the remaining time, estimated from the launches so far that were not reused."""
-        seconds = seconds_left([entry.timing for entry in self.entries if entry.timing is not None])
+        timed = [entry.timing for entry in self.entries if entry.timing is not None]
+        if any(entry.elsewhere for entry in self.entries):
+            seconds = seconds_left_elsewhere(timed, max(1, self._side_by_side), time.monotonic())
+        else:
+            seconds = seconds_left(timed)
         return "time left unknown" if seconds is None else f"about {_duration(seconds)} left"
 
     def _line(self, text: str) -> None:

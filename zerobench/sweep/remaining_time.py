@@ -13,6 +13,7 @@ from statistics import median
 
 from ..config.cell import CellConfig
 from ..host.environment import SIMULATED
+from ..sections import known
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Timing:
     """The timing of one launch. `work`: of a step, in any unit common to all launches; `steps`: of each pass. `begun`,
     `first`,
     `last`, `done`: by pass, seconds of a clock at its begin, first step and last step so far, and steps done. `ended`:
-    the launch's end.
+    the launch's end. `took`: seconds of a launch whose steps another machine has counted, once it has ended.
     """
 
     work: float
@@ -32,6 +33,7 @@ class Timing:
     last: dict[str, float] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
     ended: float | None = None
+    took: float | None = None
 
     def start(self, now: float) -> None:
         """Starts the launch, and with it its first pass."""
@@ -68,6 +70,22 @@ def seconds_left(launches: Sequence[Timing]) -> float | None:
     if not timed:
         return None
     return sum(_left(one, timed) for one in launches if one.ended is None)
+
+
+def seconds_left_elsewhere(launches: Sequence[Timing], side_by_side: int, now: float) -> float | None:
+    """Returns the seconds left of launches that jobs run, `side_by_side` at a time, of which whole ones are timed: each
+    takes as long as the most similar one that has ended. None while none has. Those that have no `begun` wait.
+    """
+    ended = [one for one in launches if one.took is not None]
+    if not ended:
+        return None
+    left = []
+    for launch in launches:
+        if launch.took is None:
+            like = min(ended, key=lambda one: (one.name != launch.name, abs(log(one.work / launch.work))))
+            elapsed = now - min(launch.begun.values(), default=now)
+            left.append(max(0.0, known(like.took) - elapsed))
+    return max([sum(left) / side_by_side, *left], default=0.0)
 
 
 def _left(launch: Timing, timed: Sequence[Timing]) -> float:

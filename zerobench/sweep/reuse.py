@@ -33,8 +33,32 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 
+def find_elsewhere(cell: Cell, repeat: int, statuses: Sequence[str], launcher: str) -> dict[str, Any] | None:
+    """Returns the row of an earlier run that a launcher has made of the same cell, code and torch, or None.
+
+    The class of device is that of the launcher's machines, which this one does not know.
+    """
+    results_dir, config = Path(cell.config.results_dir), cell.config
+    if cell.problems or config.rerun or not results_dir.is_dir():
+        return None
+    code, torch = provenance.source_of(config), provenance.versions(["torch"])["torch"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # runs that are unreadable, or being removed, are not reused
+        found = [(folder, tables.read_row(folder)) for folder in results_dir.glob(f"{escape(_cell_prefix(cell))}-*")]
+        mine = [
+            (row["started"], folder, row) for folder, row in found
+            if row is not None and row["status"] in statuses and row["repeat"] == repeat
+            and (row["launcher"], row["source_hash"], row["torch_version"]) == (launcher, code, torch)
+        ]  # fmt: skip
+        newest = sorted(mine, key=lambda one: one[0], reverse=True)
+        return next((row for _, folder, row in newest if tables.is_whole(folder)), None)
+
+
 def run_prefix(cell: Cell) -> str:
     """Returns how the names of a cell's runs begin: cell, code, torch, class of device. An attempt's number follows."""
+    return f"{_cell_prefix(cell)}-{provenance.environment_hash(cell.config)}"
+
+
+def _cell_prefix(cell: Cell) -> str:
     config = cell.config
-    name = f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}"
-    return f"{name}-{cell.cell_id}-{provenance.environment_hash(config)}"
+    return f"{config.strategy.name}-{config.model_name[:LONGEST_NAME]}-n{config.world_size}-{cell.cell_id}"

@@ -83,9 +83,11 @@ def combinations(cell: Cell) -> list[list[Cell]]:
     share = config.batch // config.world_size
     sizes = [size for size in range(1, share + 1) if share % size == 0]
     choices = config.search.checkpointing if config.model.can_checkpoint else [None]
+    retry = [status for status in config.launch.retry if status != "oom"]  # not fitting is an answer here
     alone = cell.changed(
-        search=replace(config.search, memory_limit=None), measure=replace(config.measure, repeats=1), fail_fast=False
-    )
+        search=replace(config.search, memory_limit=None), measure=replace(config.measure, repeats=1), fail_fast=False,
+        launch=replace(config.launch, retry=retry),
+    )  # fmt: skip
     ladders = []
     for choice in choices:
         model = config.model if choice is None else replace(config.model, checkpointing=choice)  # type: ignore[call-arg]

@@ -6,20 +6,21 @@ every cell alike. Finished launches are kept: one that an earlier sweep has meas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..config.cell import Cell
 from ..config.names import name_cells
 from ..host.signals import heed
+from ..launch.living import place
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run
-from .parity_check import ParityCheck
+from .parity_check import ParityCheck, run_here
 from .reuse import find_reusable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CellLaunch:
     """One launch of a cell. `name` distinguishes the cell from the others of its sweep."""
 
@@ -46,10 +47,14 @@ class Sweep:
     """Runs that are not in their results folder."""
     reused: bool = False
     """True where the last row is of an earlier run."""
+    by_cell: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Id of a cell as it was asked for -> rows of its launches; a job may have run it on fewer machines."""
 
-    def run(self, cells: list[Cell], first: int = 0) -> None:
-        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
-        launches = list(rounds(cells, first))
+    def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
+        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised. `names`: of
+        the cells, instead of those that distinguish them.
+        """
+        launches = list(rounds(cells, first, names))
         self.reporter.expect(launches, lambda one: find_reusable(one.cell, one.repeat, self.answers) is not None)
         spoilt: set[int] = set()
         for launch in launches:
@@ -66,28 +71,57 @@ class Sweep:
     def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
         """Returns the row of one launch, reused or new; None where the user stopped it before it had one."""
         self.reporter.start(launch)
+        row, cell = self._attempt(launch)
+        retries = 0
+        while row is not None and not self.stopped and runs_again(launch, row, retries):
+            retries += 1
+            self.reporter.again(launch, row)
+            row, cell = self._attempt(launch)
+        if row is not None:
+            self.take(launch, row, cell)
+        return row
+
+    def _attempt(self, launch: CellLaunch) -> tuple[dict[str, Any] | None, Cell]:
+        """Returns the row of one attempt, or of an earlier run, and the cell as it was run; no row where the user
+        stopped it before it had one.
+        """
         self.reused = False
-        progress, wait = self.reporter.progress, self.reporter.wait
+        cell, progress, wait = launch.cell, self.reporter.progress, self.reporter.wait
         try:
             heed()
-            row, self.reused = find_or_run(
-                launch.cell, progress, launch.repeat, self.answers, wait, self.unwritten.append
-            )
+            cell = place(cell)
+            row, self.reused = find_or_run(cell, progress, launch.repeat, self.answers, wait, self.unwritten.append)
         except StoppedError as stop:
             self.stopped, row = True, asdict(stop.row)
         except KeyboardInterrupt:
             self.stopped = True
-            return None
+            return None, cell
+        return row, cell
+
+    def run_apart(self, cell: Cell) -> dict[str, Any]:
+        """Returns the row of a cell that is no part of the sweep, reused or run where the sweep's cells are. Raises
+        KeyboardInterrupt where the user stopped it.
+        """
+        return run_here(cell)
+
+    def take(self, launch: CellLaunch, row: dict[str, Any], cell: Cell | None = None) -> None:
+        """Takes the row of a launch, once it is there. `cell`: the launch's as it was run."""
         self.rows.append(row)
+        self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
         if self.check is not None:
-            self.check.see(launch.cell, row)
-        self.reporter.end(row, reused=self.reused)
-        return row
+            self.check.see(cell or launch.cell, row)
+        self.reporter.end(launch, row, reused=self.reused)
 
 
-def rounds(cells: list[Cell], first: int = 0) -> Iterator[CellLaunch]:
+def runs_again(launch: CellLaunch, row: dict[str, Any], retries: int) -> bool:
+    """Returns True where the launch ended so that it is run again, after as many `retries`."""
+    policy = launch.cell.config.launch
+    return row["status"] in policy.retry and retries < policy.retries
+
+
+def rounds(cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> Iterator[CellLaunch]:
     """Yields launches in order. An invalid cell is launched once, for its row."""
-    names = name_cells([cell.config for cell in cells])
+    names = name_cells([cell.config for cell in cells]) if names is None else names
     repeats = [1 if cell.problems else cell.config.measure.repeats for cell in cells]
     for repeat in range(max(repeats, default=0)):
         for name, cell, wanted in zip(names, cells, repeats, strict=True):

@@ -14,6 +14,7 @@ from . import (
     predicting,
     presenting,
     saving,
+    security,
     updating,
     watching,
 )  # fmt: skip
@@ -21,7 +22,7 @@ from . import (
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS, *updating.MUTANTS, *comm.MUTANTS, *memory.MUTANTS, *saving.MUTANTS, *measuring.MUTANTS,
     *judging.MUTANTS, *predicting.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
-    *presenting.MUTANTS, *watching.MUTANTS,
+    *presenting.MUTANTS, *security.MUTANTS, *watching.MUTANTS,
 )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ DAMAGED_RUNS = "tests/faults/test_damaged_runs.py"
 DATA_AND_MODELS = "tests/unit/test_data_and_models.py"
 FOLDERS = "tests/faults/test_folders.py"
 JOB = "tests/unit/test_job.py"
+JOINED = "tests/unit/test_joined.py"
 LAUNCH = "tests/faults/test_launch.py"
 SELECTION = "tests/unit/test_selection.py"
+SHARED = "tests/cluster/test_shared_folder.py"
+SYNC = "tests/unit/test_sync.py"
 SWEEPS = "tests/end_to_end/test_sweeps.py"
 TABLE_CACHE = "tests/unit/test_table_cache.py"
 
@@ -25,11 +28,43 @@ MUTANTS = (
         (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
     ),
     Mutant(
+        "launch-signal-without-a-name",
+        "A rank that a real-time signal has killed raises an error of the harness.",
+        "zerobench/launch",
+        'name = ProcessFailure(rank.number, rank.process.pid, code, error_file="").signal_name()',
+        "name = signal.Signals(-code).name",
+        (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
+    ),
+    Mutant(
+        "job-gives-lost-ranks-to-a-cell",
+        "After a node has died, cells get the first ranks of the job, also where these are lost.",
+        "zerobench/launch",
+        "mine.living.members, mine.passes + 1",
+        "mine.membership.members, mine.passes + 1",
+        (f"{JOINED}::test_a_sweep_goes_on_with_the_ranks_that_are_left",),
+    ),
+    Mutant(
+        "job-counts-machines-that-are-gone",
+        "After a node has died, a cell on other machines than were meant passes for the one that was meant.",
+        "zerobench/launch",
+        "nodes = mine.living.machines(cell.config.world_size)",
+        "nodes = mine.membership.machines(cell.config.world_size)",
+        (f"{JOINED}::test_a_sweep_goes_on_with_the_ranks_that_are_left",),
+    ),
+    Mutant(
+        "job-without-rounds",
+        "A command that torchrun's agents have started again meets the keys of the one that failed.",
+        "zerobench/cluster",
+        'self.number = store.increment("rounds", 1)',
+        'self.number = 1 + store.increment("rounds", 0)',
+        (f"{JOB}::test_processes_that_torchrun_starts_again_meet_in_a_round_of_their_own",),
+    ),
+    Mutant(
         "launch-orphans",
         "Ranks outlive a parent that is killed: neither the kernel nor a thread of theirs ends them.",
         "zerobench/launch",
         "    threading.Thread(target=_leave_with_parent, daemon=True).start()",
-        "    ctypes.CDLL(None).prctl(1, 0)",
+        '    __import__("ctypes").CDLL(None).prctl(1, 0)',
         (f"{LAUNCH}::test_ranks_die_with_a_parent_that_is_killed",),
     ),
     Mutant(
@@ -102,16 +137,72 @@ MUTANTS = (
         "sweep-lock-not-held",
         "Two sweeps into one folder measure the same launch at once.",
         "zerobench/results",
-        "while not _try_lock(file, place):",
-        "while _try_lock(file, place) is None:",
+        "while (lease := leases.take(place)) is None:",
+        'while (lease := leases.take(place.with_name(f"{place.name}{time.time()}"))) is None:',
         (f"{FOLDERS}::test_two_sweeps_do_not_measure_one_launch_twice",),
+    ),
+    Mutant(
+        "lease-by-the-local-clock",
+        "The age of a lease is judged by this machine's clock, not by the file server's.",
+        "zerobench/host",
+        "now = clock_of(beside)",
+        "now = time.time()",
+        (f"{SHARED}::test_without_locks_silence_alone_makes_a_folder_abandoned",),
+    ),
+    Mutant(
+        "lease-not-renewed",
+        "The owner of a lease lives and does not renew it.",
+        "zerobench/host",
+        "lease.beat()",
+        "lease.name",
+        (f"{SHARED}::test_a_living_owner_renews_its_lease",),
+    ),
+    Mutant(
+        "rename-that-was-done-is-done-again",
+        "A rename of which the server's answer was lost makes a run with the name of another.",
+        "zerobench/results",
+        'return (target / "run.json").read_text() == text',
+        'return (target / "run.json").read_text() == ""',
+        (f"{SHARED}::test_a_rename_that_was_done_though_it_failed_is_one_run",),
+    ),
+    Mutant(
+        "removed-by-an-old-name",
+        "A leftover is removed by a name that a finished run had, as this client still believes.",
+        "zerobench/host",
+        "        folder.rename(hidden)\n        shutil.rmtree(hidden, ignore_errors=True)",
+        "        shutil.rmtree(folder, ignore_errors=True)",
+        (f"{SHARED}::test_what_is_removed_by_an_old_name_is_no_run_that_was_finished_meanwhile",),
+    ),
+    Mutant(
+        "run-named-before-its-bytes",
+        "A run has its name before its files are on the disk: a loss of power leaves empty ones.",
+        "zerobench/results",
+        "        sync_files(aside)\n",
+        "",
+        (f"{FOLDERS}::test_a_run_is_on_the_disk_before_it_has_its_name",),
+    ),
+    Mutant(
+        "sync-by-the-row-alone",
+        "Runs of equal rows are merged into one though their files differ.",
+        "zerobench/commands",
+        "if folder is None or same_files(folder, self.where / name):",
+        "if True:",
+        (f"{SYNC}::test_runs_are_equal_only_with_all_their_files",),
+    ),
+    Mutant(
+        "sync-renames-the-row-alone",
+        "A run of a collection gets another name, and its tables keep the old one.",
+        "zerobench/commands",
+        "for table in tables.values():",
+        "for table in [tables['runs']]:",
+        (f"{SYNC}::test_a_collection_brings_what_is_missing_under_new_names_in_every_table",),
     ),
     Mutant(
         "results-nan-in-json",
         "A loss that is no number is written as NaN, which JSON does not know.",
         "zerobench/results",
-        '(aside / "run.json").write_text(json.dumps(_finite(asdict(row)), indent=1, allow_nan=False))',
-        '(aside / "run.json").write_text(json.dumps(asdict(row), indent=1))',
+        'text = json.dumps(finite(row | {"run_id": target.name}), indent=1, allow_nan=False)',
+        'text = json.dumps(row | {"run_id": target.name}, indent=1)',
         (f"{ATTEMPTS}::test_a_value_that_is_not_finite_is_null_in_the_file",),
     ),
     Mutant(
@@ -134,8 +225,8 @@ MUTANTS = (
         "results-number-given-twice",
         "A number that was removed is given to a later attempt.",
         "zerobench/results",
-        "attempt = 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)",
-        "attempt = 1 + sum(name == prefix for name, _ in (split(p.name) for p in others))",
+        "return 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)",
+        "return 1 + sum(name == prefix for name, _ in (split(p.name) for p in others))",
         (f"{ATTEMPTS}::test_a_number_that_was_removed_is_not_given_to_a_later_attempt",),
     ),
     Mutant(
@@ -174,8 +265,8 @@ MUTANTS = (
         "job-silence-is-life",
         "A process whose pulse stands still is taken to live.",
         "zerobench/cluster",
-        "if rank not in self._heard or self._heard[rank][0] != beats:",
-        "if rank not in self._heard or self._heard[rank][0] == beats:",
+        "or 0) > heard.beat:",
+        "or 0) >= heard.beat:",
         (f"{JOB}::test_a_pulse_that_stands_still_is_heard",),
     ),
     Mutant(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...sizes import show_bytes
 from ..passages import Grid, Part, Passage
-from .comparison import ROUGH_NOISE, Change, Compared, Comparison, Measured
+from .comparison import ROUGH_NOISE, Change, Compared, Comparison
 from .lines_moved import HEADER, rows_of
+from .measured import Measured
 from .paired import Effect, Pair, detectable, interleaved, pairs_needed, same_runs
 
 MINIMUM_EFFECT = 3.0

@@ -105,8 +105,10 @@ def _told(path: Path) -> Commit:
     try:
         about = json.loads(path.read_text())
         return Commit(*(str(about[name]) for name in ("hash", "tree", "subject", "date")))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path}: does not say of which commit it is: {error!r:.80}") from error
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: does not say of which commit it is: {str(error) or type(error).__name__:.80}"
+        ) from error
 
 
 def write_about(folder: Path, commit: Commit) -> None:

@@ -45,10 +45,11 @@ def replay(arguments: list[str]) -> int:
     from ...results.selection import chosen as chosen_runs
     from ...sizes import printable
 
-    fork_server.start()
     try:
         films = _films(chosen)
         wanted = _worlds(chosen.worlds)
+        if wanted != []:
+            fork_server.start()
         results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
         from .worlds import recorded_worlds
 

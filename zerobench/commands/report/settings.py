@@ -10,7 +10,7 @@ import pandas as pd
 from ...config.names import name_strategies
 from ...results.summary import SETTING
 from ...strategies import find
-from ..compare.comparison import Measured, measured
+from ..compare.measured import Measured, measured
 
 Row = dict[str, Any]
 

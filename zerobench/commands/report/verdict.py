@@ -15,7 +15,8 @@ import pandas as pd
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import show_bytes, show_count, show_ms
-from ..compare.comparison import Compared, Measured, compare_cells
+from ..compare.comparison import Compared, compare_cells
+from ..compare.measured import Measured
 from ..compare.noise_floor import NoiseFloor
 from ..compare.paired import FASTER, NOISE, SLOWER, Effect
 from ..compare.words import percent

@@ -120,10 +120,22 @@ def read(path: Path, kind: type) -> list[Any]:
         return []
     with path.open(newline="") as file:
         table = csv.DictReader(file)
-        if table.fieldnames != [one.name for one in fields(kind)]:
+        if _header(table) != [one.name for one in fields(kind)]:
             raise ValueError(f"{path}: its columns are not those of this version; move it away, or give another --out")
         types = {"int": int, "float": float, "str": str}
-        return [kind(**{one.name: types[str(one.type)](row[one.name]) for one in fields(kind)}) for row in table]
+        try:
+            return [kind(**{one.name: types[str(one.type)](row[one.name]) for one in fields(kind)}) for row in table]
+        except (ValueError, TypeError, csv.Error) as error:
+            words = f"{path}, line {table.line_num}: it is damaged ({error!s:.80}); move it away, or give another --out"
+            raise ValueError(words) from error
+
+
+def _header(table: csv.DictReader[str]) -> list[str] | None:
+    """Returns the names in the first line; None where it is no text."""
+    try:
+        return list(table.fieldnames or ())
+    except (csv.Error, UnicodeDecodeError):
+        return None
 
 
 def write(path: Path, kind: type, rows: Iterable[Any]) -> None:

@@ -6,6 +6,7 @@ a time uses it: a second operation waits for the save in flight.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from threading import Thread
 from typing import Any, TypeVar
@@ -17,8 +18,13 @@ import torch.distributed as dist
 from .. import labels
 from ..comm.base import Comm
 from .engine_view import CheckpointEngine
+from .safetensors import bytes_of
 
 T = TypeVar("T")
+
+
+RAISED: dict[str, type[Exception]] = {"runtime": RuntimeError, "value": ValueError}
+"""Kinds of refusals, by the word that travels."""
 
 
 class SaveHandle:
@@ -79,23 +85,55 @@ class Ranks:
             refusal = ValueError(str(error))
         except Exception as error:  # of any kind: without the message the other ranks would wait for ever
             refusal = ValueError(repr(error))
-        for one in self._gather(refusal):
-            if one is not None:
-                raise one
+        for kind, text in filter(None, self._exchange_watched(_said(refusal))):
+            raise RAISED[kind](text)
         return done
 
-    def _gather(self, mine: Exception | None) -> list[Exception | None]:
+    def each(self, what: Callable[[], Any]) -> list[Any]:
+        """Runs `what` on each rank; returns all ranks' values, which JSON can hold. Where it raises on some, all raise
+        the first one's sentence with its rank, as RuntimeError.
+        """
+        value, why = None, None
+        try:
+            value = what()
+        except BaseException as error:  # of any kind: without the message the other ranks would wait for ever
+            why = error
+        everyones = self._exchange([value, None if why is None else str(why) or repr(why)])
+        for rank, (_, sentence) in enumerate(everyones):
+            if sentence is not None:
+                raise RuntimeError(f"rank {rank}: {sentence}") from (why if rank == self.rank else None)
+        return [value for value, _ in everyones]
+
+    def _exchange_watched(self, mine: Any) -> list[Any]:
         if self.group is None:
             return [mine]
-        errors: list[Exception | None] = [None] * self.size
         with labels.collective("control"):
-            self._comm.call("checkpoint", lambda: dist.all_gather_object(errors, mine, group=self.group), self.group)
-        return errors
+            return self._comm.call("checkpoint", lambda: self._exchange(mine), self.group)
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        """Returns the values of all ranks, in rank order. They travel as JSON: nothing is unpickled."""
+        text = json.dumps(mine).encode()
+        if self.group is None:
+            return [json.loads(text)]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group)
+        most = max(int(size) for size in sizes)
+        values = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+        padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8)
+        dist.all_gather(values, padded, group=self.group)
+        return [json.loads(bytes(bytes_of(value[: int(size)]))) for value, size in zip(values, sizes, strict=True)]
 
     def _land(self) -> None:
         handle, self.in_flight = self.in_flight, None
         if handle is not None:
             handle.wait_unless_seen()
+
+
+def _said(refusal: Exception | None) -> tuple[str, str] | None:
+    """Returns a refusal in words that travel."""
+    if refusal is None:
+        return None
+    return next(word for word, kind in RAISED.items() if isinstance(refusal, kind)), str(refusal)
 
 
 _ranks: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()

@@ -1,20 +1,18 @@
-"""Saves and loads an engine's checkpoint through DCP."""
+"""Saves and loads an engine's checkpoint by DCP's planners and storage."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from .. import labels
+from . import operations
 from .around_load import before_load
 from .consensus import Ranks, SaveHandle, ranks_of
 from .contents import Targets, tensors_of
@@ -56,11 +54,7 @@ def load(engine: CheckpointEngine, path: str | os.PathLike[str]) -> dict[str, An
     targets = Targets(engine, metadata.planner_data, _pending_in(metadata))
     planner, reader = LoadPlanner(), FolderReader(folder, metadata)
     with labels.collective("control"):
-        _run(
-            f"load: {folder} was not read",
-            ranks,
-            partial(dcp.load, targets.flats, storage_reader=reader, planner=planner),
-        )
+        _run(f"load: {folder} was not read", partial(operations.load, ranks, targets.flats, reader, planner))
     targets.finish()
     return metadata.planner_data["user"]
 
@@ -76,11 +70,7 @@ def _take(
 
 def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: dict[str, Flat]) -> None:
     try:
-        _run(
-            f"save: {writer.path} was not written",
-            ranks,
-            partial(dcp.save, tensors, storage_writer=writer, planner=planner),
-        )
+        _run(f"save: {writer.path} was not written", partial(operations.save, ranks, tensors, writer, planner))
     except RuntimeError:
         writer.abandon()
         raise
@@ -102,14 +92,9 @@ def _pending_in(metadata: Metadata) -> dict[str, torch.dtype]:
     return {name[len(head) :]: kind.properties.dtype for name, kind in found.items() if name.startswith(head)}
 
 
-def _run(failure: str, ranks: Ranks, operation: Callable[..., Any]) -> None:
-    """Runs one of DCP's operations. Raises RuntimeError, the same sentence on all ranks, where it fails."""
-    if ranks.group is None:  # a world of one rank is intended; catch_warnings is not safe in a thread
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+def _run(failure: str, operation: Callable[[], None]) -> None:
+    """Runs an operation over the ranks. Raises RuntimeError, the same sentence on all ranks, where it fails."""
     try:
-        operation(process_group=ranks.group, no_dist=ranks.group is None)
-    except CheckpointException as error:
-        rank, (why, _) = min(error.failures.items(), key=lambda item: item[0])
-        raise RuntimeError(f"{failure}: rank {rank}: {why}") from why
+        operation()
     except Exception as error:
         raise RuntimeError(f"{failure}: {error}") from error

@@ -125,7 +125,8 @@ def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         names = json.loads(path.read_bytes())["weight_map"]
         files = set(names.values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: it is not an index of safetensors files ({error!r:.80})") from None
+        words = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: it is not an index of safetensors files ({words!s:.80})") from None
     tensors: dict[Any, dict[str, StoredTensor]] = {}
     for name in files:
         if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():

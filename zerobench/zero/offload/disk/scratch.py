@@ -1,15 +1,19 @@
 """Folders for a rank's files, which are worth nothing once the rank is gone.
 
 parent    where the user wants files: `offload.path`, or a run's own folder
-scratch   a rank's folder in it, NAME-*. Its lock is the kernel's (flock) and goes with the process, however that ends
-sweep     removes the scratch folders of a parent whose processes are gone: a killed rank cannot tidy up itself
+scratch   a rank's folder in it, NAME-*, with a file LOCK that names its process. Its lock is the kernel's (flock) and
+          goes with the process, however that ends; a file system without locks leaves pid and start time to tell
+sweep     removes the scratch folders of a parent whose processes are gone: a killed rank cannot tidy up itself. Those
+          of other machines stay, whose locks this one may not see (NFS with `nolock`, Lustre with `localflock`)
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import platform
 import shutil
 import tempfile
 import uuid
@@ -38,8 +42,9 @@ class Scratch:
         try:
             unlocked.mkdir(0o700)
             lock = os.open(unlocked / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks: no process sweeps it either
+            with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, json.dumps([*_machine(), os.getpid(), _started(os.getpid())]).encode())
             unlocked.rename(self.path)  # only now do others look at it
         except OSError as error:
             words = f"no folder can be made in {home}: {os.strerror(error.errno or 0)}"
@@ -83,7 +88,7 @@ def problems_of_path(path: str) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Returns True where a living process, on any machine, uses this folder. Where locks do not work: always True."""
+    """Returns True where a living process uses this folder, or where that cannot be known."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # its owner, or another process, is removing it
@@ -91,12 +96,46 @@ def _is_held(folder: Path) -> bool:
     except OSError:  # another user's
         return True
     try:
+        boot, name, pids, pid, started = _owner(os.read(lock, 4096))
+        here, own_name, own_pids = _machine()
+        seen = os.major(os.fstat(lock).st_dev) or boot in (None, here) or name == own_name  # a disk, or this machine
+        if not seen:
+            return True
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no locks
+        return (boot, pids) != (here, own_pids) or started is None or _started(pid) == started
     finally:
         os.close(lock)
     return False
+
+
+def _owner(text: bytes) -> list[Any]:
+    """Reads boot, name, namespace of pids, pid and start time; Nones where an earlier version wrote the file."""
+    try:
+        said = json.loads(text)
+        return said if len(said) == 5 else [None] * 5
+    except (ValueError, TypeError):
+        return [None] * 5
+
+
+def _machine() -> list[Any]:
+    """Returns what tells this kernel from others until it ends, the machine's name, and the namespace of its pids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [boot, platform.node(), os.stat("/proc/self/ns/pid").st_ino]
+    except OSError:  # not Linux
+        return [platform.node(), platform.node(), 0]
+
+
+def _started(pid: int) -> int | None:
+    """Returns when a process started, in ticks since the boot; None for one that is gone or cannot be read."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state[0] in "ZX" else int(state[19])
 
 
 def at_end(owner: object, act: Callable[..., None], *arguments: Any) -> weakref.finalize[..., object]:

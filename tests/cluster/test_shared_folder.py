@@ -1,0 +1,287 @@
+"""Results folders on a file system without locks, whose clients see late and whose server loses answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import zerobench
+from tests.unit.test_status_show_prune import make
+from zerobench.host import leases, owners, temporary
+from zerobench.host.temporary import claim, is_claimed
+from zerobench.results.folders import PARTIAL, TURN, claim_folder, turn
+from zerobench.zero.offload.disk import Scratch, sweep
+
+from .shared_folder import LOSE, clients, missing
+
+REMEMBER_S = 1.0
+
+
+@dataclass
+class Shared:
+    """Clients of one folder. `disk`: the folder itself, on the server."""
+
+    disk: Path
+    a: Path
+    b: Path
+
+    def age(self, name: str, seconds: float) -> None:
+        """Makes files of the server older."""
+        for path in self.disk.rglob(name):
+            os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+        leases._LOOKED.clear()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Shared]:
+    """Two clients whose clocks are an hour behind the server's."""
+    if why := missing():
+        pytest.skip(f"no shared folder can be mounted here: {why}")
+    found = Shared(tmp_path / "disk", tmp_path / "a", tmp_path / "b")
+    found.disk.mkdir()
+    with clients(found.disk, found.a, found.b, remember_s=REMEMBER_S, skew_s=3600.0):
+        yield found
+
+
+@pytest.fixture
+def on_another_machine(shared: Shared, monkeypatch) -> Iterator[Callable[[], Path]]:
+    """Claims a folder as a process of another machine does; returns it."""
+    held = []
+
+    def claim_it() -> Path:
+        with monkeypatch.context() as there:
+            there.setattr(owners, "machine", lambda: ("another boot", 1))
+            there.setattr(leases, "machine", lambda: ("another boot", 1))
+            held.append(claim_folder(shared.a, "zero1-tiny-n2"))
+        return held[-1].path
+
+    yield claim_it
+    for aside in held:
+        aside.release()
+
+
+def test_without_locks_silence_alone_makes_a_folder_abandoned(shared: Shared, on_another_machine, monkeypatch) -> None:
+    monkeypatch.setattr(leases, "BEAT_S", 3600.0)  # a slow machine takes longer than a beat for this
+    theirs = on_another_machine()
+    seen = shared.b / theirs.name
+    assert is_claimed(seen), "its owner cannot be asked"
+    shared.age(temporary.LEASE, 2 * leases.STALE_S)
+    assert is_claimed(seen), "a doubt"
+    assert (theirs / f"{temporary.LEASE}{leases.DOUBT}").exists()
+    shared.age(f"*{leases.DOUBT}", 2 * leases.CONFIRM_S)
+    os.utime(theirs / temporary.LEASE, (time.time() - 3600,) * 2)  # a beat, that a server delivers late
+    time.sleep(REMEMBER_S)
+    leases._LOOKED.clear()
+    assert is_claimed(seen), "it is another time than the one that was doubted"
+    shared.age(f"*{leases.DOUBT}", 2 * leases.CONFIRM_S)
+    time.sleep(REMEMBER_S)
+    leases._LOOKED.clear()
+    assert not is_claimed(seen)
+    claim_folder(shared.b, "zero2-tiny-n2").release()
+    assert not (shared.disk / theirs.name).exists()
+
+
+def test_a_dead_owner_on_this_machine_is_known_at_once_without_locks(shared: Shared) -> None:
+    claiming = f"""
+import sys
+from pathlib import Path
+from zerobench.host.temporary import claim
+print(claim(Path({str(shared.a)!r}), ".claim-", {PARTIAL!r}, "zero1").path, flush=True)
+sys.stdin.read()"""
+    with subprocess.Popen(
+        [sys.executable, "-c", claiming], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as one:
+        assert one.stdout is not None
+        seen = shared.b / Path(one.stdout.readline().strip()).name
+        assert is_claimed(seen)
+        one.kill()
+        time.sleep(0.05)  # not waited for: a process that has ended and is still listed
+        assert not is_claimed(seen)
+
+
+def test_a_living_owner_renews_its_lease(shared: Shared, on_another_machine, monkeypatch) -> None:
+    monkeypatch.setattr(leases, "BEAT_S", 0.05)
+    theirs = on_another_machine()
+    shared.age(temporary.LEASE, 2 * leases.STALE_S)
+    (lease,) = shared.disk.rglob(temporary.LEASE)
+    before, end = lease.stat().st_mtime, time.monotonic() + 20
+    while lease.stat().st_mtime == before and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(REMEMBER_S + 0.3)
+    assert is_claimed(shared.b / theirs.name)
+    assert not (theirs / f"{temporary.LEASE}{leases.DOUBT}").exists()
+
+
+def test_a_turn_is_for_one_process_of_all_machines(shared: Shared, monkeypatch) -> None:
+    waited = []
+    with monkeypatch.context() as there:
+        there.setattr(owners, "machine", lambda: ("another boot", 1))
+        there.setattr(leases, "machine", lambda: ("another boot", 1))
+        theirs = turn(shared.a, "a launch")
+        theirs.__enter__()
+    (lease,) = shared.disk.glob(f"{TURN}*")
+
+    def fall_silent() -> None:
+        waited.append(lease.read_text())
+        shared.age(lease.name, 2 * leases.STALE_S)
+        lease.with_name(f"{lease.name}{leases.DOUBT}").write_text(repr(lease.stat().st_mtime + 3600.0))
+        shared.age(f"*{leases.DOUBT}", 2 * leases.CONFIRM_S)
+
+    with turn(shared.b, "a launch", fall_silent), turn(shared.b, "another launch", lambda: waited.append("")):
+        assert len(waited) == 1
+        assert leases.take(shared.a / lease.name) is None
+        theirs.__exit__(None, None, None)
+        assert lease.read_text() not in waited, "who has lost a turn does not end that of the next"
+    assert list(shared.disk.iterdir()) == []
+
+
+def test_names_that_are_seen_late_cost_no_run(shared: Shared) -> None:
+    """Each client believes that the next number is free, while the other has taken it."""
+    first = make(shared.a, "zero1")
+    for path in (shared.a, shared.b):
+        for number in (1, 2, 3):
+            assert (path / f"{first.name[:-1]}{number}").exists() is (number == 1)
+    names = [first.name, *(make(where, "zero1").name for where in (shared.b, shared.a, shared.b))]
+    assert sorted(names) == sorted({path.name for path in shared.disk.iterdir()})
+    assert len(set(names)) == 4
+    assert {json.loads((shared.disk / name / "run.json").read_text())["run_id"] for name in names} == set(names)
+    assert list(shared.disk.rglob(".*")) == []
+
+
+def test_what_is_removed_by_an_old_name_is_no_run_that_was_finished_meanwhile(shared: Shared) -> None:
+    aside = claim_folder(shared.a, "zero1-tiny-n2")
+    (aside.path / "logs.txt").write_text("said")
+    assert (shared.b / aside.path.name / "logs.txt").exists()
+    aside.path.rename(shared.a / "zero1-tiny-n2-1")
+    aside.release()
+    assert (shared.b / aside.path.name).exists(), "it is seen by its old name"
+    temporary.remove(shared.b / aside.path.name)
+    assert (shared.disk / "zero1-tiny-n2-1/logs.txt").read_text() == "said"
+
+
+def test_a_rename_that_was_done_though_it_failed_is_one_run(shared: Shared, monkeypatch) -> None:
+    (shared.disk.parent / LOSE).touch()
+    with monkeypatch.context() as late:  # the claim's own rename goes through
+        late.setattr(
+            temporary, "rename_new", lambda source, target: os.rename(*(disk(shared, p) for p in (source, target)))
+        )
+        run = make(shared.a, "zero1")
+    assert not (shared.disk.parent / LOSE).exists()
+    (shared.disk.parent / LOSE).touch()
+    other = claim(shared.a, ".claim-", PARTIAL, "zero2")
+    assert not (shared.disk.parent / LOSE).exists()
+    assert (shared.disk / other.path.name / temporary.LEASE).exists()
+    other.release()
+    assert json.loads((shared.disk / run.name / "run.json").read_text())["run_id"] == run.name
+    assert list(zerobench.load(shared.disk).runs.run_id) == [run.name]
+
+
+def disk(shared: Shared, path: Path) -> Path:
+    """The same path on the server."""
+    return shared.disk / path.relative_to(shared.a)
+
+
+def test_a_scratch_folder_without_locks_goes_with_its_process_and_stays_on_other_machines(shared: Shared) -> None:
+    mine, dead, theirs = (Scratch(shared.a) for _ in range(3))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for folder, changes in ((dead.path, {3: ended.pid}), (theirs.path, {0: "another boot", 1: "n2", 3: ended.pid})):
+        lock = shared.disk / folder.name / "lock"
+        said = json.loads(lock.read_text())
+        lock.write_text(json.dumps([changes.get(place, one) for place, one in enumerate(said)]))
+    time.sleep(REMEMBER_S)
+    assert [path.name for path in sweep(shared.a)] == [dead.path.name]
+    assert {path.name for path in shared.disk.iterdir()} == {mine.path.name, theirs.path.name}
+    for one in (mine, dead, theirs):
+        one.close()
+    assert list(shared.disk.iterdir()) == []
+
+
+SWEEP = [
+    "-m",
+    "strategy=ddp,zero1,zero2,zero3",
+    "world_size=2",
+    "model=gpt_tiny",
+    "model.layers=1",
+    "measure=quick",
+    "device=cpu",
+]
+
+
+def start(name: str, folder: Path, home: Path) -> subprocess.Popen[str]:
+    """Starts the sweep on a machine of its own: host name, boot and pids differ; it writes through the client
+    `folder`.
+    """
+    (home / name).write_text(f"boot of {name}\n")
+    words = f'hostname {name} && mount --bind {home / name} /proc/sys/kernel/random/boot_id && exec "$@"'
+    machine = [
+        "unshare",
+        "--uts",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        words,
+        "sh",
+    ]
+    command = [sys.executable, "-m", "zerobench", *SWEEP, "backend=simulated", f"results_dir={folder / 'runs'}"]
+    return subprocess.Popen([*machine, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@contextmanager
+def started(folders: dict[str, Path], home: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Starts the sweep on machines of these names; they end with the test."""
+    machines = [start(name, folder, home) for name, folder in folders.items()]
+    try:
+        yield machines
+    finally:
+        for one in machines:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.thorough
+def test_two_clusters_that_sweep_into_one_folder_lose_nothing(shared: Shared, tmp_path: Path) -> None:
+    """A third is killed while it writes; of it nothing is left once it has been silent."""
+    runs = shared.disk / "runs"
+    with started({"n3": shared.a}, tmp_path) as (killed,):
+        while not list(runs.glob("[!.]*/run.json")):
+            assert killed.poll() is None, killed.communicate()[0]
+            time.sleep(0.01)
+    assert any(path.name.startswith(".sweep-") for path in runs.glob(".*"))
+    fall_silent(shared)
+    with started({"n1": shared.a, "n2": shared.b}, tmp_path) as machines:
+        for one in machines:
+            told = one.communicate(timeout=200)[0]
+            assert one.returncode == 0, told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = zerobench.load(runs).runs
+    assert set(rows.status) == {"ok"}
+    assert len(rows.cell_id.unique()) == 4
+    assert not rows.run_id.duplicated().any()
+    assert {path.name for path in runs.iterdir()} == set(rows.run_id), "and nothing half done"
+
+
+def fall_silent(shared: Shared) -> None:
+    """Lets all leases in the results folder have been silent for long, and doubted."""
+    for name in (temporary.LEASE, f"{TURN}*"):
+        shared.age(name, 2 * leases.STALE_S)
+    time.sleep(REMEMBER_S)
+    held = [(path, path.parent) for path in shared.b.glob(f"runs/.*/{temporary.LEASE}")]
+    for path, lock in held + [(path, path) for path in shared.b.glob(f"runs/{TURN}*")]:
+        assert leases.is_held(path, lock)
+    shared.age(f"*{leases.DOUBT}", 2 * leases.CONFIRM_S)

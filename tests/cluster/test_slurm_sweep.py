@@ -1,0 +1,255 @@
+"""Sweeps through `hydra/launcher=submitit_slurm` on a real SLURM of two nodes, which has no sacct."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .slurm import Slurm, missing
+
+pytestmark = pytest.mark.thorough
+
+LONG = 1_000_000
+"""Steps of a cell that is still running when something happens to it."""
+
+WITHIN_S = 500.0
+"""Time, in seconds, for a sweep on a machine that is busy with other tests."""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if why := missing():
+        pytest.skip(f"no SLURM can be started here: {why}")
+    pytest.importorskip("submitit", reason="SLURM's plugin is not installed: pip install 'zerobench[slurm]'")
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+class Sweep:
+    """A sweep that is composed in a process of its own. `said`: what it prints."""
+
+    def __init__(self, slurm: Slurm, results: Path, *words: str) -> None:
+        self.slurm, self.results = slurm, results
+        self.said = results.with_name(f"{results.name}-{time.monotonic_ns()}.txt")
+        command = [
+            sys.executable, "-m", "zerobench", "-m", "model=gpt_tiny", "measure.passes=accounted", *words,
+            "hydra/launcher=submitit_slurm", f"results_dir={results}",
+        ]  # fmt: skip
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(
+                command, env=slurm.environment, stdout=said, stderr=said, start_new_session=True
+            )
+
+    def wait(self) -> int:
+        """Returns the exit code."""
+        return self.process.wait(WITHIN_S)
+
+    def end(self) -> None:
+        """Ends its processes, of a test that has failed."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def text(self) -> str:
+        return self.said.read_text(errors="replace")
+
+    def rows(self) -> list[dict[str, object]]:
+        return [json.loads(path.read_text()) for path in sorted(self.results.glob("[!.]*/run.json"))]
+
+    def running(self, count: int) -> list[str]:
+        """Waits until so many launches, of many steps, have run one, and returns the ids of the jobs that run."""
+        self.slurm.wait_for(lambda: self._steps() >= count or self.process.poll() is not None, WITHIN_S, self.text())
+        assert self.process.poll() is None, self.text()
+        return [one for one, (state, _) in self.slurm.jobs().items() if state == "RUNNING"]
+
+    def _steps(self) -> int:
+        boards = [json.loads(path.read_text()) for path in self.results.glob(".jobs/*/.sweep-*/*.json")]
+        steps = [
+            str(launch["step"]) for board in boards for launch in board["launches"] if launch["state"] == "running"
+        ]
+        return sum(int(step.partition("/")[2] or 1) > 100 for step in steps)
+
+    def folders(self) -> list[Path]:
+        return sorted(self.results.glob("[!.]*"))
+
+
+Start = Callable[..., Sweep]
+
+
+@pytest.fixture
+def start(slurm: Slurm, tmp_path: Path) -> Iterator[Start]:
+    """Starts sweeps into one results folder, and ends those that a test leaves, and their jobs."""
+    sweeps: list[Sweep] = []
+
+    def started(*words: str) -> Sweep:
+        sweeps.append(Sweep(slurm, tmp_path / "runs", *words))
+        return sweeps[-1]
+
+    yield started
+    for sweep in sweeps:
+        sweep.end()
+    slurm.ask("scancel", "--quiet", "--me")
+
+
+def test_cells_of_three_sizes_run_on_two_nodes(slurm: Slurm, start: Start) -> None:
+    words = ("strategy=ddp,zero1,zero2,zero3", "world_size=1,2,4", "measure.steps=1", "hydra.launcher.tasks_per_node=2",
+             "hydra.launcher.cpus_per_task=1")  # fmt: skip
+    sweep = start(*words)
+    slurm.wait_for(lambda: list(sweep.results.glob(".sweep-*")) or sweep.process.poll() is not None, WITHIN_S, "board")
+    follow = subprocess.Popen(
+        [sys.executable, "-m", "zerobench", "status", str(sweep.results), "--follow"],
+        stdout=subprocess.PIPE, text=True, env=slurm.environment,
+    )  # fmt: skip
+    assert sweep.wait() == 0, sweep.text()
+    followed, _ = follow.communicate(timeout=60)
+    rows = sweep.rows()
+    assert len(rows) == 12
+    assert {(row["status"], row["launcher"]) for row in rows} == {("ok", "submitit_slurm")}
+    placed = {
+        json.loads((path / "provenance.json").read_text())["nodes"] for path in sweep.folders() if "-n4-" in path.name
+    }
+    assert placed == {2}
+    assert sum(" ok " in line for line in sweep.text().splitlines()) >= 12, "the final table"
+    assert "sacct" not in sweep.text()
+    assert "accounting" not in sweep.text()
+    assert "zero3 gpt_tiny N=4" in followed
+    assert not list(sweep.results.glob(".jobs/*"))
+    before = slurm.jobs()
+    again = start(*words)
+    assert again.wait() == 0, again.text()
+    assert set(slurm.jobs()) == set(before), "finished cells need no job"
+    assert len(again.rows()) == 12
+
+
+def test_each_end_of_a_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: Start) -> None:
+    """Of four cells side by side one is canceled, one runs out of time and two lose their node; a fifth ends ok."""
+    steps = ",".join(["1", *(str(LONG + cell) for cell in range(4))])
+    sweep = start(
+        "strategy=ddp", "world_size=1", f"measure.steps={steps}",
+        "hydra.launcher.cpus_per_task=2", "+hydra.launcher.additional_parameters={no-requeue: true}",
+    )  # fmt: skip
+    sweep.running(4)
+    jobs = slurm.jobs()
+    on = {node: [one for one, seen in jobs.items() if seen == ("RUNNING", node)] for node in ("n1", "n2")}
+    assert [len(one) for one in on.values()] == [2, 2]
+    slurm.ask("scancel", on["n1"][0])
+    slurm.ask("scontrol", "update", f"jobid={on['n1'][1]}", "TimeLimit=0:01")
+    slurm.kill_node("n2")
+    slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=test")
+    try:
+        assert sweep.wait() == 1, sweep.text()
+    finally:
+        slurm.start_node("n2")
+    reasons = {str(row["reason"]): str(row["status"]) for row in sweep.rows()}
+    assert sorted(reasons.values()) == ["crash", "crash", "interrupted", "ok", "timeout"]
+
+    def status_of(words: str) -> str:
+        [found] = [status for reason, status in reasons.items() if words in reason]
+        return found
+
+    assert status_of(f"SLURM job {on['n1'][0]} on n1 was canceled (CANCELLED") == "interrupted"
+    assert status_of(f"SLURM job {on['n1'][1]} on n1 reached its time limit (TIMEOUT") == "timeout"
+    for one in on["n2"]:
+        assert status_of(f"SLURM job {one} on n2 lost a node (NODE_FAIL") == "crash"
+    assert "waiting (Resources" in sweep.text()
+
+
+def test_a_time_limit_within_submitits_warning_is_a_timeout(start: Start) -> None:
+    """`timeout_min=1` is less than `signal_delay_s`: submitit ends the job when SLURM warns of the limit."""
+    sweep = start(
+        "strategy=ddp", "world_size=1", f"measure.steps={LONG}", "hydra.launcher.timeout_min=1",
+        "hydra.launcher.cpus_per_task=1",
+    )  # fmt: skip
+    assert sweep.wait() == 1, sweep.text()
+    [row] = sweep.rows()
+    assert row["status"] == "timeout"
+    assert "time limit" in str(row["reason"])
+    assert "SLURM job" in str(row["reason"])
+
+
+def test_a_preempted_job_comes_back_and_ends_ok(slurm: Slurm, start: Start) -> None:
+    """An urgent job takes both nodes; SLURM requeues ours, of two cells, which goes on with the second."""
+    sweep = start(
+        "strategy=ddp", "world_size=1", "measure.steps=1,500", "launch.group_by=all",
+        "hydra.launcher.cpus_per_task=4",
+    )  # fmt: skip
+    slurm.wait_for(lambda: len(sweep.rows()) == 1 or sweep.process.poll() is not None, WITHIN_S, "first row")
+    [job] = sweep.running(1)
+    first = sweep.folders()
+    slurm.ask("sbatch", "-purgent", "-N2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
+    slurm.wait_for(lambda: slurm.jobs()[job][0] == "PENDING", 60.0, "preemption")
+    assert sweep.wait() == 0, sweep.text()
+    assert slurm.jobs()[job][0] == "COMPLETED"
+    assert "Restarts=1" in slurm.ask("scontrol", "show", "job", job)
+    assert [row["status"] for row in sweep.rows()] == ["ok", "ok"]
+    assert set(first) <= set(sweep.folders()), "the first cell was kept"
+    assert len(sweep.folders()) == 2
+    assert "waiting" in sweep.text()
+
+
+def test_ctrl_c_ends_what_runs_and_takes_the_others_from_the_queue(slurm: Slurm, start: Start) -> None:
+    other = slurm.ask("sbatch", "--parsable", "--begin=now+1hour", "--output=/dev/null", "--wrap=true").strip()
+    steps = ",".join(str(LONG + cell) for cell in range(4))
+    sweep = start(
+        "strategy=zero2", "world_size=2", f"measure.steps={steps}",
+        "hydra.launcher.cpus_per_task=4",
+    )  # fmt: skip
+    running = sweep.running(2)
+    waiting = [one for one, (state, _) in slurm.jobs().items() if state == "PENDING" and one != other]
+    assert (len(running), len(waiting)) == (2, 2)
+    os.kill(sweep.process.pid, signal.SIGINT)
+    assert sweep.wait() == 130, sweep.text()
+    slurm.wait_for(lambda: not slurm.steps(), 60.0, "end of all steps")
+    jobs = slurm.jobs()
+    assert {jobs[one][0] for one in waiting} == {"CANCELLED"}
+    assert not {jobs[one][0] for one in running} & {"RUNNING", "PENDING"}
+    assert jobs[other][0] == "PENDING", "a job that is not ours"
+    slurm.ask("scancel", other)
+    assert [(row["status"], row["reason"]) for row in sweep.rows()] == [("interrupted", "stopped by the user")] * 2
+    assert not list(sweep.results.glob(".jobs/*"))
+
+
+def test_jobs_of_a_killed_sweep_finish_and_the_next_one_has_their_rows(slurm: Slurm, start: Start) -> None:
+    words = ("strategy=ddp,zero1", "world_size=1", "measure.steps=400", "hydra.launcher.cpus_per_task=4")
+    killed = start(*words)
+    killed.running(1)
+    os.killpg(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
+    sweep = start(*words)
+    assert sweep.wait() == 0, sweep.text()
+    assert [row["status"] for row in sweep.rows()] == ["ok", "ok"], "none is run twice"
+    assert len(sweep.folders()) == 2
+    slurm.wait_for(lambda: not slurm.steps(), 60.0, "end of all steps")
+
+
+REFUSED = {
+    "partition=nope": "hydra.launcher.partition=nope: SLURM has no such partition; it has all, urgent",
+    "nodes=3": "hydra.launcher.nodes: a job needs 3 nodes, and partition all has 2",
+    "cpus_per_task=9": "hydra.launcher.cpus_per_task: a job needs 1 task of 9 CPUs on a node, and a node of partition "
+    "all has 4 CPUs",
+    "constraint=quick": "hydra/launcher=submitit_slurm: sbatch refuses a job of 1 node with 1 task each: "
+    "Invalid feature specification",
+}
+"""Setting of the launcher -> the sentence."""
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_request_that_slurm_refuses_is_one_sentence(slurm: Slurm, setting: str, start: Start) -> None:
+    before = slurm.jobs()
+    sweep = start("strategy=ddp", "world_size=3", f"hydra.launcher.{setting}")
+    assert sweep.wait() == 2
+    assert sweep.text().strip() == f"zerobench: {REFUSED[setting]}"
+    assert set(slurm.jobs()) == set(before)
+    assert not sweep.rows()

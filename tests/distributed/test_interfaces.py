@@ -1,0 +1,143 @@
+"""Where a run listens: on loopback on one machine; between machines, on the job's interface and no other.
+
+Machines are network namespaces, each with two interfaces: one of the job's network, one of another.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.distributed.test_wire_nodes import two_nodes_work
+from tests.distributed.wire_nodes import SETTING
+from tests.listeners import Listener, listeners_of, watch_listeners
+from tests.ranks import free_port, run_ranks
+from zerobench.cluster import interface
+from zerobench.cluster.store import JobStore, LostError
+
+SECOND_NETWORK = """
+ip link add other0 type veth peer name other1 netns $other
+ip addr add 10.78.0.1/24 dev other0
+ip link set other0 up
+$there ip addr add 10.78.0.2/24 dev other1
+$there ip link set other1 up
+"""
+
+CELL = [
+    sys.executable, "-m", "zerobench", "strategy=zero2", "model=gpt_tiny", "measure.steps=1",
+    "measure.passes=accounted", "launch.threads=1", "device=cpu",
+]  # fmt: skip
+
+
+def watched(command: list[str], cwd: Path, **environment: str) -> set[Listener]:
+    """Runs a command, which must succeed; returns where it and its descendants listened."""
+    with subprocess.Popen(
+        command, cwd=cwd, env=os.environ | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running:
+        found = watch_listeners(lambda: [running.pid], lambda: running.poll() is not None)
+        assert running.returncode == 0, running.stdout and running.stdout.read()
+    return found
+
+
+def own_listeners(rank: int, n: int) -> set[Listener]:
+    return listeners_of(psutil.Process())
+
+
+def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
+    for found in run_ranks(2, own_listeners):
+        assert found  # gloo's
+        assert all(one.is_loopback for one in found), found
+
+
+@pytest.mark.thorough
+def test_a_launch_of_ours_listens_on_loopback_alone(tmp_path: Path) -> None:
+    """All its processes, the command and the fork server as well."""
+    found = watched([*CELL, "world_size=2", "results_dir=runs"], tmp_path)
+    assert found
+    assert all(one.is_loopback for one in found), found
+
+
+@pytest.mark.thorough
+def test_mpirun_on_one_machine_adds_no_listener_of_ours(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed: apt-get install openmpi-bin")
+    start = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe", "-n", "2"]
+    found = watched([*start, *CELL, "results_dir=runs"], tmp_path)
+    ours = {one for one in found if not one.program.startswith(("mpirun", "orted", "prted"))}
+    assert ours
+    assert all(one.is_loopback for one in ours), ours
+
+
+@pytest.mark.thorough
+def test_torchrun_on_one_machine_adds_no_listener_of_ours(tmp_path: Path) -> None:
+    """torchrun's own store listens everywhere: SECURITY.md says so."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+             "--master-port", str(free_port()), "-m"]  # fmt: skip
+    found = watched([*start, *CELL[2:], "results_dir=runs"], tmp_path)
+    ours = {one for one in found if "torch.distributed.run" not in one.program}
+    assert ours
+    assert all(one.is_loopback for one in ours), ours
+    assert any(not one.is_loopback for one in found - ours), (
+        "torchrun's store listens on loopback now: tell SECURITY.md"
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not two_nodes_work(), reason="needs the right to make network namespaces and a veth pair")
+def test_between_machines_only_the_jobs_interface_listens(tmp_path: Path) -> None:
+    """The store on rank 0's machine, gloo on both."""
+    job = f"env WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT={free_port()}"
+    command = f"{shlex.join(CELL)} results_dir=runs"
+    script = (
+        f"{SETTING}{SECOND_NETWORK}$there {job} RANK=1 GROUP_RANK=1 {command} &\nsecond=$!\n"
+        f"{job} RANK=0 GROUP_RANK=0 {command}\nwait $second\n"
+    )
+    found = watched(["unshare", "-n", "bash", "-c", script], tmp_path)
+    assert {str(one.address) for one in found} == {"10.77.0.1", "10.77.0.2"}
+    assert '"nodes": 2' in next((tmp_path / "runs").glob("*/provenance.json")).read_text()
+
+
+def test_the_jobs_store_listens_at_its_address_alone() -> None:
+    port = free_port()
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", port))  # another address of this machine: torch's own way would take it as well
+        other.listen()
+        store = JobStore("127.0.0.1", port, "test", host=True)
+        store.post("key", 1)
+        assert JobStore("127.0.0.1", port, "test").read("key") == 1
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", port), timeout=1)
+
+
+def test_an_address_of_another_machine_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LostError, match=r"^MASTER_ADDR=203.0.113.7: is no address of rank 0's machine .*ZEROBENCH_INT"):
+        JobStore("203.0.113.7", free_port(), "test", host=True)
+    monkeypatch.setenv(interface.LISTEN_AT, "lo")  # where packets to that address come out, say
+    with interface.listening_socket("203.0.113.7", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_name_that_is_loopback_at_home_is_its_outer_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian's /etc/hosts has it. A number, and localhost, are taken as they are."""
+
+    def resolve(name: str, *_: object, **__: object) -> list[object]:
+        return [(0, 0, 0, "", ({"node1": "127.0.1.1", "node2": "10.0.0.2"}.get(name, name), 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(interface, "_own_address", lambda peer: "10.0.0.1" if peer == interface.ELSEWHERE else None)
+    names = ("node1", "node2", "127.0.1.1", "localhost", "::1")
+    assert [interface.reachable(name) for name in names] == ["10.0.0.1", "node2", "127.0.1.1", "localhost", "::1"]
+
+
+def test_the_interface_toward_an_address() -> None:
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    assert interface.interface_toward("127.0.0.1") == loopback
+    assert interface.interface_toward("localhost") == loopback

@@ -1,0 +1,147 @@
+"""Sweeps through launchers of Hydra's (joblib, submitit, Ray, plugins of others) have the rows of this machine's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from zerobench.commands.compare.comparison import EXACT
+from zerobench.dispatch import job_folder
+from zerobench.dispatch.living import JOBS
+from zerobench.results.board import read_board
+from zerobench.results.tables import load
+
+from .command import SMALL, zerobench
+
+WORDS = ["-m", *SMALL, "strategy=zero2", "optimizer=sgd", "optimizer.lr=0.1,1e6", "world_size=2",
+         "measure.passes=accounted", "results_dir=results"]  # fmt: skip
+"""Two cells; with the larger learning rate the training diverges."""
+
+ONE_JOB = ["hydra/launcher=joblib", "launch.group_by=all"]
+
+PLUGINS = Path(__file__).parents[1] / "projects" / "launchers"
+
+
+@pytest.fixture(autouse=True)
+def _pool_ends() -> Iterator[None]:
+    """Ends the processes that joblib keeps for a later sweep of this process; a command's end with it."""
+    yield
+    if "joblib" in sys.modules:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown(wait=True)
+
+
+def start(arguments: Sequence[str], cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts a command as a user would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "zerobench", *arguments], cwd=cwd, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+def rows_of(folder: Path) -> pd.DataFrame:
+    """The runs of a folder by cell, with what does not depend on the moment."""
+    runs = load(folder).runs.set_index("cell_id").sort_index()
+    same = ["status", "reason", "loss_first", "loss_last", "grad_norm_last", "training", "threads", *EXACT]
+    return runs[same]
+
+
+def test_a_launchers_rows_are_those_of_this_machine_and_are_reused(tmp_path: Path, monkeypatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    zerobench(*WORDS, cwd=here)
+    words = [*WORDS, *ONE_JOB]
+    monkeypatch.setattr(job_folder, "own_command", lambda: [sys.executable, "-m", "zerobench", *words])
+    done = zerobench(*words, cwd=there)
+    assert done.returncode == 1, "one diverges"
+    assert "job 1 of joblib: zero2 gpt_tiny N=2 b=8 sgd lr=0.1 and 1 more" in done.stderr
+    runs = load(there / "results").runs
+    assert sorted(runs["status"]) == ["diverged", "ok"]
+    assert set(runs["launcher"]) == {"joblib"}
+    assert set(load(here / "results").runs["launcher"]) == {"local"}
+    pd.testing.assert_frame_equal(rows_of(there / "results"), rows_of(here / "results"))
+    assert list((there / "results" / JOBS).glob("*")) == []
+    again = zerobench(*words, "optimizer.lr=0.1", cwd=there)
+    assert again.returncode == 0
+    assert "job " not in again.stderr
+    assert again.stderr.count("reused an earlier run") == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("launcher", ["submitit_local", "joblib"])
+def test_a_killed_job_is_a_row_and_the_next_attempt_another_job(tmp_path: Path, launcher: str) -> None:
+    """The process is killed that the job's board names, once it is up."""
+    words = ["-m", *SMALL, "strategy=zero1", "world_size=2", "measure.steps=100000", f"hydra/launcher={launcher}"]
+    process = start([*words, "results_dir=results", "launch.retry=[crash]"], tmp_path)
+    killed = []
+    while len(killed) < 2 and process.poll() is None:
+        time.sleep(0.1)
+        for board in (tmp_path / "results" / JOBS).glob("*/.sweep-*"):
+            job = int(board.name.split("-")[1])
+            if job not in killed:
+                killed.append(job)
+                time.sleep(1)  # its launch is on the board by then
+                os.kill(job, signal.SIGKILL)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, out + errors
+    assert len(killed) == 2
+    assert "it is run again, as launch.retry has it" in errors
+    found = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("*/run.json")]
+    assert [one["status"] for one in found] == ["crash", "crash"], "a folder for each attempt"
+    assert not any(psutil.pid_exists(one) for one in killed)
+    assert list((tmp_path / "results" / JOBS).glob("*")) == []
+
+
+@pytest.mark.thorough
+def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path: Path) -> None:
+    words = ["-m", *SMALL, "strategy=ddp", "world_size=1", "measure.passes=accounted"]
+    ends = {"processes": ("ok", ""), "closed": ("crash", "failed: RuntimeError: the cluster is closed until Monday"),
+            "forgetful": ("crash", "ended without a row for it")}  # fmt: skip
+    for launcher, (status, reason) in ends.items():
+        more = [f"hydra/launcher={launcher}", "hydra.launcher.limit=3", f"results_dir={launcher}"]
+        process = start([*words, *more], tmp_path, PYTHONPATH=str(PLUGINS))
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == int(status != "ok"), out + errors
+        runs = load(tmp_path / launcher).runs
+        assert list(runs["status"]) == [status], errors
+        assert set(runs["launcher"]) == {launcher}
+        assert all(reason in one for one in runs["reason"])
+
+
+@pytest.mark.thorough
+def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path) -> None:
+    if find_spec("ray") is None or find_spec("hydra_plugins.hydra_ray_launcher") is None:
+        pytest.skip("Ray's plugin is not installed: pip install 'zerobench[ray]', in an environment of its own")
+    settings = ("num_cpus=2", "include_dashboard=false", "_node_ip_address=127.0.0.1")
+    ray = ["hydra/launcher=ray", *(f"+hydra.launcher.ray.init.{one}" for one in settings)]
+    words = ["-m", *SMALL, "strategy=ddp,zero2", "world_size=1", "results_dir=results", *ray]
+    process = start([*words, "measure.steps=3,100000"], tmp_path)
+    killed = set[Path]()
+    while len(killed) < 2 and process.poll() is None:
+        time.sleep(0.2)
+        for path in (tmp_path / "results" / JOBS).glob("*/.sweep-*"):
+            board = read_board(path)
+            if board is not None and path not in killed and "steps=100000" in board.launches[0].name:
+                worker = psutil.Process(board.pid).parent()
+                assert worker is not None
+                assert worker.name().startswith("ray::"), "a worker of Ray's runs the job"
+                worker.kill()
+                killed.add(path)
+    out, errors = process.communicate(timeout=200)
+    assert process.returncode == 1, out + errors
+    runs = load(tmp_path / "results").runs
+    assert sorted(runs["status"]) == ["crash", "crash", "ok", "ok"], errors
+    assert set(runs["launcher"]) == {"ray"}

@@ -1,0 +1,136 @@
+"""Nodes of a job that die: torchrun's agents, each with its processes, stand for machines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+import zerobench
+from tests.end_to_end.command import SMALL
+from tests.end_to_end.test_faults import LONG, wait_until_gone
+from tests.ranks import free_port
+
+pytestmark = pytest.mark.thorough
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+WITHIN_S = 240
+
+
+class Agents:
+    """torchrun's agents of a job, one per node, the first of which keeps the store."""
+
+    def __init__(self, cwd: Path, ranks: tuple[int, ...], *arguments: str, restarts: int = 0) -> None:
+        """Numbered by hand; or, with `restarts`, by the rendezvous in which they meet again."""
+        where = ["--nnodes", str(len(ranks)), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        if restarts:
+            meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+            where = ["--nnodes", str(len(ranks)), *meeting, "--max-restarts", str(restarts)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        work = ["-m", "zerobench", *SMALL, *arguments]
+        self.agents = [
+            subprocess.Popen(
+                [*TORCHRUN, *where, "--node-rank", str(node), "--nproc-per-node", str(count), *work],
+                cwd=cwd, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams,
+            )
+            for node, count in enumerate(ranks)
+        ]  # fmt: skip
+
+    def processes(self, node: int) -> list[psutil.Process]:
+        """The agent and everything below it."""
+        agent = psutil.Process(self.agents[node].pid)
+        return [agent, *agent.children(recursive=True)]
+
+    def wait_for_rank(self, node: int) -> list[psutil.Process]:
+        """Waits until a node's rank works: below the agent, zerobench's process and the fork server."""
+        deadline = time.monotonic() + WITHIN_S
+        while time.monotonic() < deadline:
+            below = self.processes(node)
+            if any(_depth(one, self.agents[node].pid) == 3 and sum(one.cpu_times()[:2]) > 1 for one in below):
+                return below
+            time.sleep(0.1)
+        raise AssertionError("no rank came up")
+
+    def end(self) -> tuple[list[int], list[str]]:
+        """Returns the agents' exit codes and what they said."""
+        said = [agent.communicate(timeout=WITHIN_S)[0] for agent in self.agents]
+        return [agent.returncode for agent in self.agents], said
+
+
+def _depth(process: psutil.Process, above: int) -> int:
+    try:
+        return next((n for n, parent in enumerate(process.parents(), 1) if parent.pid == above), 0)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for one in processes:
+        one.kill()
+    wait_until_gone(processes)
+
+
+def runs_in(folder: Path) -> pd.DataFrame:
+    return zerobench.load(folder / "results/runs").runs.sort_values("started")
+
+
+def test_a_sweep_goes_on_without_the_node_that_died_midway(tmp_path: Path) -> None:
+    """Nodes of 1, 1 and 2 ranks; the second dies, so that ranks 2 and 3 of the job take the place of 1 and 2."""
+    cells = ("-m", "measure.passes=timed", "measure.check_training=false")
+    job = Agents(tmp_path, (1, 1, 2), *cells, "strategy=zero1,zero2", "world_size=4,3", "measure.steps=300")
+    below = job.wait_for_rank(1)
+    everything = [one for node in range(3) for one in job.processes(node)]
+    kill(below)
+    (first, _, last), said = job.end()
+    assert (first, last) == (1, 0), said  # the first speaks of two crashes
+    wait_until_gone(everything)
+    runs = runs_in(tmp_path)
+    assert list(zip(runs.strategy, runs.world_size, runs.status, strict=True)) == [
+        ("zero1", 4, "crash"), ("zero1", 3, "ok"), ("zero2", 4, "crash"), ("zero2", 3, "ok")
+    ], said  # fmt: skip
+    lost, left = runs.reason[runs.status == "crash"]
+    assert lost.startswith("timed pass: rank 1 is lost: its process says nothing (rank 1 of the job, on ")
+    assert left.startswith("world_size=4: 3 of the job's 4 ranks are left, without those of ")
+    assert all('"nodes": 2' in config for config in runs.config[runs.world_size == 3])
+    again = Agents(tmp_path, (1, 1, 2), *cells, "strategy=zero1,zero2", "world_size=4", "measure.steps=300")
+    codes, said = again.end()
+    assert codes == [0, 0, 0], said
+    assert list(runs_in(tmp_path).status[4:]) == ["ok", "ok"]
+
+
+def test_a_command_that_torchrun_restarts_on_two_nodes_resumes(tmp_path: Path) -> None:
+    cells = ("-m", "strategy=zero1,zero2", "measure.passes=timed", "measure.steps=300", "measure.check_training=false")
+    job = Agents(tmp_path, (1, 1), *cells, restarts=1)
+    deadline = time.monotonic() + WITHIN_S
+    while not list((tmp_path / "results/runs").glob("zero1-*/run.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first = list((tmp_path / "results/runs").glob("zero1-*"))
+    below = [one for node in range(2) for one in job.processes(node)[1:]]
+    command = next(one for one in below if one.environ().get("RANK") == "0")
+    command.kill()
+    wait_until_gone(below)
+    codes, said = job.end()
+    assert codes == [0, 0], said
+    assert list((tmp_path / "results/runs").glob("zero1-*")) == first
+    runs = runs_in(tmp_path)
+    assert list(zip(runs.strategy, runs.status, strict=True)) == [("zero1", "ok"), ("zero2", "ok")]
+
+
+def test_nothing_outlives_the_agent_of_rank_0(tmp_path: Path) -> None:
+    """The agent alone is killed: the kernel ends its own processes, and the store is gone for the others."""
+    job = Agents(tmp_path, (1, 1), "strategy=zero1", *LONG)
+    everything = [*job.wait_for_rank(0), *job.wait_for_rank(1)]
+    job.agents[0].kill()
+    codes, said = job.end()
+    assert codes == [-9, 1], said
+    assert "rank 1 of the job: the job's store at 127.0.0.1" in said[1]
+    assert "LostError: the job's store at 127.0.0.1" in said[1], "in torchrun's own report"
+    wait_until_gone(everything)
+    assert len(zerobench.load(tmp_path / "results/runs").runs) == 0

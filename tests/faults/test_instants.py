@@ -1,0 +1,105 @@
+"""A sweep that is killed or stopped at any change of its results folder is completed by the next: nothing lost, nothing
+twice, nothing left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import zerobench
+from tests.cells import cell
+from tests.fire.judge import last_of_each, repeated
+from zerobench.config.cell import Cell
+from zerobench.config.schema import Launch, Measure
+from zerobench.launch.processes import Outcome
+from zerobench.results.tables import TABLES
+from zerobench.sweep import cell as life
+
+from .instants import Records, age, run_until
+
+EVERY = 16
+"""Instants from one that the quick test tries to the next: another part of them for each signal."""
+
+
+def cells_in(where: Path) -> list[Cell]:
+    """A run that waits for its reference, the reference, and an invalid cell."""
+    common: dict[str, Any] = {
+        "model": "mlp", "results_dir": str(where), "measure": Measure(2, 2, passes="accounted"),
+    }  # fmt: skip
+    cells = [cell(name, 1, **common) for name in ("zero2", "ddp")]
+    cells = [one.changed(launch=Launch(threads=1)) for one in cells]
+    return [*cells, cell("ddp", 3, batch=4, **common)]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """What the ranks of the cells return."""
+    found: Records = {}
+    launch = life.launch
+
+    def keep(worker: Any, jobs: Any, *more: Any) -> Outcome:
+        outcome = launch(worker, jobs, *more)
+        assert outcome.status == "ok", outcome.reason
+        found[jobs[0].config.strategy.name] = outcome.results
+        return outcome
+
+    cells = cells_in(tmp_path_factory.mktemp("first"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(life, "launch", keep)
+        for one in cells[:2]:
+            life.run_cell(one, lambda _: None)
+    return {one.cell_id: found[one.config.strategy.name] for one in cells[:2]}
+
+
+@pytest.fixture(scope="module")
+def calm(records: Records, tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, int]:
+    """The runs of an undisturbed sweep, and the number of its changes."""
+    where, counted = tmp_path_factory.mktemp("calm") / "runs", tmp_path_factory.mktemp("calm") / "changes"
+    assert run_until(0, signal.SIGKILL, cells_in(where), records, where, counted) == 1 << 8, "one cell is invalid"
+    return zerobench.load(where).runs, int(counted.read_text())
+
+
+def try_instant(number: int, how: signal.Signals, records: Records, calm: pd.DataFrame, where: Path) -> None:
+    """Ends a sweep at an instant, lets another complete it, and compares; reading warns of nothing in between."""
+    cells = cells_in(where)
+    ended = run_until(number, how, cells, records, where)
+    if how == signal.SIGKILL:
+        assert os.WTERMSIG(ended) == signal.SIGKILL, ended
+    else:
+        assert os.waitstatus_to_exitcode(ended) in (130, 1), "an interruption while the last words are written ends it"
+    before = set(zerobench.load(where).runs.run_id) if where.is_dir() else set()
+    age(where)
+    assert run_until(0, how, cells, records, where) == 1 << 8
+    after = zerobench.load(where)
+    assert before <= set(after.runs.run_id), "a finished run is never lost"
+    assert list(after.runs[after.runs.status == "ok"].groupby("cell_id").size()) == [1, 1], "nor measured twice"
+    names = repeated(calm.columns)
+    pd.testing.assert_frame_equal(
+        last_of_each(after.runs)[names].sort_index(), last_of_each(calm)[names].sort_index(), check_exact=True
+    )
+    finished = set(after.runs[after.runs.status == "ok"].run_id)
+    assert all(finished <= set(getattr(after, name).run_id) for name in ("steps", "memory", "tensors"))
+    assert not list(where.glob(".*")), "nothing half done is left"
+    assert not list(where.glob("*/.*")), "in no run either"
+
+
+@pytest.mark.parametrize(("how", "first"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1 + EVERY // 2)])
+def test_a_sweep_that_ends_at_some_change_is_completed(how, first, records: Records, calm, tmp_path: Path) -> None:
+    runs, changes = calm
+    for number in range(first, changes + 1, EVERY):
+        try_instant(number, how, records, runs, tmp_path / str(number) / "runs")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_sweep_that_ends_at_any_change_is_completed(how, records: Records, calm, tmp_path: Path) -> None:
+    runs, changes = calm
+    assert changes > len(TABLES)
+    for number in range(1, changes + 1):
+        try_instant(number, how, records, runs, tmp_path / str(number) / "runs")

@@ -1,0 +1,209 @@
+"""The verdict on a campaign: equal to the calm sweep, nothing lost, nothing twice, nothing left, every bad run shot.
+
+What repeats, and so must be equal, is every column but those of NOT_REPEATED: times, the process's memory as the system
+sees it, and the names, dates, commands and code of runs.
+The config names the results folder; the cell's hash is of the rest of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+
+import zerobench
+from zerobench.results import attempts
+from zerobench.results.board import BOARD
+from zerobench.results.folders import PARTIAL
+from zerobench.results.results import Results
+from zerobench.results.table_cache import PREFIX as CACHE
+
+from .campaign import Campaign, digest
+from .cells import COMMANDS
+from .marksman import Shot
+from .victims import finished, victims
+
+NOT_REPEATED = (
+    "run_id", "started", "seconds", "command", "config", "wall_s", "resident_bytes", "loopback_bytes", "heap_bytes",
+    "reason", "commit", "source_hash", "tokens_per_s", "mfu", "hfu", "overlap", "launcher",
+)  # fmt: skip
+"""Columns beside those that end with _s or _s_low, _s_high."""
+
+TIMES = ("_s", "_s_low", "_s_high")
+
+LONG_TABLES = ("steps", "memory", "tensors", "lines", "traffic")
+
+STAYS = (".references", CACHE)
+"""How hidden entries of a results folder begin that are meant to stay: reading many runs makes a cache."""
+
+SLACK = timedelta(seconds=2)
+"""Time by which a shot may precede or follow the run that it hits: a row is begun before its first file."""
+
+
+@dataclass
+class Verdict:
+    """`differences`, `leftovers`, `faults`: sentences; none where all is as it should be. `counts`: what happened."""
+
+    counts: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        """True where nothing differs, is left or went wrong."""
+        return not (self.differences or self.leftovers or self.faults)
+
+
+def judge(campaign: Campaign, codes: dict[str, int]) -> Verdict:
+    """Judges the commands of a campaign that are done; `codes` are of the one sweep more of these."""
+    verdict = Verdict()
+    wanted = {
+        (cell, repeat): status for name in codes for cell, repeat, status in campaign.calm[name]["launches"]
+    }  # fmt: skip
+    calm, fired = zerobench.load(campaign.work / "calm"), zerobench.load(campaign.fired)
+    _compare(verdict, wanted, calm, fired)
+    _count(verdict, campaign, wanted, fired)
+    _account(verdict, campaign, wanted, fired)
+    _look_for_leftovers(verdict, campaign)
+    for name, code in codes.items():
+        if code != campaign.calm[name]["code"]:
+            verdict.faults.append(f"{name}: one more sweep ended with {code}, the calm one with {campaign.calm[name]}")
+    verdict.faults += [f"hung: {words}" for words in campaign.state.hung]
+    verdict.faults += [f"orphan: {words}" for words in campaign.state.orphans]
+    return verdict
+
+
+# -- equality -----------------------------------------------------------------------------------------------
+
+
+def repeated(columns: pd.Index[str]) -> list[str]:
+    """Returns the columns that two sweeps over equal cells must agree in."""
+    return [name for name in columns if name not in NOT_REPEATED and not name.endswith(TIMES)]
+
+
+def last_of_each(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the last run of each cell and repeat, by that index."""
+    order = sorted(range(len(runs)), key=[attempts.split(name) for name in runs["run_id"]].__getitem__)
+    return (
+        runs.iloc[order]
+        .drop_duplicates(["cell_id", "repeat"], keep="last")
+        .set_index(["cell_id", "repeat"], drop=False)
+    )
+
+
+def _compare(verdict: Verdict, wanted: dict[tuple[str, int], str], calm: Results, fired: Results) -> None:
+    one, other = last_of_each(calm.runs), last_of_each(fired.runs)
+    verdict.counts["launches"], verdict.counts["compared_tables"] = len(wanted), 0
+    verdict.counts["compared_columns"] = len(repeated(one.columns))
+    for key, status in wanted.items():
+        if key not in other.index:
+            verdict.differences.append(f"{key}: no run; the calm one is {status}")
+            continue
+        ours, theirs = other.loc[key], one.loc[key]
+        names = repeated(one.columns) if status == "ok" else ["status"]
+        off = [name for name in names if not _same(ours[name], theirs[name])]
+        verdict.differences += [f"{ours['run_id']}: {name} is {ours[name]}, calm {theirs[name]}" for name in off]
+        if status == "ok":
+            for table in LONG_TABLES:
+                verdict.counts["compared_tables"] += 1
+                a, b = (_rows(getattr(part, table), row["run_id"]) for part, row in ((calm, theirs), (fired, ours)))
+                if a != b:
+                    words = f"{len(a - b)} rows of the calm one are not there, {len(b - a)} others are"
+                    verdict.differences.append(f"{ours['run_id']}: {table}: {words}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    missing = bool(pd.isna(one)), bool(pd.isna(other))
+    return all(missing) if any(missing) else bool(one == other)
+
+
+def _rows(table: pd.DataFrame, run_id: str) -> Counter[str]:
+    mine = table[table["run_id"] == run_id]
+    return Counter(map(repr, mine[repeated(mine.columns)].itertuples(index=False, name=None)))
+
+
+# -- runs and shots -----------------------------------------------------------------------------------------
+
+
+def _count(verdict: Verdict, campaign: Campaign, wanted: dict[tuple[str, int], str], fired: Results) -> None:
+    runs, state, shots = fired.runs, campaign.state, campaign.shots
+    finished_ok = runs[runs.status == "ok"]
+    twice = finished_ok.groupby(["cell_id", "repeat"]).size()
+    verdict.faults += [f"{key}: {count} finished runs" for key, count in twice[twice > 1].items()]
+    verdict.faults += [f"{name}: the run was there, and is not" for name in state.lost]
+    changed = [name for name, was in state.seen.items() if name in finished(campaign.fired)
+               and digest(campaign.fired / name) != was]  # fmt: skip
+    verdict.faults += [f"{name}: the run has changed since it was written" for name in changed]
+    folders = finished(campaign.fired)
+    verdict.faults += [f"{name}: a folder that cannot be read as a run" for name in folders - set(runs.run_id)]
+    verdict.counts |= {
+        "cells": len({cell for cell, _ in wanted}), "failing_by_design": sum(s != "ok" for s in wanted.values()),
+        "shots": len(shots), "signals": dict(Counter(shot.signal for shot in shots)),
+        "roles": dict(Counter(shot.role for shot in shots)), "aims": dict(Counter(shot.aim for shot in shots)),
+        "phases": dict(Counter(shot.phase for shot in shots)), "starts": state.starts, "runs": len(runs),
+        "statuses": dict(Counter(runs.status)), "orphans": len(state.orphans), "hung": len(state.hung),
+        "lost": len(state.lost), "duplicated": int((twice > 1).sum()), "seconds": state.seconds,
+        "calm_seconds": round(sum(one["seconds"] for one in campaign.calm.values()), 1),
+        "cells_of_all": sum(one.cells for one in COMMANDS),
+    }  # fmt: skip
+
+
+def _account(verdict: Verdict, campaign: Campaign, wanted: dict[tuple[str, int], str], fired: Results) -> None:
+    """Finds the shot of each bad run, and fills in the outcome of every shot."""
+    names = set(fired.runs.run_id)
+    for shot in campaign.shots:
+        shot.outcome = "none"
+        if shot.launch and shot.role == "command" and shot.signal == "SIGKILL":
+            shot.outcome = "its partial run was removed"
+    unshot = 0
+    for row in fired.runs.to_dict("records"):
+        if row["status"] in ("ok", wanted.get((row["cell_id"], row["repeat"]))):
+            continue
+        begun = datetime.fromisoformat(row["started"])
+        ended = begun + timedelta(seconds=row["seconds"])
+        mine = [shot for shot in campaign.shots if begun - SLACK <= datetime.fromisoformat(shot.at) <= ended + SLACK]
+        mine = [shot for shot in mine if not shot.launch or row["run_id"].startswith(shot.launch)] or mine
+        for shot in mine:
+            shot.outcome = f"{row['status']}: {row['run_id']}"
+        if not mine:
+            unshot += 1
+            verdict.faults.append(f"{row['run_id']}: {row['status']}, and was not shot: {row['reason']}")
+    verdict.counts |= {
+        "bad_runs": sum(r["status"] not in ("ok", wanted.get((r["cell_id"], r["repeat"])))
+                        for r in fired.runs.to_dict("records")),
+        "bad_runs_not_shot": unshot, "outcomes": dict(Counter(str(s.outcome).split(":")[0] for s in campaign.shots)),
+    }  # fmt: skip
+    verdict.counts["runs_read"] = len(names)
+
+
+# -- what is left -------------------------------------------------------------------------------------------
+
+
+def _look_for_leftovers(verdict: Verdict, campaign: Campaign) -> None:
+    mine = victims(campaign.state.campaign)
+    verdict.leftovers += [f"process {one.pid}, {one.role} of start {one.start}" for one in mine]
+    for folder in (campaign.fired, campaign.fired / ".references"):
+        left = [path for path in folder.glob(".*") if not path.name.startswith(STAYS)]
+        verdict.leftovers += [f"{path.relative_to(campaign.work)}" for path in left]
+        verdict.leftovers += [f"{path.relative_to(campaign.work)}" for path in folder.glob("*/.*")]
+    verdict.leftovers += [f"tmp/{path.name}" for path in (campaign.work / "tmp").iterdir()]
+    pids = set(map(str, campaign.state.pids))
+    shared = [path.name for path in Path("/dev/shm").iterdir() if pids & set(path.name.replace("-", "_").split("_"))]
+    verdict.leftovers += [f"/dev/shm/{name}" for name in shared]
+    held = {one.pid for one in mine}
+    ports = [one for one in psutil.net_connections("inet") if one.status == "LISTEN" and one.pid in held]
+    verdict.leftovers += [f"port {one.laddr.port} of process {one.pid}" for one in ports]
+    kinds = {"partial": PARTIAL, "board": BOARD}
+    verdict.counts["leftovers"] = len(verdict.leftovers)
+    verdict.counts["left_kinds"] = {name: sum(word in one for one in verdict.leftovers) for name, word in kinds.items()}
+
+
+def outcome_of(shots: list[Shot]) -> dict[str, int]:
+    """Returns how many shots had which outcome."""
+    return dict(Counter(str(shot.outcome).split(":")[0] for shot in shots))

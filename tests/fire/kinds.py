@@ -1,0 +1,49 @@
+"""Kinds of launch: how a sweep's command is started, as a row each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.ranks import free_port
+
+MODULE = "tests.fire.models"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`command_lines`: arguments -> the command lines of the processes that a user starts."""
+
+    name: str
+    command_lines: Callable[[list[str]], list[list[str]]]
+
+
+def _local(arguments: list[str]) -> list[list[str]]:
+    return [[sys.executable, "-m", MODULE, *arguments]]
+
+
+def _launcher(name: str) -> Callable[[list[str]], list[list[str]]]:
+    return lambda arguments: _local([*arguments, f"hydra/launcher={name}"])
+
+
+def _torchrun(arguments: list[str]) -> list[list[str]]:
+    """Two agents, of two ranks and one; the first has the store."""
+    port = str(free_port())
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--master-addr", "127.0.0.1",
+             "--master-port", port]  # fmt: skip
+    return [
+        [*agent, "--node-rank", str(node), "--nproc-per-node", str(ranks), "-m", MODULE, *arguments]
+        for node, ranks in enumerate((2, 1))
+    ]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("local", _local),
+        Kind("joblib", _launcher("joblib")),
+        Kind("submitit_local", _launcher("submitit_local")),
+        Kind("torchrun", _torchrun),
+    )
+}

@@ -1,0 +1,109 @@
+"""A slice of the fuzz (`make fuzz`) with a fixed seed, and the faults that it found."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from tests.fuzz.commands import command
+from tests.fuzz.files import READERS, damaged
+from zerobench.calibrate.collectives import load_calibration
+from zerobench.commands.table1.rows import CellRow, read
+from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.config.safe_yaml import read_yaml
+from zerobench.dispatch.job_folder import JobFolder
+
+LONG = ("run, compare", "collection, report", "huggingface's config.json", "provenance.json", "weights")
+"""Readers that import for seconds; `make fuzz` has them."""
+
+CASES = [f"config:{number}" for number in range(6)]
+CASES += [f"file:{number}" for number, name in enumerate(READERS) if name not in LONG]
+
+
+@pytest.mark.slow
+def test_a_slice_has_no_finding_in_a_process_of_its_own() -> None:
+    """The hook that listens stays for the life of a process."""
+    words = [sys.executable, "-m", "tests.fuzz", "--seed", "1", "--only", *CASES]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count(" 0 findings") == len(CASES)
+
+
+def test_a_case_is_the_same_each_time_and_another_under_another_seed() -> None:
+    assert command(1, 17) == command(1, 17) != command(2, 17)
+    assert damaged(1, 3)[0] == damaged(2, 3)[0]
+    assert damaged(1, 3)[1].random() != damaged(2, 3)[1].random()
+
+
+def folder_with(where: Path, name: str, content: str) -> str:
+    path = where / f"{name}.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"# @package _global_\n{content}\n")
+    return f"--config-dir={where}"
+
+
+@pytest.mark.parametrize("content", [
+    "hydra: {callbacks: {x: {_target_: tests.fuzz.canary.sing}}}",
+    "hydra: {job_logging: {handlers: {x: {class: logging.FileHandler, filename: written}}}}",
+])  # fmt: skip
+def test_a_choice_of_a_group_runs_no_code(content: str, tmp_path: Path) -> None:
+    flag = folder_with(tmp_path, "data/mine", content)
+    with pytest.raises(RefusedError, match="names no code to import"):
+        compose_cells(["-m", flag, "data=mine", "seed=1,2"])
+
+
+def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> None:
+    flag = folder_with(tmp_path, "data/mine", "defaults: [mine]")
+    with pytest.raises(RefusedError, match="take one another in") as refused:
+        compose_cells([flag, "data=mine"])
+    assert "data=mine" in str(refused.value)
+
+
+def test_a_choice_that_says_nothing_of_its_group_becomes_a_cell_with_a_problem(tmp_path: Path) -> None:
+    flag = folder_with(tmp_path, "model/mine", "seed: 3")
+    (cell,) = compose_cells([flag, "model=mine"])
+    assert "model" in cell.problems[0]
+
+
+def test_hydras_globals_and_random_numbers_are_left_as_they_were() -> None:
+    before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, random.getstate()
+    assert len(compose_cells(["-m", "seed=shuffle(1,2,3)", "world_size=2"])) == 3
+    compose_cells(["seed=1", "world_size=2"])
+    assert (GlobalHydra.instance().hydra, HydraConfig.instance().cfg, random.getstate()) == before
+
+
+def test_a_sentence_is_short_and_shows_no_control_characters() -> None:
+    with pytest.raises(RefusedError) as refused:
+        compose_cells([f"world_size={'a' * 15_000}", "seed='\x1b[2J'"])
+    assert all(len(problem) < 2100 and problem.isprintable() for problem in refused.value.problems)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cells.csv").write_text(",".join(CellRow.__dataclass_fields__) + "\nx,1\n")
+    with pytest.raises(ValueError, match=r"cells\.csv, line 2: it is damaged"):
+        read(tmp_path / "cells.csv", CellRow)
+    (tmp_path / "fits.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="its calibration is damaged"):
+        load_calibration(tmp_path)
+    for content in ("{", "[" * 5000, "3", '{"launches": [3]}'):
+        (tmp_path / "order.json").write_text(content)
+        with pytest.raises(ValueError, match=r"order\.json"):
+            JobFolder(tmp_path).launches()
+        (tmp_path / "rows.json").write_text(content)
+        assert JobFolder(tmp_path).rows() == []
+
+
+def test_a_pipe_is_no_yaml(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.yaml")
+    with pytest.raises(ValueError, match="it is no file"):
+        read_yaml(tmp_path / "x.yaml")
+    (tmp_path / "y.yaml").write_text("a: 1\n")
+    assert read_yaml(tmp_path / "y.yaml") == yaml.safe_load("a: 1") == {"a": 1}

@@ -1,0 +1,27 @@
+"""Runs what a command line has composed: cells, here or by a launcher's jobs, or those that a sweeper proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..config.compose import Composed
+from ..sweep.command import run_cells
+from ..sweep.sweep import Sweep
+
+
+def run_composed(composed: Composed, chosen: Sequence[str] | None) -> int:
+    """Runs the sweep and prints its tables, of the columns `chosen`. Returns the exit code. Raises RefusedError."""
+    if not composed.cells and composed.proposed is None:
+        return 0
+    kind: Callable[..., Sweep] = Sweep
+    if composed.launcher is not None:
+        from ..dispatch.plugin import Plugin
+        from ..dispatch.sweep import DispatchedSweep
+
+        kind = partial(DispatchedSweep, plugin=Plugin(composed.launcher, composed.check))
+    if composed.proposed is not None:
+        from ..trials.command import run_proposed
+
+        return run_proposed(composed.proposed, composed.check, composed.launcher is None, chosen, kind)
+    return run_cells(composed.cells, chosen, kind=kind)[0]

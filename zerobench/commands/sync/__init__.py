@@ -1,0 +1,1 @@
+"""`zerobench sync`: merges results folders, by the content of what is in them."""

@@ -1,0 +1,40 @@
+"""Errors of Hydra and OmegaConf in words that a person can use."""
+
+from __future__ import annotations
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+ENDLESS = "configs take one another in, or values name one another, without end"
+
+
+def first_line(error: BaseException) -> str:
+    """Returns an error's message, in one line."""
+    return (str(error).strip() or "no message").splitlines()[0]
+
+
+def reason(error: BaseException) -> str:
+    """Returns the end of a sentence that an error of composing makes: its first line, with what a colon announces."""
+    if isinstance(error, RecursionError):
+        return ENDLESS
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    known = isinstance(error, HydraException | OmegaConfBaseException) or type(error) is ValueError
+    return words if known else f"{type(error).__name__}: {words}"
+
+
+def not_composed(words: list[str], error: BaseException) -> str:
+    """Returns a sentence for a command line that Hydra cannot compose, be it for a plugin, all of which it imports."""
+    if "mutable default <class 'hydra_plugins." in str(error):
+        why = f"a plugin of Hydra's cannot be imported here: {reason(error)}"
+        return f"{why}; uninstall it, or install a later version of it"
+    return f"{' '.join(words)}: it cannot be composed: {reason(error)}"
+
+
+def sentence_of(said: str) -> str:
+    """Returns Hydra's output before its error, without its hints and the lines of a traceback."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
+    told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
+    if not told:
+        return "Hydra gave up without a word"
+    return f"Hydra: {told[-1] if told[0].startswith('Error executing') else told[0]}"

@@ -1,0 +1,276 @@
+"""The sweeper of a sweep: Hydra's basic one, which lists the cells, or a plugin that proposes them one batch at a time.
+
+plugin      Hydra's (optuna, nevergrad, ...): it is told the objective of the cells so far, and proposes more
+axes        the keys that have several values, which the plugin chooses from; what is *fixed* it does not see
+settings    the plugin's own config, hydra.sweeper; those *asked* for differ from the plugin's defaults
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, OmegaConf
+
+from .launcher import BASIC
+from .objective import KEY, Objective
+from .unknown_keys import nearest
+
+GROUP, SETTINGS = "hydra/sweeper", "hydra.sweeper"
+
+INSTALL = {
+    "optuna": "pip install 'zerobench[optuna]'",
+    "nevergrad": "pip install nevergrad, then pip install --no-deps hydra-nevergrad-sweeper==1.4.0rc3: 1.2.0 wants a"
+    " numpy that Python 3.11 does not have",
+}
+"""Sweeper -> how its plugin is installed."""
+
+ELSEWHERE = {
+    "search_space": "list the values of a key as on a command line, KEY=V1,V2 or KEY=interval(A,B)",
+    "parametrization": "list the values of a key as on a command line, KEY=V1,V2 or KEY=interval(A,B)",
+    "custom_search_space": "it names code to import, which no config does here",
+    "storage": "a search is kept by the results folder: the same command again takes it up where it was",
+    "study_name": "it names a study of a storage, and the results folder keeps the search",
+}
+"""Settings of plugins that are not used -> what is done instead."""
+
+DIRECTIONS: dict[str, tuple[Any, Any]] = {
+    "direction": ("minimize", "maximize"), "optim.maximize": (False, True),
+    "ax_config.experiment.minimize": (True, False),
+}  # fmt: skip
+"""Setting by which a plugin is told the direction -> its value where smaller, and where larger, values are better."""
+
+SEVERAL = "direction"
+"""The one of them that may be a list, a direction for each of several objectives."""
+
+AT_ONCE = ("n_jobs", "optim.num_workers")
+"""Settings of plugins for the cells of a batch, which know nothing of one another."""
+
+COUNTS = ("n_trials", "optim.budget", *AT_ONCE)
+"""Settings of plugins that must be at least 1."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A sweep whose cells a plugin proposes. `words`: the overrides that choose it, for Hydra; `axes` and `fixed`: the
+    other overrides, of several values and of one.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    settings: Mapping[str, Any]
+    asked: frozenset[str]
+    axes: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    objectives: tuple[Objective, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """The override that chooses it."""
+        return f"{GROUP}={self.name}"
+
+    @property
+    def direction(self) -> str:
+        """The setting by which it is told the direction; "" where none is known: such a plugin minimizes."""
+        return next((key for key in DIRECTIONS if key in self.settings), "")
+
+    def is_grid(self) -> bool:
+        """Returns True where it goes through all combinations, and needs lists."""
+        return str(self.settings.get("sampler._target_", "")).endswith(".GridSampler")
+
+    def changes(self, one_by_one: bool) -> Settings:
+        """Returns settings that were not asked for and serve here: the objectives' directions, failures that do not
+        end the sweep, a seed, so that the same command proposes the same cells, and, `one_by_one`, batches of one.
+        """
+        found: Settings = {}
+        if self.direction:
+            told = [DIRECTIONS[self.direction][bool(one.larger)] for one in self.objectives]
+            found[self.direction] = told if len(told) > 1 else told[0]
+        for key, value in self.settings.items():
+            last = key.split(".")[-1]
+            if last == "max_failure_rate":
+                found[key] = 1.0
+            elif last == "seed" and value is None:
+                found[key] = 0
+            elif key in AT_ONCE and one_by_one:
+                found[key] = 1
+        return {key: value for key, value in found.items() if key not in self.asked or key == self.direction}
+
+
+def sweeping(words: Sequence[str]) -> tuple[str, ...]:
+    """Returns the overrides that choose a sweeper and its settings."""
+    named = (GROUP, f"{SETTINGS}.")
+    return tuple(word for word in words if word.lstrip("+").startswith(named))
+
+
+def known_sweepers() -> list[str]:
+    """Returns the sweepers that are installed."""
+    Plugins.instance()  # which looks for them
+    return _stored(GROUP)
+
+
+def _stored(group: str) -> list[str]:
+    store = ConfigStore.instance()
+    if not _has_group(store.repo, group):
+        return []
+    return sorted(name.removesuffix(".yaml") for name in store.list(group) if name.endswith(".yaml"))
+
+
+def _has_group(repo: dict[str, Any], group: str) -> bool:
+    node: Any = repo
+    for part in group.split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return isinstance(node, dict)
+
+
+def problem_of_override(override: Override) -> str:
+    """Returns a sentence for an override of a sweeper that is none, or "". Its settings are checked by `chosen`."""
+    line, key = override.input_line or "", override.key_or_group
+    if override.is_sweep_override():
+        return f"{line}: a sweep has one sweeper, and that one setting; run the sweeps one by one"
+    if override.is_delete():
+        return f"{line}: keys cannot be deleted; every key has a default"
+    if key == GROUP:
+        return _problem_of_choice(GROUP, str(override.value()), INSTALL)
+    if key.startswith(f"{GROUP}/"):
+        return _problem_of_choice(key, str(override.value()), {})
+    first = key.removeprefix(f"{SETTINGS}.").split(".")[0]
+    return f"{line}: {ELSEWHERE[first]}; leave it out" if first in ELSEWHERE else ""
+
+
+def _problem_of_choice(group: str, name: str, install: Mapping[str, str]) -> str:
+    Plugins.instance()
+    known = _stored(group)
+    if name in known:
+        return ""
+    if name in install:
+        return f"{group}={name}: its plugin is not installed; {install[name]}"
+    if not known:
+        return f"{group}={name}: no installed sweeper has such a choice"
+    return f"{group}={name}: no such choice{nearest(name, known)}"
+
+
+def chosen(hydra: DictConfig, words: Sequence[str]) -> Proposed | None:
+    """Returns the plugin of a composed config; None for Hydra's basic sweeper."""
+    name = hydra.runtime.choices.get(GROUP, BASIC)
+    if name == BASIC:
+        return None
+    settings = _flat(OmegaConf.to_container(hydra.sweeper, resolve=False))
+    defaults = _flat(OmegaConf.to_container(OmegaConf.structured(_default(name)), resolve=False))
+    named = {word.partition("=")[0].lstrip("+").removeprefix(f"{SETTINGS}.") for word in words}
+    asked = {key for key, value in settings.items() if key in named or (key in defaults and value != defaults[key])}
+    return Proposed(name, tuple(words), settings, frozenset(asked))
+
+
+def _default(name: str) -> Any:
+    return ConfigStore.instance().load(f"{GROUP}/{name}.yaml").node
+
+
+def _flat(node: Any, where: str = "") -> Settings:
+    """Settings below `node` that have no parts, by their keys with dots; words for members of an enumeration."""
+    if not isinstance(node, dict):
+        return {where: _plain(node)}
+    found: Settings = {}
+    for key, value in node.items():
+        found |= _flat(value, f"{where}.{key}" if where else str(key))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.name if isinstance(value, Enum) else value
+
+
+def problem_of_settings(proposed: Proposed, words: Sequence[str]) -> str:
+    """Returns a sentence on settings that the plugin does not have, or "". `words`: those of the command line."""
+    known = {key for key in proposed.settings if not key.startswith("params")}
+    known |= {".".join(parts[:end]) for parts in (key.split(".") for key in known) for end in range(1, len(parts))}
+    for word in words:
+        key = word.partition("=")[0].lstrip("+")
+        last = key.removeprefix(f"{SETTINGS}.")
+        if key.startswith(f"{SETTINGS}.") and last not in known:
+            settable = sorted(one for one in known if one.split(".")[-1] != "_target_" and one not in ELSEWHERE)
+            return f"{word}: {proposed.chosen} has no such setting{nearest(last, settable, SETTINGS)}"
+    for key in COUNTS:
+        if isinstance(count := proposed.settings.get(key), int) and count < 1:
+            return f"{SETTINGS}.{key}={count}: must be at least 1"
+    used = next((key for key in ELSEWHERE if key in proposed.asked and proposed.settings.get(key) is not None), "")
+    return f"{SETTINGS}.{used}: {ELSEWHERE[used]}; leave it out" if used else ""
+
+
+def with_objectives(proposed: Proposed, objectives: tuple[Objective, ...]) -> Proposed:
+    """Returns `proposed` with its objectives, those that leave the direction open as the plugin is set. Raises
+    ValueError, a sentence, where the plugin cannot have them, or is told the opposite of what they say.
+    """
+    setting, text = proposed.direction, ",".join(one.column for one in objectives)
+    if len(objectives) > 1 and setting != SEVERAL:
+        raise ValueError(f"{KEY}={text}: {proposed.chosen} takes one objective; name one of them")
+    if setting not in proposed.asked:
+        unsaid = next((one.column for one in objectives if one.larger is None), "")
+        if unsaid:
+            raise ValueError(f"{KEY}={text}: is more {unsaid} better, or less? {_how_to_say(setting)}")
+        return replace(proposed, objectives=objectives)
+    value = proposed.settings[setting]
+    told = value if isinstance(value, list) else [value]
+    if len(told) != len(objectives):
+        raise ValueError(f"{SETTINGS}.{setting}: {len(told)} directions for {KEY}={text}; give one for each")
+    return replace(proposed, objectives=tuple(map(_directed, objectives, told, [setting] * len(told))))
+
+
+def _how_to_say(setting: str) -> str:
+    if not setting:
+        return "its direction is not known, and the sweeper has no setting for it; name another column"
+    return f"add {SETTINGS}.{setting}={'|'.join(str(one).lower() for one in DIRECTIONS[setting])}"
+
+
+def _directed(objective: Objective, told: Any, setting: str) -> Objective:
+    """The objective in the direction that the plugin was told."""
+    smaller, larger = DIRECTIONS[setting]
+    if told not in (smaller, larger):
+        raise ValueError(f"{SETTINGS}.{setting}={told}: use {smaller} or {larger}".lower())
+    is_larger = told == larger
+    if objective.larger not in (None, is_larger):
+        better = "larger" if objective.larger else "smaller"
+        raise ValueError(
+            f"{SETTINGS}.{setting}={str(told).lower()}: {better} values of {KEY}={objective.column} are better; leave"
+            " the setting out"
+        )
+    return replace(objective, larger=is_larger)
+
+
+def axis(key: str, override: Override, values: Sequence[Any], is_grid: bool) -> str:
+    """Returns an axis for the plugin. A range becomes an interval of its whole numbers, or a list, where some plugins
+    propose the end that it does not contain.
+    """
+    value, line = override.value(), override.input_line or ""
+    if override.is_interval_sweep() or isinstance(value, ChoiceSweep):
+        return f"{key}={line.partition('=')[2]}"
+    whole = isinstance(value, RangeSweep) and abs(value.step or 1) == 1 and all(type(one) is int for one in values)
+    if whole and len(values) > 1 and not is_grid:
+        return f"{key}=int(interval({min(values)},{max(values)}))"
+    return f"{key}=choice({','.join(str(one) for one in values)})"
+
+
+def targets() -> set[str]:
+    """Returns what the choices of installed launchers and sweepers name as code: no other is instantiated."""
+    Plugins.instance()
+    found: set[str] = set()
+    _collect(ConfigStore.instance().repo.get("hydra", {}), found)
+    return found
+
+
+def _collect(node: Any, found: set[str]) -> None:
+    if isinstance(node, dict):
+        for one in node.values():
+            _collect(one, found)
+    elif hasattr(node, "node") and isinstance(node.node, DictConfig):
+        target = OmegaConf.to_container(node.node, resolve=False)
+        found.update(str(value) for key, value in _flat(target).items() if key.split(".")[-1] == "_target_")

@@ -1,0 +1,164 @@
+"""The folder of a job, through which the composing process and the job speak, on whatever machine that runs.
+
+It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system that both see::
+
+    order.json   the composing process's: the launches to run, the command that runs them, the launcher's name
+    stop         the composing process's: present once the job is to end, or not to begin
+    rows.json    the job's: the rows of its launches so far, in their order, replaced as a whole
+    .sweep-*     the job's board, while it runs (results/board.py)
+    log*.txt     output of the job's processes, one file per task
+    lease-*      leases (dispatch/living.py) of the composing process and of the job's tasks, while they live
+    .submitit/   submitit's: files whose names begin with the job's id
+
+Nothing in it is executed by the job but its own interpreter on the command that the composing process was started with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..config.cell import Cell, CellConfig
+from ..host.durable import replace_text
+from ..host.leases import Lease, lease_in
+from ..results.board import Launch, board_folders, read_board
+from ..sweep.sweep import CellLaunch
+from .living import COMPOSER, JOBS, ORDER
+
+LOG_BYTES = 64 * 2**10
+"""Size, in bytes, of the end of a log that is read."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """Reads and writes the files of one job. `lease`: the composing process's own."""
+
+    path: Path
+    lease: Lease | None = None
+
+    @classmethod
+    def make(
+        cls, results_dir: Path, number: int, launches: Sequence[CellLaunch], launcher: str, board: str = ""
+    ) -> JobFolder:
+        """Makes the folder of a new job with its order. Raises OSError where it cannot be written.
+
+        `board`: name of the composing process's board in `results_dir`.
+        """
+        name = f"{number}-{uuid.uuid4().hex[:8]}"
+        jobs = (results_dir / JOBS).absolute()
+        aside = cls(jobs / f".{name}")  # until it has its lease and its order: no other process takes it for abandoned
+        aside.path.mkdir(parents=True)
+        lease = lease_in(aside.path, COMPOSER)
+        told = [
+            {
+                "name": one.name,
+                "config": _without_retry(one.cell).config.as_dict(),
+                "problems": one.cell.problems,
+                "repeat": one.repeat,
+            }
+            for one in launches
+        ]
+        order = {"launcher": launcher, "board": board, "command": own_command(), "cwd": os.getcwd(), "launches": told}
+        aside._replace(ORDER, order)
+        return cls(aside.path.rename(jobs / name), lease)
+
+    @property
+    def name(self) -> str:
+        """The job's name at the launcher; no other job has it."""
+        return f"zerobench-{self.path.name}"
+
+    def order(self) -> dict[str, Any]:
+        """Returns the order as it was written. Raises ValueError, or OSError, with a sentence where it is damaged."""
+        path = self.path / ORDER
+        try:
+            return dict(json.loads(path.read_text()))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}: the order of a job is damaged: {error!s:.200}") from error
+
+    def launches(self) -> list[CellLaunch]:
+        """Returns the launches to run; equal cells are one object. Raises as `order` does."""
+        cells: dict[str, Cell] = {}
+        found = []
+        try:
+            for one in self.order()["launches"]:
+                key = json.dumps([one["config"], one["problems"]], sort_keys=True)
+                cell = cells.setdefault(key, Cell(CellConfig.from_dict(one["config"]), tuple(one["problems"])))
+                found.append(CellLaunch(str(one["name"]), cell, int(one["repeat"])))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{self.path / ORDER}: it names no launches: {error!s:.200}") from error
+        return found
+
+    def write_rows(self, rows: Sequence[dict[str, Any] | None]) -> None:
+        """Replaces the rows of the first launches; None of one that was left out, since one of its cell had failed."""
+        self._replace("rows.json", list(rows))
+
+    def rows(self) -> list[dict[str, Any] | None]:
+        """Returns the rows so far; fewer than the launches before the job's end."""
+        try:
+            rows: Any = json.loads((self.path / "rows.json").read_text())
+        except (OSError, ValueError, RecursionError):  # not there yet, or its name is seen before its bytes
+            return []
+        whole = isinstance(rows, list) and all(one is None or isinstance(one, dict) for one in rows)
+        return rows if whole else []
+
+    def board(self) -> list[Launch]:
+        """Returns the launches as the job's own board shows them; none before it is up."""
+        boards = [board for path in board_folders(self.path) if (board := read_board(path)) is not None]
+        return boards[-1].launches if boards else []
+
+    def ask_to_stop(self) -> None:
+        """Asks the job to end."""
+        (self.path / "stop").touch()
+
+    @property
+    def is_to_stop(self) -> bool:
+        """True once the composing process has asked for it."""
+        return (self.path / "stop").exists()
+
+    def log(self, task: str) -> Path:
+        """The file for the output of one of the job's tasks."""
+        return self.path / f"log-{task}.txt"
+
+    def last_words(self) -> str:
+        """Returns the end of each of its logs."""
+        parts = []
+        for path in [*sorted(self.path.glob("log-*.txt")), *sorted(self.path.glob(".submitit/*_log.*"))]:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES))
+                parts.append(f"== {path.name}\n{file.read().decode(errors='replace')}")
+        return "\n".join(parts)
+
+    def remove(self) -> None:
+        """Removes the folder: its rows are in the results folder."""
+        if self.lease is not None:
+            self.lease.release()
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # others' jobs are in it
+            self.path.parent.rmdir()
+
+    def _replace(self, name: str, value: Any) -> None:
+        replace_text(self.path / name, json.dumps(value))
+
+
+def _without_retry(cell: Cell) -> Cell:
+    """Returns the cell as a job runs it: another attempt is another job's."""
+    return cell.changed(launch=replace(cell.config.launch, retry=[]))
+
+
+def own_command() -> list[str]:
+    """Returns the command by which this process was started, for a job to start it again: a user's script registers
+    models.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        module = spec.name.removesuffix(".__main__")
+        return [sys.executable, "-m", module, *sys.argv[1:]]
+    return [sys.executable, str(Path(sys.argv[0]).absolute()), *sys.argv[1:]]

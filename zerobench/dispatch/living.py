@@ -1,0 +1,51 @@
+"""The folders of jobs in a results folder, and which of them are in use: for sweeps, followers and `zerobench prune`.
+
+in use      the composing process, or a task of the job, holds its lease (host/leases.py) in the folder
+abandoned   not in use: the composing process was killed, and the job is over or has not begun. The next sweep removes
+            the folder, and a job that begins without its folder ends at once
+orphan      a job in use without its composing process, on whose board its launches were
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from ..host.leases import is_held
+from ..results.board import board_folders, is_up
+
+JOBS = ".jobs"
+"""The folder, in a results folder, of jobs' folders."""
+
+ORDER = "order.json"
+
+LEASE, COMPOSER = "lease-", "lease-composer"
+"""Prefix of the names of leases in a job's folder, and the composing process's."""
+
+
+def job_folders(results_dir: Path) -> list[Path]:
+    """Returns the folders of jobs in a results folder."""
+    return [path for path in sorted((results_dir / JOBS).glob("[0-9]*-*")) if path.is_dir()]
+
+
+def is_in_use(folder: Path) -> bool:
+    """Returns True where the composing process, or a task of the job, lives, on any machine."""
+    tasks = (is_held(path) for path in folder.glob(f"{LEASE}[0-9]*") if path.suffix == "")
+    return is_held(folder / COMPOSER, lock=folder) or any(tasks)
+
+
+def abandoned(results_dir: Path) -> list[Path]:
+    """Returns the folders of jobs that no process will use."""
+    return [folder for folder in job_folders(results_dir) if not is_in_use(folder)]
+
+
+def boards_of_orphans(results_dir: Path) -> list[Path]:
+    """Returns the boards of orphans."""
+    boards = []
+    for folder in job_folders(results_dir):
+        with suppress(OSError, ValueError, KeyError, TypeError):  # it is being removed, or is no job's
+            order = json.loads((folder / ORDER).read_text())
+            if not is_up(results_dir / str(order["board"] or "none")):
+                boards += board_folders(folder)
+    return boards

@@ -1,0 +1,211 @@
+"""SLURM's jobs as its queue lists them, and the end of one that leaves no row.
+
+submitit learns of a job's end from the file that the job leaves, or else from `sacct`. That needs slurmdbd, which many
+clusters do not run; there a job that dies without its file is never over for submitit. So one `squeue` for all jobs is
+asked here, every LOOK_S seconds or more, and submitit's own watcher answers from it: `sacct` is not called.
+
+    state     SLURM's word for a job; OVER has those of a job that is over, with what its launches become. GONE: squeue
+              does not list it. A job counts as over once two looks agree, since a requeued job passes such states
+    ids       of a folder: how names of submitit's files in it begin, and of jobs with its name. No pickle is read
+
+Signals. SLURM sends them to each process of a step: to submitit's, to our command, its child, and to the ranks.
+- SIGTERM comes before SIGKILL (KillWait) for scancel, a preemption and the time limit. submitit's process ignores it;
+  our command ends its ranks, leaves no row and exits 130; then the task exits without submitit's result file
+  (dispatch/task.py), so that a job which SLURM requeues is not over. Started again, it takes up where it was.
+- SIGUSR2 comes `signal_delay_s` before the time limit. Our command and ranks ignore it. submitit requeues the job
+  `max_num_timeout` times (0 unless set), which helps jobs of several launches (`launch.group_by`), since finished ones
+  are kept; after the last time it fails the job with the words TIMED_OUT. Before 80 % of the time, it takes the signal
+  for a preemption and requeues the job.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..config.launcher import Resources
+from ..sizes import show_count
+from .job_folder import JobFolder
+from .slurm_check import problems_of
+from .watch import Fate, Watch
+
+LOOK_S, SLOWNESS = 3.0, 20.0
+"""Time, in seconds, between two looks; at least SLOWNESS times what squeue takes, so that a busy SLURM is spared."""
+
+APART_S = 1.0
+"""Time, in seconds, between two looks of which the second confirms the first."""
+
+ANSWER_S = 60.0
+"""Time, in seconds, that SLURM has for an answer."""
+
+SETTLE_S = 20.0
+"""Time, in seconds, for SLURM to end a job whose task has ended."""
+
+GONE = "no longer listed"
+
+OVER = {
+    "COMPLETED": ("crash", "ended without a row for it"),
+    "FAILED": ("crash", "failed without a row for it"),
+    "NODE_FAIL": ("crash", "lost a node"),
+    "BOOT_FAIL": ("crash", "got a node that did not start"),
+    "CANCELLED": ("interrupted", "was canceled"),
+    "PREEMPTED": ("interrupted", "was preempted, and not requeued"),
+    "REVOKED": ("interrupted", "was revoked"),
+    "TIMEOUT": ("timeout", "reached its time limit"),
+    "DEADLINE": ("timeout", "reached its deadline"),
+    "OUT_OF_MEMORY": ("oom", "ran out of memory"),
+    GONE: ("crash", "is gone from SLURM's queue without a row for it"),
+}
+"""State of a job that is over -> the status of its launches without a row, and words."""
+
+NO_REASON = ("", "None")
+
+TIMED_OUT = "timed-out"
+"""Words of submitit's error where it ends a job before the time limit."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as squeue lists it. `why`: SLURM's reason for its state. `name`: of the job."""
+
+    state: str
+    nodes: str = ""
+    why: str = ""
+    name: str = ""
+
+
+@dataclass
+class Queue:
+    """The user's jobs in SLURM's queue, as of the last two looks. `trouble`: why the last one failed."""
+
+    trouble: str = ""
+    _looks: list[tuple[float, dict[str, Seen]]] = field(default_factory=list)
+    _first_asked: dict[str, float] = field(default_factory=dict)
+    _next: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def jobs(self, at_once: bool = False) -> dict[str, Seen]:
+        """Returns id -> job, as of the last look that succeeded; looks again where it is time, or `at_once`."""
+        with self._lock:
+            begun = time.monotonic()
+            if at_once or begun >= self._next:
+                self._look(begun)
+                now = time.monotonic()
+                self._next = now + max(LOOK_S, SLOWNESS * (now - begun))
+            return self._looks[-1][1] if self._looks else {}
+
+    def is_over(self, job_id: str) -> bool:
+        """Returns True once two looks, both since the job was first asked for, agree that it is over."""
+        first = self._first_asked.setdefault(job_id, time.monotonic())
+        self.jobs()
+        with self._lock:
+            looks = [seen.get(job_id, Seen(GONE)) for at, seen in self._looks if at > first]
+        return len(looks) == 2 and all(seen.state in OVER for seen in looks)
+
+    def _look(self, now: float) -> None:
+        command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%N|%r|%j"]
+        try:
+            told = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True).stdout
+        except subprocess.CalledProcessError as error:
+            self.trouble = " ".join(error.stderr.split())
+        except (OSError, subprocess.SubprocessError) as error:
+            self.trouble = str(error)
+        else:
+            self.trouble = ""
+            lines = (line.split("|", 4) for line in told.splitlines())
+            before = [look for look in self._looks if now - look[0] >= APART_S]
+            self._looks = [*before[-1:], (now, {line[0]: Seen(*line[1:]) for line in lines if len(line) == 5})]
+
+
+@dataclass
+class SlurmWatch(Watch):
+    """Watches jobs in SLURM's queue, for us and for submitit."""
+
+    queue: Queue = field(default_factory=Queue)
+
+    def __post_init__(self) -> None:
+        answer_submitit(self.queue)
+
+    def problems(self, wanted: Sequence[Resources]) -> list[str]:
+        """Returns what SLURM would refuse."""
+        return problems_of(self.choice, wanted)
+
+    def ids(self, folder: JobFolder, jobs: dict[str, Seen]) -> list[str]:
+        """Returns the ids of a folder's job, the newest last; several only where it was submitted again."""
+        names = (path.name.partition("_") for path in folder.path.glob(".submitit/*"))
+        submitted = {first for first, mark, _ in names if mark and first.isdecimal()}
+        return sorted(submitted | {one for one, seen in jobs.items() if seen.name == folder.name}, key=int)
+
+    def waiting(self, folders: Sequence[JobFolder]) -> str:
+        """Returns how many jobs run, how many wait, and SLURM's reasons."""
+        jobs = self.queue.jobs()
+        mine = [jobs[one] for folder in folders for one in self.ids(folder, jobs)[-1:] if one in jobs]
+        why = Counter(seen.why for seen in mine if seen.state == "PENDING")
+        if self.queue.trouble:
+            return f"SLURM: squeue does not answer: {self.queue.trouble}"
+        if not why:
+            return ""
+        reasons = ", ".join(f"{reason} {count}" for reason, count in why.most_common() if reason not in NO_REASON)
+        runs = sum(seen.state not in OVER and seen.state != "PENDING" for seen in mine)
+        return f"SLURM: {show_count(why.total(), 'job')} waiting{reasons and f' ({reasons})'}, {runs} running"
+
+    def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:
+        """Returns the end of a job that is over, by its state."""
+        if error is not None and TIMED_OUT in str(error):
+            early = "submitit ends jobs hydra.launcher.signal_delay_s earlier"
+            return Fate("timeout", f"{self._named(folder)} reached its time limit ({early})")
+        seen = self._settled(folder)
+        if seen is None or seen.state not in OVER:
+            return super().fate(folder, error, code)
+        status, words = OVER[seen.state]
+        why = f", {seen.why}" if seen.why not in NO_REASON else ""
+        return Fate(status, f"{self._named(folder)} {words} ({seen.state}{why}); logs/job.log has its output")
+
+    def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
+        """Cancels the jobs that wait, or all where `whole`: exactly ours."""
+        jobs = self.queue.jobs(at_once=True)
+        mine = {one for folder in folders for one in self.ids(folder, jobs)}
+        if cancel := [one for one in mine if (seen := jobs.get(one)) and (whole or seen.state == "PENDING")]:
+            only = [] if whole else ["--state=PENDING"]  # one may begin meanwhile
+            subprocess.run(["scancel", "--quiet", *only, *cancel], capture_output=True, timeout=ANSWER_S)
+            jobs = self.queue.jobs(at_once=True)
+        return [one for one in folders if (ids := self.ids(one, jobs)) and _all_over(ids, jobs)]
+
+    def _settled(self, folder: JobFolder) -> Seen | None:
+        """Returns the folder's job, once SLURM has an end for it too; None where none was submitted."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            jobs = self.queue.jobs(at_once=True)
+            ids = self.ids(folder, jobs)
+            seen = jobs.get(ids[-1], Seen(GONE)) if ids else None
+            if seen is None or seen.state in OVER or time.monotonic() > deadline:
+                return seen
+            time.sleep(APART_S)
+
+    def _named(self, folder: JobFolder) -> str:
+        jobs = self.queue.jobs()
+        ids = self.ids(folder, jobs)
+        where = jobs[ids[-1]].nodes if ids and ids[-1] in jobs else ""
+        return f"SLURM job {ids[-1] if ids else '?'}" + (f" on {where}" if where else "")
+
+
+def _all_over(ids: Iterable[str], jobs: dict[str, Seen]) -> bool:
+    return all(jobs.get(one, Seen(GONE)).state in OVER for one in ids)
+
+
+def answer_submitit(queue: Queue) -> None:
+    """Has submitit's jobs of SLURM ask `queue`, where it would call sacct."""
+    from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
+    class OfQueue(SlurmInfoWatcher):
+        def is_done(self, job_id: str, mode: str = "standard") -> bool:
+            return queue.is_over(job_id)
+
+        def get_state(self, job_id: str, mode: str = "standard") -> str:
+            return queue.jobs().get(job_id, Seen(GONE)).state
+
+    SlurmJob.watcher = OfQueue()

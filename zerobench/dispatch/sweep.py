@@ -1,0 +1,295 @@
+"""A sweep whose launches are run by the jobs of a launcher of Hydra's.
+
+1. reuse      launches that an earlier sweep has finished need no job
+2. group      a job runs a cell, all its repeats; or, interleaved, the cells that agree in `launch.group_by`
+3. launch     as many jobs as the plugin permits are under way at once, each launched from a thread
+4. listen     what a job's board shows is shown here; a row is taken once the job's folder has it
+5. end        a job that is over without a row for a launch has lost it: the composing process writes that row
+6. again      launches that `launch.retry` wants to run again, and those that a lost job had not begun, get a new job
+
+waiting    jobs in their order
+under way  jobs with a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
+over       the thread has ended; or all rows are taken, AFTER_S ago: a job with a lost node may be requeued for nothing
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ..cluster import dispatched
+from ..config.cell import Cell
+from ..config.compose import RefusedError
+from ..config.launcher import Resources
+from ..config.names import base_name
+from ..host.signals import heed
+from ..results.board import RUNNING, SKIPPED, WAITING
+from ..sections import known
+from ..sweep.cell import write_lost
+from ..sweep.reuse import find_elsewhere
+from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
+from .job_folder import JobFolder
+from .living import abandoned
+from .plan import NOTE_HERE, at_once, groups_of, resources_for
+from .plugin import Plugin
+from .watch import Fate, Watch
+from .watches import watch_of
+
+POLL_S = 0.5
+
+STOP_S = 60.0
+"""Time, in seconds, for jobs to end after Ctrl-C."""
+
+INTERRUPTED = "interrupted"
+
+AFTER_S = 30.0
+"""Time, in seconds, for a job to end after its last row."""
+
+SAY_EVERY_S = 10.0
+"""Interval, in seconds, of lines on jobs that wait."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: places of those
+    that have begun. `again`: launches that another job is to run.
+    """
+
+    number: int
+    launches: list[CellLaunch]
+    resources: Resources
+    folder: JobFolder | None = None
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    code: int | None = None
+    taken: int = 0
+    complete_since: float | None = None
+    started: set[int] = field(default_factory=set)
+    again: list[CellLaunch] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the plugin says so."""
+        return self.thread is None or not self.thread.is_alive()
+
+    @property
+    def is_left_over(self) -> bool:
+        """True where all rows were taken long ago and the plugin still waits."""
+        return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S
+
+
+@dataclass
+class DispatchedSweep(Sweep):
+    """A sweep through `plugin`. `retries`: of each launch. `retried`: its last row, until the next attempt has one."""
+
+    plugin: Plugin = field(kw_only=True)
+    retries: Counter[CellLaunch] = field(default_factory=Counter)
+    retried: dict[CellLaunch, dict[str, Any]] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    watch: Watch = field(init=False)
+    _said: tuple[str, float] = ("", 0.0)
+
+    def __post_init__(self) -> None:
+        self.watch = watch_of(self.plugin.choice)
+
+    def run(self, cells: list[Cell], first: int = 0, names: Sequence[str] | None = None) -> None:
+        """Runs or reuses every launch of `cells`, numbered from `first`; no failure of a cell is raised."""
+        launches = list(rounds(cells, first, names))
+        found = {launch: self._find(launch) for launch in launches}
+        self.reporter.expect(launches, lambda one: found[one] is not None)
+        self.run_all(launches, found)
+
+    def run_one(self, launch: CellLaunch) -> dict[str, Any] | None:
+        """Returns the row of one launch; None where the user stopped it before it had one."""
+        before = len(self.rows)
+        self.run_all([launch], {launch: self._find(launch)})
+        return self.rows[before] if len(self.rows) > before else None
+
+    def run_apart(self, cell: Cell) -> dict[str, Any]:
+        """Returns the row of a cell that is no part of the sweep, by a job of its own. Raises KeyboardInterrupt where
+        the user stopped it.
+        """
+        launch = CellLaunch(f"{base_name(cell.config)}, for a check", cell, 0)
+        self.reporter.expect([launch])
+        row = replace(self, check=None, rows=[]).run_one(launch)
+        if row is None:
+            raise KeyboardInterrupt
+        return row
+
+    def run_all(self, launches: Sequence[CellLaunch], found: dict[CellLaunch, dict[str, Any] | None]) -> None:
+        """Takes the rows that are `found`, writes those of invalid cells here, and has jobs run the others.
+
+        Raises RefusedError where the launcher would refuse their jobs.
+        """
+        to_run = [one for one in launches if found[one] is None and not one.cell.problems]
+        jobs = [self._job_of(mine) for mine in groups_of(to_run)]
+        if jobs and (problems := self.watch.problems([job.resources for job in jobs])):
+            raise RefusedError(problems)
+        for launch in launches:
+            if found[launch] is not None or launch.cell.problems:
+                self._take_here(launch, found[launch])
+        for folder in {launch.cell.config.results_dir for launch in to_run}:
+            for left in abandoned(Path(folder)):
+                shutil.rmtree(left, ignore_errors=True)
+        self._dispatch(jobs)
+
+    def _find(self, launch: CellLaunch) -> dict[str, Any] | None:
+        return find_elsewhere(launch.cell, launch.repeat, self.answers, self.plugin.choice.name)
+
+    def _take_here(self, launch: CellLaunch, row: dict[str, Any] | None) -> None:
+        """Takes a launch that needs no job: a reused one, or an invalid cell."""
+        if row is None:
+            with dispatched.by(self.plugin.choice.name):
+                super().run_one(launch)
+            return
+        self.reporter.start(launch)
+        self.reused = True
+        self.take(launch, row)
+
+    # -- jobs -----------------------------------------------------------------------------------------------
+
+    def _dispatch(self, waiting: list[Job]) -> None:
+        under_way: list[Job] = []
+        bound = at_once(self.plugin.choice, [job.resources for job in waiting]) or len(waiting)
+        if self.plugin.choice.is_here and min(bound, len(waiting)) > 1:
+            self.reporter.say(NOTE_HERE)
+        try:
+            while (waiting and not self.failed_fast) or under_way:
+                heed()
+                while waiting and len(under_way) < bound and not self.failed_fast:
+                    under_way.append(self._launch(waiting.pop(0)))
+                for job in list(under_way):
+                    over = job.has_ended  # before its rows are read
+                    self._listen(job)
+                    if over or job.is_left_over:
+                        self._end(job)
+                        under_way.remove(job)
+                        waiting += [self._job_of(job.again)] if job.again else []
+                self._say_who_waits(under_way)
+                time.sleep(POLL_S if under_way else 0)
+        except KeyboardInterrupt:
+            self.stopped = True
+            self._stop(under_way)
+        for launch, row in self.retried.items():  # there was no time for another attempt
+            self.take(launch, row)
+        self.retried.clear()
+
+    def _job_of(self, launches: Sequence[CellLaunch]) -> Job:
+        return Job(next(self._numbers), list(launches), resources_for(launches, self.plugin.choice))
+
+    def _launch(self, job: Job) -> Job:
+        name, where = self.plugin.choice.name, Path(job.launches[0].cell.config.results_dir)
+        self.reporter.submit(job.launches, f"job {job.number} of {name}")
+        try:
+            job.folder = JobFolder.make(where, job.number, job.launches, name, self.reporter.board_in(where))
+        except OSError as error:
+            job.error = error
+            return job
+        job.thread = threading.Thread(target=self._run, args=(job, known(job.folder)), name="launcher", daemon=True)
+        job.thread.start()
+        return job
+
+    def _run(self, job: Job, folder: JobFolder) -> None:
+        """Launches a job and waits for its end, in a thread."""
+        try:
+            job.code = self.plugin.launch(folder, job.resources)
+        except BaseException as error:
+            job.error = error
+
+    def _listen(self, job: Job) -> None:
+        """Shows what the job's board shows, and takes its new rows."""
+        if job.folder is None:
+            return
+        for place, seen in enumerate(job.folder.board()):
+            if seen.state not in (WAITING, SKIPPED) and place not in job.started:
+                job.started.add(place)
+                self.reporter.start(job.launches[place])
+            if seen.state == RUNNING and place >= job.taken:
+                self.reporter.show(job.launches[place], seen)
+        for row in job.folder.rows()[job.taken :]:
+            self._take_of(job, row)
+        if job.taken == len(job.launches) and job.complete_since is None:
+            job.complete_since = time.monotonic()
+
+    def _say_who_waits(self, under_way: Sequence[Job]) -> None:
+        before, at = self._said
+        if time.monotonic() < at + SAY_EVERY_S:
+            return
+        words = self.watch.waiting([job.folder for job in under_way if job.folder is not None])
+        if words and words != before:
+            self.reporter.say(words)
+        self._said = words, time.monotonic()
+
+    def _take_of(self, job: Job, row: dict[str, Any] | None) -> None:
+        """Takes the row of the job's next launch; None where the job left it out, since one of its cell had failed."""
+        launch, self.reused = job.launches[job.taken], False
+        if row is not None and job.taken not in job.started:
+            self.reporter.start(launch)
+        job.taken += 1
+        if row is None and any(one.cell is launch.cell for one in job.again):
+            job.again.append(launch)
+        elif row is None:
+            self.reporter.skip(launch)
+        elif runs_again(launch, row, self.retries[launch]):
+            self.retries[launch] += 1
+            self.retried[launch] = row
+            self.reporter.again(launch, row)
+            job.again.append(launch)
+        else:
+            self.retried.pop(launch, None)
+            self.take(launch, row)
+            self.failed_fast |= row["status"] != "ok" and launch.cell.config.fail_fast
+
+    def _end(self, job: Job, fate: Fate | None = None) -> None:
+        """Ends a job that is over. The launch that it was at gets a row that says why, `fate` or the launcher's; those
+        that it had not begun get a job of their own. Where it had begun none, or was canceled, each gets such a row.
+        """
+        rest = job.launches[job.taken :]
+        if rest and fate is None:
+            fate = self._fate(job)
+        goes_on = self.stopped or ((job.taken or job.started) and fate is not None and fate.status != INTERRUPTED)
+        lost = rest[: job.taken in job.started] if goes_on else rest
+        log = job.folder.last_words() if lost and job.folder is not None else ""
+        for launch in lost:
+            end = known(fate)
+            with dispatched.by(self.plugin.choice.name):
+                row = write_lost(launch.cell, launch.repeat, end.status, end.reason, log, self.unwritten.append)
+            self._take_of(job, vars(row))
+        if not self.stopped and not self.failed_fast:
+            job.again += job.launches[job.taken :]
+        if job.folder is not None:
+            if not job.has_ended:
+                self.watch.withdraw([job.folder], whole=True)
+            job.folder.remove()
+
+    def _fate(self, job: Job) -> Fate:
+        if job.folder is None:
+            return Fate("crash", f"no folder can be made for its job: {job.error}")
+        return self.watch.fate(job.folder, job.error, job.code)
+
+    def _stop(self, under_way: list[Job]) -> None:
+        """Asks all jobs to end, takes those that have not begun from the queue, and takes what the others still
+        write.
+        """
+        folders = [job.folder for job in under_way if job.folder is not None]
+        for folder in folders:
+            folder.ask_to_stop()
+        deadline = time.monotonic() + STOP_S
+        left = list(under_way)
+        while left and time.monotonic() < deadline:
+            withdrawn = self.watch.withdraw([job.folder for job in left if job.folder is not None])
+            for job in list(left):
+                if job.has_ended or job.folder in withdrawn:
+                    left.remove(job)
+            time.sleep(POLL_S if left else 0)
+        for job in under_way:
+            self._listen(job)
+            self._end(job, Fate(INTERRUPTED, "stopped by the user"))

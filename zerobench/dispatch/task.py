@@ -1,0 +1,88 @@
+"""The function that a launcher's job calls: it starts the command again, in a process of its own, and supervises it.
+
+A launcher may call it in a thread, a worker that is used again or a task of SLURM's; the command needs a main thread,
+for signals, and a fresh interpreter. In a job of several tasks each starts the command, and they join as ranks do.
+
+stop       the folder has a file of that name: the command gets SIGTERM, GRACE_S later SIGKILL
+ended      SLURM has ended the command by a signal: it may run the job again, so the task leaves no result, with which
+           the job would be over for submitit
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..host.leases import take
+from ..host.signals import end_with_parent
+from .living import LEASE
+
+JOB = "ZEROBENCH_JOB"
+"""Environment variable that names the job's folder to the command."""
+
+POLL_S = 0.2
+GRACE_S = 20.0
+
+ENDED = 130
+"""Exit code of a command that a signal has ended."""
+
+EXECUTOR = "SUBMITIT_EXECUTOR"
+"""Environment variable by which submitit names the launcher of a job to it."""
+
+TASK_NUMBERS = ("SLURM_PROCID",)
+
+
+def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) -> int | None:
+    """Runs the command of the job in `folder` to its end, and returns its exit code; None where it was not to begin."""
+    place, begun = Path(folder), next(filter(None, map(os.environ.get, TASK_NUMBERS)), "0")
+    if (place / "stop").exists() or not place.is_dir():
+        return None
+    with (place / f"log-{begun}.txt").open("ab") as log, _leased(place / f"{LEASE}{begun}"):
+        process = subprocess.Popen(
+            list(command), cwd=cwd, env={**os.environ, JOB: folder}, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            while process.poll() is None and not (place / "stop").exists():
+                time.sleep(POLL_S)
+        finally:
+            _end(process)
+    if process.returncode == ENDED and os.environ.get(EXECUTOR) == "slurm" and not (place / "stop").exists():
+        raise SystemExit(ENDED)
+    return process.returncode
+
+
+@contextmanager
+def _leased(path: Path) -> Iterator[None]:
+    """Holds the task's lease, so that the folder is in use should the composing process be killed."""
+    lease = take(path)
+    try:
+        yield
+    finally:
+        if lease is not None:
+            lease.release()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def leave_signals_to_task() -> None:
+    """Ends the command with the task that started it, which a launcher may kill alone, and leaves launchers' warning
+    signals to that.
+    """
+    end_with_parent()
+    for warning in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(warning, signal.SIG_IGN)

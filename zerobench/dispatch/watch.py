@@ -1,0 +1,53 @@
+"""The watch over a launcher's jobs, from outside of them: a launcher with a queue tells why a job waits, or is lost.
+
+Fate       the status and the reason of the launches that a job has lost
+Watch      of a launcher that tells nothing; the others are in WATCHES of dispatch/watches.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config.launcher import LauncherChoice, Resources
+from .job_folder import JobFolder
+from .task import ENDED
+
+
+@dataclass(frozen=True)
+class Fate:
+    """The end of launches without rows. `status`: of their rows. `reason`: a sentence."""
+
+    status: str
+    reason: str
+
+
+@dataclass
+class Watch:
+    """Watches the jobs of `choice`, each known by its folder."""
+
+    choice: LauncherChoice
+
+    def problems(self, wanted: Sequence[Resources]) -> list[str]:
+        """Returns a sentence for each request that the launcher would refuse, before any job is submitted."""
+        return []
+
+    def waiting(self, folders: Sequence[JobFolder]) -> str:
+        """Returns a sentence on jobs that have not begun; "" where nothing is known of such."""
+        return ""
+
+    def fate(self, folder: JobFolder, error: BaseException | None, code: int | None) -> Fate:
+        """Returns the end of a job that is over. `error`: raised by its plugin; `code`: its command's exit code."""
+        job = f"its job of {self.choice.name}"
+        if error is not None:
+            words = " ".join(str(error).split()) or "no message"
+            return Fate("crash", f"{job} failed: {type(error).__name__}: {words[:600]}")
+        if code == ENDED:
+            return Fate("interrupted", f"{job} was ended by a signal")
+        return Fate("crash", f"{job} ended without a row for it; logs/job.log has its output")
+
+    def withdraw(self, folders: Sequence[JobFolder], whole: bool = False) -> list[JobFolder]:
+        """Takes jobs that have not begun from the queue, or all where `whole`. Returns those that do not run now, nor
+        will.
+        """
+        return []

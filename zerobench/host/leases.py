@@ -1,0 +1,291 @@
+"""Leases: locks on folders that several machines write to, whatever locks their file system has.
+
+owner   a process: host, boot, namespace of process ids, pid, and the time at which it started
+lease   a file that names its owner; the owner renews the file's time every BEAT_S. It is
+          held    its owner lives, or cannot be asked and is not silent
+          free    there is none, its owner is dead, or it is silent
+silent  not renewed for STALE_S, and not within CONFIRM_S after another process had written this down as a doubt
+
+A dead owner is known at once on its own machine: by the kernel's lock (flock), where the file system gave one, else by
+its pid. Elsewhere there is silence alone. Nothing else would do: NFS without lockd, Lustre without `flock` and many
+FUSE file systems refuse flock, and others (`nolock`, `local_lock`, `localflock`) grant it on each machine for itself,
+which a machine cannot see of the others.
+
+Times are the file system's: a lease's is compared with that of a file written beside it now, never with this machine's
+clock. Where clients stamp files themselves (Lustre), their clocks must agree to within STALE_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from .owners import Owner, machine
+
+BEAT_S = 10.0
+"""Seconds between two renewals of a lease."""
+
+STALE_S = 300.0
+"""Age, in seconds, from which on a lease is doubted: 30 beats, and five times what NFS remembers of a file's times."""
+
+CONFIRM_S = 30.0
+"""Seconds for which a doubted lease must stay as it is: a machine or a server that slept may come back."""
+
+DOUBT = ".doubt"
+"""Ending of the file in which the time of a doubted lease is written down."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """A lease that this process holds, until `release`. `token`: unique. `folder`: descriptor of the folder that it is
+    in, which may be renamed meanwhile. `lock`: descriptor that has the kernel's lock, or tried to.
+    """
+
+    name: str
+    token: str
+    folder: int
+    lock: int
+
+    def beat(self) -> None:
+        """Renews the lease, by the file system's clock."""
+        os.utime(self.name, dir_fd=self.folder)
+
+    def release(self) -> None:
+        """Removes the lease, unless the folder was removed or another process took the lease over."""
+        _HEART.remove(self)
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(_text(self.name, self.folder)[0])["token"] == self.token:
+                os.unlink(self.name, dir_fd=self.folder)
+                os.unlink(f"{self.name}{DOUBT}", dir_fd=self.folder)  # of a process that was late to judge
+        for descriptor in {self.folder, self.lock}:
+            os.close(descriptor)
+
+
+def lease_in(folder: Path, name: str) -> Lease:
+    """Leases a folder that no other process knows yet; the kernel's lock is on the folder. Raises OSError where no file
+    can be written there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    return _write(name, descriptor, descriptor)
+
+
+def take(path: Path) -> Lease | None:
+    """Takes the lease `path`, against all processes on all machines; returns None while another holds it.
+
+    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError where no file can be written there.
+    """
+    for _ in range(2):
+        parent = os.open(path.parent, os.O_RDONLY)
+        try:
+            file = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent)
+        except OSError as error:
+            os.close(parent)
+            if not isinstance(error, FileExistsError):
+                raise
+            if is_held(path) or not _break(path):
+                return None
+            continue
+        return _write(path.name, parent, file)
+    return None
+
+
+def is_held(path: Path, lock: Path | None = None) -> bool:
+    """Returns True where the lease `path` is held. `lock`: the path that has the kernel's lock, else the lease."""
+    try:
+        text, stamp = _text(path)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        said = json.loads(text)
+        owner, token, device = Owner(**said["owner"]), str(said["token"]), said["device"]
+    except (ValueError, TypeError, KeyError):  # being written, or cut off
+        return not _is_silent(path, stamp, (lock or path).parent)
+    if owner == Owner.me():
+        return _HEART.has(token)
+    locked = _is_locked(lock or path, device) if owner.boot == machine()[0] and device is not None else None
+    lives = owner.lives() if locked is None else locked
+    return not _is_silent(path, stamp, (lock or path).parent) if lives is None else lives
+
+
+def is_locked(path: Path) -> bool:
+    """Returns True where a process has the kernel's lock on `path`, or the file system gives no locks."""
+    return _is_locked(path) is not False
+
+
+def clock_of(folder: Path) -> float | None:
+    """Returns the time, in seconds, by the clock of the file system; None where nothing can be written there."""
+    probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
+    try:
+        probe.touch()
+        try:
+            os.utime(probe)
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError:
+        return None
+
+
+def _write(name: str, folder: int, lock: int) -> Lease:
+    """Writes the owner, and if the kernel's lock came with it: then `device` is the number of the file system."""
+    lease = Lease(name, uuid.uuid4().hex, folder, lock)
+    _HEART.add(lease)
+    try:
+        device = None
+        with contextlib.suppress(OSError):  # a file system without locks, or a process that tests this one right now
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            device = os.fstat(lock).st_dev
+        said = {"owner": asdict(Owner.me()), "token": lease.token, "device": device}
+        with os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=folder), "w") as out:
+            json.dump(said, out)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        lease.release()
+        raise
+    return lease
+
+
+def _text(path: Path | str, folder: int | None = None) -> tuple[str, float]:
+    """Returns what a lease says and its time in seconds; opening it asks the file server, where `stat` may not."""
+    with os.fdopen(os.open(path, os.O_RDONLY, dir_fd=folder)) as file:
+        return file.read(), os.fstat(file.fileno()).st_mtime
+
+
+def _break(path: Path) -> bool:
+    """Removes a lease that is free; False where another process was faster."""
+    judged = _text_or_none(path)
+    aside = path.with_name(f"{BROKEN}{uuid.uuid4().hex[:12]}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return True
+    ours = _text_or_none(aside) == judged
+    if not ours:  # a new one, of the process that was faster: it goes back
+        with contextlib.suppress(OSError):
+            aside.rename(path)
+            return False
+    for gone in (aside, _doubt_of(path)):
+        gone.unlink(missing_ok=True)
+    return ours
+
+
+def _text_or_none(path: Path) -> str | None:
+    try:
+        return _text(path)[0]
+    except OSError:
+        return None
+
+
+def _is_locked(path: Path, device: int | None = None) -> bool | None:
+    """Tries the kernel's lock. None where this tells nothing: no locks, or another mount than the owner's `device`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's
+        return None
+    try:
+        if device not in (None, os.fstat(descriptor).st_dev):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+PROBE, BROKEN = ".now-", ".broken-"
+"""Prefixes of files that are there for a moment: one that tells the file system's time, a lease that is removed."""
+
+_LOOKED: dict[Path, tuple[float, float, bool]] = {}
+"""Lease -> its time, when this process last judged it (monotonic, in seconds), and what it found: one that polls does
+not write to the file server each time.
+"""
+
+
+def _is_silent(path: Path, stamp: float, beside: Path) -> bool:
+    seen, when, silent = _LOOKED.get(path, (None, 0.0, False))
+    if seen != stamp or time.monotonic() - when >= BEAT_S:
+        silent = _judge(path, stamp, beside)
+        _LOOKED[path] = (stamp, time.monotonic(), silent)
+    return silent
+
+
+def _judge(path: Path, stamp: float, beside: Path) -> bool:
+    """Doubts a lease, or confirms an earlier doubt, by the clock of the folder `beside`. Where nothing can be written,
+    nothing is silent.
+    """
+    now = clock_of(beside)
+    if now is None or now - stamp < STALE_S:
+        return False
+    doubt = _doubt_of(path)
+    with contextlib.suppress(OSError):
+        if doubt.is_file() and _text(doubt)[0] == repr(stamp):
+            return now - _text(doubt)[1] >= CONFIRM_S
+        doubt.write_text(repr(stamp))
+    return False
+
+
+def _doubt_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{DOUBT}")
+
+
+@dataclass
+class _Heart:
+    """The thread that renews the leases of this process, while there are any."""
+
+    leases: list[Lease] = field(default_factory=list)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    pid: int = 0
+    """The process that the thread is in: a forked child has no part in its parent's leases."""
+    wake: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, lease: Lease) -> None:
+        with self._mine():
+            self.leases.append(lease)
+            if len(self.leases) == 1:
+                self.wake = threading.Event()
+                threading.Thread(target=self._renew, args=(self.wake,), name="leases", daemon=True).start()
+
+    def remove(self, lease: Lease) -> None:
+        with self._mine():
+            if lease in self.leases:
+                self.leases.remove(lease)
+                if not self.leases:
+                    self.wake.set()
+
+    def has(self, token: str) -> bool:
+        with self._mine():
+            return any(lease.token == token for lease in self.leases)
+
+    @contextlib.contextmanager
+    def _mine(self) -> Iterator[None]:
+        if self.pid != os.getpid():
+            self.leases, self.guard, self.pid = [], threading.Lock(), os.getpid()
+        with self.guard:
+            yield
+
+    def _renew(self, ended: threading.Event) -> None:
+        while not ended.wait(BEAT_S):
+            with self._mine():
+                leases = list(self.leases)
+            for lease in leases:
+                with contextlib.suppress(OSError):  # the server is away: the next beat may reach it
+                    lease.beat()
+
+
+_HEART = _Heart()

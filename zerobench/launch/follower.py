@@ -1,0 +1,152 @@
+"""A process of a joined job, and what those of other ranks than 0 do: they follow (over_cluster.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from ..calibrate.collectives_rank import calibrate_rank
+from ..cluster.job import TORCHRUN, Job, JobContext, JobError, joined
+from ..cluster.serialize import rebuild, to_plain
+from ..cluster.store import SILENCE_S, LostError
+from ..host.signals import INTERRUPT, TERMINATE, end_with_parent, interrupt_on
+from ..host.temporary import temporary_folder
+from ..results.provenance import source_hash
+from ..sizes import printable
+from ..worker import run_rank
+from . import processes as here
+from .living import INTERRUPTED
+from .processes import STOPPED, Failure
+
+WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
+"""Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""
+
+POLL_S = 0.05
+
+LOG_BYTES = 256 * 2**10
+"""Size, in bytes, of the end of a rank's log that is sent."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a pass on one process. `results`: its rank's, as plain values, or none."""
+
+    failures: tuple[Failure, ...]
+    results: list[Any]
+    log: str
+
+
+def in_job(job: Job, act: Callable[[JobContext], int]) -> int:
+    """Joins `job` and acts in it. Returns the exit code. The processes of an agent of torchrun's end with it."""
+    if job.launched_by == TORCHRUN:
+        end_with_parent()
+    try:
+        with joined(job, source_hash("")) as mine, interrupt_on([INTERRUPT, TERMINATE]):
+            return act(mine)
+    except (JobError, LostError) as error:
+        speaker = f"rank {job.rank} of the job: " if job.rank else ""
+        print(printable(f"zerobench: {speaker}{error}"), file=sys.stderr)
+        tell_torchrun(error)
+        return 2
+
+
+def tell_torchrun(error: Exception) -> None:
+    """Writes an error where torchrun looks for it, so that its report of failed processes has the sentence."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    try:
+        raise error  # the handler writes the traceback of the error at hand
+    except (JobError, LostError):
+        get_error_handler().record_exception(error)
+
+
+def follow(job: Job) -> int:
+    """Runs this process's rank of each pass that rank 0 publishes, until the last. Returns the exit code."""
+
+    def act(mine: JobContext) -> int:
+        with _saying_goodbye(mine):
+            while (order := _next_order(mine)) is not None:
+                if job.rank in crew_of(order):
+                    mine.store.post(f"end/{mine.passes}/{job.rank}", to_plain(_end_of(mine, order)))
+        return 0
+
+    try:
+        return in_job(job, act)
+    except KeyboardInterrupt:
+        return 130
+
+
+@contextmanager
+def _saying_goodbye(mine: JobContext) -> Iterator[None]:
+    """Tells rank 0, as far as possible, that this process leaves, whatever ends it."""
+    reason = "is gone: its process failed"
+    try:
+        yield
+        reason = "is done"
+    except KeyboardInterrupt:
+        reason = INTERRUPTED
+        raise
+    finally:
+        with contextlib.suppress(LostError):
+            mine.leave(reason)
+
+
+def _next_order(mine: JobContext) -> dict[str, Any] | None:
+    """Waits for it; None where the command is over. Raises LostError where rank 0 is."""
+    mine.passes += 1
+    key = f"order/{mine.passes}"
+    while not mine.store.has(key):
+        if mine.monitor.silent(0):
+            raise LostError("rank 0 is lost: its process says nothing")
+        time.sleep(POLL_S)
+    order: dict[str, Any] | None = mine.store.read(key)
+    if order is None:
+        return None
+    if mine.job.rank not in order["living"]:
+        raise LostError(f"rank 0 counts this process as lost: it was silent for {SILENCE_S:.0f} s")
+    heard = f"heard/{mine.passes}"
+    if mine.store.increment(heard, 1) == len(order["living"]) - 1:  # the last process to read it
+        mine.store.drop(key)
+        mine.store.drop(heard)
+    return order
+
+
+def crew_of(order: dict[str, Any]) -> list[int]:
+    """Returns the ranks in the job of an order's ranks."""
+    crew: list[int] = order["living"][: len(order["jobs"])]
+    return crew
+
+
+def _end_of(mine: JobContext, order: dict[str, Any]) -> End:
+    try:
+        return _take_part(mine, order)
+    except LostError:
+        raise
+    except Exception as error:  # this process's own, such as a full disk: the pass has failed, rank 0 reports why
+        first = (str(error).strip() or "no message").splitlines()[0]
+        words = f"could not run its part: {type(error).__name__}: {first}"
+        return End((Failure(crew_of(order).index(mine.job.rank), "crash", words),), [], traceback.format_exc())
+
+
+def _take_part(mine: JobContext, order: dict[str, Any]) -> End:
+    """Runs this process's rank of a pass. Its log is written here and sent to rank 0."""
+    rank, worker = crew_of(order).index(mine.job.rank), WORKERS[order["worker"]]
+    job = rebuild(get_type_hints(worker)["job"], order["jobs"][rank])
+
+    def called_off() -> str | None:
+        if mine.monitor.silent(0):
+            return STOPPED
+        status: str | None = mine.store.read(f"off/{mine.passes}")
+        return status
+
+    with temporary_folder() as folder:
+        log = folder / f"rank{rank}.log"
+        outcome = here.launch(worker, [job], log.parent, order["timeout_s"], first=rank, watch=called_off)
+        words = log.read_bytes()[-LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+    return End(outcome.failures, to_plain(outcome.results), words)

@@ -1,0 +1,220 @@
+"""A sweeper of Hydra's at work: it proposes batches of cells, a launcher of ours runs them and returns their values.
+
+1. propose   the plugin calls its launcher with the overrides of a batch
+2. compose   each becomes a cell with all checks of a sweep; a cell that was there already keeps its trial's rows
+3. run       the new cells, through the sweep: reused, run here or dispatched to jobs
+4. return    the objectives' values; infeasible trials as failed jobs
+
+Hydra's private modules are used here, in dispatch/plugin.py and in config/compose.py, alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ..config.cell import Cell
+from ..config.compose import RefusedError, compose_trial, each_job_composed_once, launching_with
+from ..config.hydra_words import first_line
+from ..config.overrides import Overrides
+from ..config.safe_yaml import read_yaml
+from ..config.sweeper import SETTINGS, Proposed
+from ..host.signals import heed
+from ..host.temporary import temporary_folder
+from ..sweep.sweep import Sweep
+from .trial import InfeasibleError, MissingError, Trial
+
+QUIET = ("hydra/hydra_logging=none", "hydra/job_logging=none", "hydra.output_subdir=null")
+
+RESULTS = "optimization_results.yaml"
+"""The file into which Hydra's sweepers write what they have found."""
+
+
+class EndedError(BaseException):
+    """Raised through a plugin, past its handlers of errors, where the sweep is to end early. `refused`: why, where no
+    proposal could be run as it is.
+    """
+
+    def __init__(self, refused: RefusedError | None = None) -> None:
+        super().__init__()
+        self.refused = refused
+
+
+@dataclass
+class Proposals:
+    """The trials of a sweep. `before`: called with the new cells of a batch before they run; may raise RefusedError.
+    `gave_up`: a sentence where the plugin ended with an error; `found`: its own account of what is best.
+    """
+
+    proposed: Proposed
+    check: Overrides
+    sweep: Sweep
+    one_by_one: bool
+    limit_bytes: int | None = None
+    before: Callable[[list[Cell]], None] = lambda cells: None
+    trials: list[Trial] = field(default_factory=list)
+    gave_up: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+    _judged: dict[str, Trial] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Has the plugin propose to its end, or until the sweep is stopped. Raises RefusedError for a proposal that is
+        no cell, or whose run lacks the objective.
+        """
+        with temporary_folder() as folder:
+            try:
+                with _silenced() as console, each_job_composed_once():
+                    self._sweeper(folder, console).sweep(arguments=list(self.proposed.axes))
+            except EndedError as ended:
+                if ended.refused is not None:
+                    raise ended.refused from None
+            except KeyboardInterrupt:
+                self.sweep.stopped = True
+            except Exception as error:
+                self.gave_up = self._why(error)
+            self.found = _read_results(folder / RESULTS)
+
+    def _why(self, error: Exception) -> str:
+        """Says why the plugin gave up; "" where it only misses a best trial, which there is not."""
+        if isinstance(error, InfeasibleError):
+            rate = next((key for key in self.proposed.asked if key.endswith("max_failure_rate")), "max_failure_rate")
+            return f"more trials of a batch failed than {SETTINGS}.{rate} permits, as {error}"
+        if self.trials and not any(trial.values for trial in self.trials):
+            return ""
+        return f"{type(error).__name__}: {first_line(error)}"
+
+    def _sweeper(self, folder: Path, console: _Console) -> Any:
+        """Makes the plugin, with a launcher of ours; the jobs of a dispatched sweep have the one that was chosen."""
+        config = self.check.compose_whole([*self.proposed.words, *QUIET])
+        with open_dict(config):
+            config.hydra.sweep.dir = str(folder)
+            if "params" in config.hydra.sweeper:
+                config.hydra.sweeper.params = None  # they are among the axes
+            for key, value in self.proposed.changes(self.one_by_one).items():
+                OmegaConf.update(config.hydra.sweeper, key, value)
+        context = HydraContext(self.check.loader, Callbacks())
+        with launching_with(lambda: _Batches(self, console)):
+            return Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=_no_task)
+
+    def launch(self, batch: Sequence[Sequence[str]]) -> list[JobReturn]:
+        """Runs a batch of proposed overrides, and returns their values in order. Raises EndedError."""
+        try:
+            return self._launch(batch)
+        except RefusedError as refused:
+            raise EndedError(refused) from None
+
+    def _launch(self, batch: Sequence[Sequence[str]]) -> list[JobReturn]:
+        trials = [self._trial(tuple(map(str, words))) for words in batch]
+        heed()
+        self.trials += trials
+        fresh = {one.cell.cell_id: one for one in trials if one.cell.cell_id not in self._judged}
+        if fresh:
+            self._run(list(fresh.values()))
+        for trial in trials:
+            known = self._judged[trial.cell.cell_id]
+            trial.status, trial.reason, trial.rows, trial.values = known.status, known.reason, known.rows, known.values
+        return [trial.returned(self._signs) for trial in trials]
+
+    def _trial(self, words: tuple[str, ...]) -> Trial:
+        mine = tuple(self._forced(word) for word in words)
+        return Trial(len(self.trials), words, compose_trial(self.check, [*self.proposed.fixed, *mine]))
+
+    def _forced(self, word: str) -> str:
+        """The override with the prefix that a key needs which not all choices of the sweep have."""
+        key = word.partition("=")[0].lstrip("+")
+        added = key in self.check.elsewhere or key.startswith("huggingface.options.")
+        return f"++{word.lstrip('+')}" if added else word
+
+    def _run(self, trials: list[Trial]) -> None:
+        cells = [trial.cell for trial in trials]
+        self.before(cells)
+        self.sweep.run(cells, names=[trial.name for trial in trials])
+        ended = self.sweep.stopped or self.sweep.failed_fast
+        for trial in trials:
+            rows = self.sweep.by_cell.get(trial.cell.cell_id, [])
+            if rows and (not ended or len(rows) >= trial.cell.config.measure.repeats):
+                self._judge(trial, rows)
+        if ended:
+            raise EndedError
+
+    def _judge(self, trial: Trial, rows: list[dict[str, Any]]) -> None:
+        try:
+            trial.judge(rows, self.proposed.objectives, self.limit_bytes)
+        except MissingError as error:
+            raise RefusedError([str(error)]) from None
+        self._judged[trial.cell.cell_id] = trial
+
+    @property
+    def _signs(self) -> list[int]:
+        """A plugin that cannot be told a direction minimizes."""
+        told = bool(self.proposed.direction)
+        return [-1 if one.larger and not told else 1 for one in self.proposed.objectives]
+
+
+class _Console:
+    """Keeps what a plugin logs, and warns programmers of, off the console, which is the sweep's."""
+
+    def hush(self) -> None:
+        """Silences the plugin."""
+        self._level, self._warnings = logging.root.manager.disable, warnings.catch_warnings()
+        logging.disable(logging.CRITICAL)
+        self._warnings.__enter__()
+        warnings.simplefilter("ignore")
+
+    def speak(self) -> None:
+        """Undoes that."""
+        self._warnings.__exit__(None, None, None)
+        logging.disable(self._level)
+
+
+@contextmanager
+def _silenced() -> Iterator[_Console]:
+    console = _Console()
+    console.hush()
+    try:
+        yield console
+    finally:
+        console.speak()
+
+
+class _Batches(Launcher):
+    """Hydra's launcher of a sweeper: runs batches through Proposals."""
+
+    def __init__(self, proposals: Proposals, console: _Console) -> None:
+        self._proposals, self._console = proposals, console
+
+    def setup(self, *, hydra_context: HydraContext, task_function: Any, config: DictConfig) -> None:
+        """Needs nothing of Hydra's."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Runs a batch."""
+        self._console.speak()
+        try:
+            return self._proposals.launch(job_overrides)
+        finally:
+            self._console.hush()
+
+
+def _no_task(config: DictConfig) -> None:
+    """A sweeper's jobs are run by the launcher alone."""
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    """Returns the plugin's own account of its best parameters; {} where it has written none."""
+    try:
+        found = read_yaml(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
