@@ -66,6 +66,7 @@ setup-browser: .venv/browser
 
 .venv/browser: requirements/browser.txt | setup
 	$(INSTALL) -r requirements/browser.txt
+	$(RUN) -m pip check
 	@touch .venv/browser
 
 bench: setup
@@ -115,6 +116,7 @@ docs: .venv/documents
 
 .venv/documents: requirements/docs.txt | setup
 	$(INSTALL) -r requirements/docs.txt
+	$(RUN) -m pip check
 	@touch .venv/documents
 
 # The experiments that figures and tables are made of: FIGURES in analysis/common.py.

@@ -85,6 +85,12 @@ def compiled(source: str, *options: str, given: str | None = None) -> Lock:
     return read(done.stdout)
 
 
+def beyond(more: Lock, ci: Lock) -> Lock:
+    """Returns what a further extra adds to ci.txt, packages that ci.txt installs on some platforms only among it."""
+    everywhere = {name for name, pins in ci.items() if any(pin.marker is None for pin in pins)}
+    return {name: pins for name, pins in more.items() if name not in everywhere and pins != ci.get(name)}
+
+
 def torch_hashes(version: str) -> set[str]:
     """Returns the hashes of torch's wheels in the folders that pip is configured to look in (find-links), and those
     that the lock has.
@@ -108,8 +114,7 @@ def main() -> None:
         "cuda.txt": {name: pins for name, pins in ci.items() if CUDA.match(name)},
     }
     for extra in ("docs", "browser"):
-        more = compiled("pyproject.toml", "--extra", extra)
-        files[f"{extra}.txt"] = {name: pins for name, pins in more.items() if name not in ci}
+        files[f"{extra}.txt"] = beyond(compiled("pyproject.toml", "--extra", extra), ci)
     for name, lock in files.items():
         write(HERE / name, lock)
         print(f"requirements/{name}: {len(lock)} packages")

@@ -11,7 +11,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from requirements.lock import BUILD, CUDA, HERE, Lock, read
+from requirements.lock import BUILD, CUDA, HERE, Lock, Pin, beyond, read
 
 ROOT = Path(__file__).parents[2]
 FILES = {"build.txt": "", "ci.txt": "dev", "docs.txt": "docs", "browser.txt": "browser"}
@@ -62,6 +62,14 @@ def test_a_lock_covers_its_extra(name: str) -> None:
     held = lock(name).keys() | lock("ci.txt").keys()
     missing = required(FILES[name]) - held
     assert not missing, f"requirements/{name} lacks {missing}: make lock"
+
+
+def test_what_ci_installs_on_some_platforms_only_is_in_the_lock_of_an_extra_that_needs_it_everywhere() -> None:
+    on_windows, everywhere = [Pin("0.4.6", "sys_platform == 'win32'")], [Pin("0.4.6", None)]
+    ci = {"colorama": on_windows, "click": [Pin("8.3", None)]}
+    more = {"colorama": everywhere, "click": [Pin("8.3", None)], "mkdocs": [Pin("1.6.1", None)]}
+    assert beyond(more, ci).keys() == {"colorama", "mkdocs"}
+    assert not beyond(ci, ci)
 
 
 def test_the_locks_and_the_constraints_are_one_choice() -> None:
