@@ -267,19 +267,12 @@ def _sweep(arguments: list[str]) -> int:
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
-        if dry_run and composed.proposed is not None:
-            why = "its cells follow from what earlier ones measured, and are not known beforehand"
-            raise RefusedError([f"--dry-run: {composed.proposed.chosen}: {why}; leave one of them out"])
-        if not dry_run:
-            from .commands.composed import run_composed
+        from .commands.composed import plan_composed, run_composed
 
-            return run_composed(composed, chosen)
+        return (plan_composed if dry_run else run_composed)(composed, chosen)
     except RefusedError as refused:
         for problem in refused.problems:
             print(printable(f"zerobench: {problem}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    from .commands.dry_run import print_plan
-
-    return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0

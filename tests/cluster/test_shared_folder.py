@@ -187,7 +187,7 @@ def test_a_rename_that_was_done_though_it_failed_is_one_run(shared: Shared, monk
 
 
 def disk(shared: Shared, path: Path) -> Path:
-    """The same path on the server."""
+    """Returns where the server keeps a path."""
     return shared.disk / path.relative_to(shared.a)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .slurm import Slurm, missing
+from .slurm import Slurm
 
 pytestmark = pytest.mark.thorough
 
@@ -24,17 +24,9 @@ WITHIN_S = 500.0
 """Time, in seconds, for a sweep on a machine that is busy with other tests."""
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    if why := missing():
-        pytest.skip(f"no SLURM can be started here: {why}")
+@pytest.fixture(autouse=True)
+def _plugin() -> None:
     pytest.importorskip("submitit", reason="SLURM's plugin is not installed: pip install 'zerobench[slurm]'")
-    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 class Sweep:

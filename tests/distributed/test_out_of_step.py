@@ -195,6 +195,7 @@ def hear(rank: int, act: Act, strategy: str, options: dict[str, Any]) -> Heard:
 def hear_all(rank: int, n: int, folder: str, cases: list[Case]) -> list[Heard]:
     """Each case in a process group of its own, for a fault breaks it."""
     hang_watch.PATIENCE_S, hang_watch.LOOK_S, hang_watch.ANSWER_S = 0.25, 0.05, 1.0
+    dist.barrier()  # a rank that has connected would close the group on one that is still connecting
     heard = []
     for number, (act, strategy, options) in enumerate(cases):
         dist.destroy_process_group()

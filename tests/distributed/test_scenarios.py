@@ -134,7 +134,7 @@ def all_scenarios(rank: int, n: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_scenarios_train_as_under_ddp(n: int) -> None:
     for mine in run_ranks(n, all_scenarios, timeout_s=400):
         assert {name: wrong for name, wrong in mine.items() if wrong} == {}

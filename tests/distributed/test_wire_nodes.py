@@ -48,6 +48,7 @@ def predicted(case: str) -> tuple[Moved, int]:
     return moved, sum(shape.numel for shape in schedule.shapes)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not two_nodes_work(), reason="needs the right to make network namespaces and a veth pair")
 @pytest.mark.parametrize("case", MEASURED)
 def test_what_crosses_from_node_to_node(sent: dict[str, float], case: str) -> None:

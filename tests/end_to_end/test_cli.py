@@ -304,6 +304,7 @@ def test_a_key_that_some_choices_of_a_sweep_lack_is_left_out_there(
     assert [cell.problems for cell in cells] == [()] * len(cells)
 
 
+@pytest.mark.thorough
 def test_a_models_own_script_is_swept_like_the_others(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nimport zerobench\n\n"

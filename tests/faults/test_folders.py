@@ -227,7 +227,7 @@ def test_a_run_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch
 
 
 def test_what_killed_sweeps_left_goes_when_the_next_begins_even_where_it_reuses_all(tmp_path: Path) -> None:
-    """What a living process may just be making stays: a folder without a lock is nobody's after an hour only."""
+    """A folder that a living process may just be making stays: without a lock it is abandoned after an hour only."""
     one = simulated(tmp_path)
     board, old, new, cache = (tmp_path / name for name in (".sweep-1-a", ".claim-1-a", ".claim-1-b", ".tables.a"))
     for folder in (board, old, new, cache, tmp_path / ".references/.partial-ddp-1"):

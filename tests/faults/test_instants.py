@@ -39,7 +39,7 @@ def cells_in(where: Path) -> list[Cell]:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """What the ranks of the cells return."""
+    """Runs each cell once and keeps what its ranks return."""
     found: Records = {}
     launch = life.launch
 

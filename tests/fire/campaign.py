@@ -49,7 +49,7 @@ MOST_STARTS = 150
 
 @dataclass
 class State:
-    """What state.json holds. `seen`: run -> digest of its files when it was first seen."""
+    """The contents of state.json. `seen`: run -> digest of its files when it was first seen."""
 
     campaign: str
     code: str

@@ -49,7 +49,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Draw:
-    """What the seed says of a shot."""
+    """A shot as the seed has it."""
 
     aim: str
     signal: signal.Signals

@@ -46,7 +46,7 @@ class Victim:
 
 @dataclass(frozen=True)
 class Scene:
-    """What the sweep was doing. `launch`: the run in work, without its attempt; `phase`: starting, between, or a
+    """The instant of a sweep. `launch`: the run in work, without its attempt; `phase`: starting, between, or a
     pass; writing once all passes have logs of their end.
     """
 

@@ -142,7 +142,7 @@ def _yaml(draw: random.Random, path: Path) -> None:
 
 
 def changed(draw: random.Random, value: Any) -> Any:
-    """The same with another value, key or length somewhere; at the top too, but seldom."""
+    """Changes a value, a key or a length somewhere; at the top too, but seldom."""
     places = [value]
     for one in places:
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()

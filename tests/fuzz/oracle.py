@@ -24,6 +24,7 @@ import yaml
 from zerobench.config import compose
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.config.names import name_cells
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import store_schemas
 from zerobench.execution import execute
@@ -146,11 +147,12 @@ KEYS = (
 
 
 def _problems_of_cell(cell: Cell, words: list[str]) -> list[str]:
-    """What is wrong with a cell that was made: its sentences, and its way to a file and back."""
+    """Judges a cell that was made: its sentences, and its way to a file and back."""
     found = _problems_of_sentences(cell.problems, words)
     try:
         written = cell.config.as_dict()
         text = json.dumps(written, allow_nan=False)
+        name_cells([cell.config])
         for name, again in (
             ("as_dict", CellConfig.from_dict(written)),
             ("JSON", CellConfig.from_json(text)),

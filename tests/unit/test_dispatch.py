@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,9 @@ from zerobench.dispatch.living import JOBS, abandoned, boards_of_orphans
 from zerobench.dispatch.plan import at_once, groups_of, resources_for, settings_for
 from zerobench.dispatch.sweep import DispatchedSweep
 from zerobench.dispatch.task import _leased, run_job
+from zerobench.dispatch.watch import Watch
 from zerobench.results.board import BoardWriter
+from zerobench.results.rescue import Unwritten, sentences
 from zerobench.results.tables import load
 from zerobench.sweep.progress import Reporter
 from zerobench.sweep.sweep import rounds
@@ -57,10 +61,12 @@ def row(launch: Any, status: str = "ok") -> dict[str, Any]:
             "peak_bytes": 5, "step_s": 1.0, "passes_agree": True}  # fmt: skip
 
 
-def run(monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: Callable[[int, JobFolder], None]) -> tuple[Any, Jobs]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, cells: list[Cell], end: Callable[[int, JobFolder], None], n_jobs: int = 1
+) -> tuple[Any, Jobs]:
     """Runs the cells through a launcher whose jobs end so."""
     monkeypatch.setattr(dispatched_sweep, "POLL_S", 0.01)
-    plugin = Jobs(end)
+    plugin = Jobs(end, choice(n_jobs=n_jobs))
     with Reporter() as reporter:
         sweep = DispatchedSweep(reporter, plugin=plugin)  # type: ignore[arg-type]
         sweep.run(cells)
@@ -203,6 +209,43 @@ def test_fail_fast_counts_the_last_attempt_and_starts_no_other_job(monkeypatch, 
     assert plugin.jobs == [["ddp 0"], ["zero1 0"], ["zero2 0"]]
     assert [one["status"] for one in sweep.rows] == ["ok", "oom", "crash"], "ddp's next attempt does not begin"
     assert sweep.failed_fast
+
+
+def test_fail_fast_takes_jobs_from_the_queue_that_wait_there(monkeypatch, tmp_path: Path) -> None:
+    """zero1's job waits until it is canceled; zero2's is at work, and its row counts."""
+    canceled = threading.Event()
+
+    class Queue(Watch):
+        def withdraw(self, folders: Any, whole: bool = False) -> list[JobFolder]:
+            mine = [one for one in folders if one.launches()[0].cell.config.strategy.name == "zero1"]
+            if mine and not whole:
+                canceled.set()
+            return mine
+
+    def end(_: int, folder: JobFolder) -> None:
+        (launch,) = folder.launches()
+        fails = launch.cell.config.strategy.name == "ddp"
+        assert fails or canceled.wait(20)
+        if launch.cell.config.strategy.name != "zero1":
+            folder.write_rows([row(launch, "crash" if fails else "ok")])
+
+    monkeypatch.setattr(dispatched_sweep, "watch_of", Queue)
+    sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", "zero2", "zero3", fail_fast=True), end, 3)
+    assert sorted(plugin.jobs) == [["ddp 0"], ["zero1 0"], ["zero2 0"]]
+    assert [one["status"] for one in sweep.rows] == ["crash", "ok"]
+    assert not list(tmp_path.glob(f"{JOBS}/*")), "nothing of them stays"
+
+
+def test_a_run_that_a_job_could_not_write_is_told_with_its_machine(monkeypatch, tmp_path: Path) -> None:
+    kept = tmp_path / "rescued"
+
+    def end(_: int, folder: JobFolder) -> None:
+        folder.write_unwritten([Unwritten(tmp_path, "No space left on device", kept)])
+        ok(0, folder)
+
+    sweep, _ = run(monkeypatch, cells_of(tmp_path, "ddp"), end)
+    words = f"1 run could not be written to {tmp_path} (No space left on device, on {socket.gethostname()})"
+    assert sentences(sweep.unwritten) == [f"{words}; it is kept in {kept} instead: zerobench status {kept}"]
 
 
 @pytest.mark.parametrize(

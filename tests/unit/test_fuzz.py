@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
@@ -20,6 +22,8 @@ from zerobench.commands.table1.rows import CellRow, read
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.dispatch.job_folder import JobFolder
+from zerobench.records import TrafficRow
+from zerobench.results import frames
 
 LONG = ("run, compare", "collection, report", "huggingface's config.json", "provenance.json", "weights")
 """Readers that import for seconds; `make fuzz` has them."""
@@ -67,12 +71,6 @@ def test_configs_that_take_one_another_in_are_told_in_words(tmp_path: Path) -> N
     assert "data=mine" in str(refused.value)
 
 
-def test_a_choice_that_says_nothing_of_its_group_becomes_a_cell_with_a_problem(tmp_path: Path) -> None:
-    flag = folder_with(tmp_path, "model/mine", "seed: 3")
-    (cell,) = compose_cells([flag, "model=mine"])
-    assert "model" in cell.problems[0]
-
-
 def test_hydras_globals_and_random_numbers_are_left_as_they_were() -> None:
     before = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, random.getstate()
     assert len(compose_cells(["-m", "seed=shuffle(1,2,3)", "world_size=2"])) == 3
@@ -107,3 +105,36 @@ def test_a_pipe_is_no_yaml(tmp_path: Path) -> None:
         read_yaml(tmp_path / "x.yaml")
     (tmp_path / "y.yaml").write_text("a: 1\n")
     assert read_yaml(tmp_path / "y.yaml") == yaml.safe_load("a: 1") == {"a": 1}
+
+
+@pytest.mark.parametrize("group", ["strategy", "model", "data", "optimizer", "precision"])
+def test_a_choice_that_begins_with_no_schema_is_told_how_to_begin(group: str, tmp_path: Path) -> None:
+    flag = folder_with(tmp_path, f"{group}/mine", "seed: 3")
+    with pytest.raises(RefusedError, match=rf"^{group}: it has no value; begin its yaml with .*/schema/{group}/"):
+        compose_cells([flag, f"{group}=mine"])
+    (tmp_path / group / "mine.yaml").write_text("")
+    with pytest.raises(RefusedError, match=rf"^{group}\.\w+: it has no value"):
+        compose_cells([flag, f"{group}=mine"])
+
+
+def test_a_choice_that_is_a_number_is_refused_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "zeropp").mkdir()
+    (tmp_path / "zeropp/mine.yaml").write_text("3")
+    with pytest.raises(RefusedError, match=r"zeropp/mine\.yaml: it holds '3'; a choice of zeropp has KEY: VALUE"):
+        compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
+    (tmp_path / "notes.yaml").write_text("[1, 2]")
+    (tmp_path / "zeropp/mine.yaml").write_text("defaults: [/schema/zeropp/none@_here_]")
+    assert compose_cells([f"--config-dir={tmp_path}", "zeropp=mine"])
+
+
+def test_a_small_file_that_stands_for_very_many_rows_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "MOST_VALUES", 2_000_000)
+    path = tmp_path / "traffic.parquet"
+    pq.write_table(pa.table({"step": pa.repeat(1, 3_000_000)}), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    with pytest.raises(
+        ValueError, match=r"^traffic\.parquet: it has 3,000,000 rows of 1 columns; at most 2,000,000 val"
+    ):
+        frames.read_table(path, TrafficRow)

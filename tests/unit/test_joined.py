@@ -46,6 +46,16 @@ def follow(mine: JobContext) -> None:
             mine.store.post(f"end/{mine.passes}/{mine.job.rank}", to_plain(follower._end_of(mine, order)))
 
 
+def dismiss(contexts: list[JobContext], threads: list[threading.Thread]) -> None:
+    """Ends the followers' threads and what each process of the job keeps running."""
+    over_cluster._dismiss(contexts[0])
+    for thread in threads:
+        thread.join(20)
+    for context in contexts:
+        context.heartbeat.stop()
+        context.stop_joining()
+
+
 def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROBENCH_JOB_SECRET", "of this test alone")
     monkeypatch.setattr(follower.here, "launch", launch_here)
@@ -67,12 +77,7 @@ def test_a_long_sweep_leaves_little_in_the_store(tmp_path: Path, monkeypatch: py
             reasons.append(outcome.reason)
             assert outcome.results == ([] if outcome.reason else [2 * number] * ranks)
     finally:
-        over_cluster._dismiss(contexts[0])
-        for thread in threads:
-            thread.join(20)
-        for context in contexts:
-            context.heartbeat.stop()
-            context.stop_joining()
+        dismiss(contexts, threads)
     assert [number for number, reason in enumerate(reasons) if reason] == [DISK_FULL]
     assert reasons[DISK_FULL] == "rank 1 could not run its part: OSError: [Errno 28] No space left on device"
     pulses, last_order = len(contexts), 2
@@ -137,12 +142,7 @@ def test_a_sweep_goes_on_with_the_ranks_that_are_left(tmp_path: Path, monkeypatc
         with pytest.raises(Interrupted):
             place(two)  # whichever process was stopped by the user
     finally:
-        over_cluster._dismiss(contexts[0])
-        for thread in threads:
-            thread.join(20)
-        for context in contexts:
-            context.heartbeat.stop()
-            context.stop_joining()
+        dismiss(contexts, threads)
 
 
 def test_torchruns_report_has_the_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

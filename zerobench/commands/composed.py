@@ -1,13 +1,25 @@
-"""Runs what a command line has composed: cells, here or by a launcher's jobs, or those that a sweeper proposes."""
+"""Runs what a command line has composed, or shows its plan: cells, here or by a launcher's jobs, or those that a
+sweeper proposes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..config.compose import Composed
+from ..config.compose import Composed, RefusedError
 from ..sweep.command import run_cells
 from ..sweep.sweep import Sweep
+
+
+def plan_composed(composed: Composed, chosen: Sequence[str] | None) -> int:
+    """Prints what would run, in the columns `chosen`. Returns the exit code. Raises RefusedError for a sweeper."""
+    from .dry_run import print_plan
+
+    if composed.proposed is not None:
+        why = "its cells follow from what earlier ones measured, and are not known beforehand"
+        raise RefusedError([f"--dry-run: {composed.proposed.chosen}: {why}; leave one of them out"])
+    return print_plan(composed.cells, chosen, composed.launcher) if composed.cells else 0
 
 
 def run_composed(composed: Composed, chosen: Sequence[str] | None) -> int:

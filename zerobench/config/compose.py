@@ -34,7 +34,7 @@ from .cell import Cell, CellConfig
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
 from .hydra_keys import quoted
-from .hydra_words import not_composed, reason, sentence_of
+from .hydra_words import not_composed, problem_of_missing, reason, sentence_of
 from .launcher import GROUP, LauncherChoice, planning_for
 from .overrides import Overrides
 from .resolve import resolve, unresolved
@@ -229,6 +229,8 @@ def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
 def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:
     """`config` resolved, less the keys of `elsewhere` that its choices lack; `model`: the choice of the group."""
     try:
+        if problem := problem_of_missing(config):
+            return unresolved(config, model, problem)
         plain: Any = OmegaConf.to_object(config)
         cell = resolve(plain, model, stray_keys(config, elsewhere))
         return Cell(cell.config, tuple(map(printable, cell.problems)))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from .schema import SCHEMAS
 
 ENDLESS = "configs take one another in, or values name one another, without end"
 
@@ -29,6 +32,17 @@ def not_composed(words: list[str], error: BaseException) -> str:
         why = f"a plugin of Hydra's cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"
     return f"{' '.join(words)}: it cannot be composed: {reason(error)}"
+
+
+def problem_of_missing(config: DictConfig) -> str:
+    """Returns a sentence for a key that has no value yet, as in a yaml that does not begin with our schema, or ""."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if not missing:
+        return ""
+    group = missing[0].partition(".")[0]
+    begin = f"begin its yaml with 'defaults: [/schema/{group}/KIND@_here_]', where KIND is one of"
+    kinds = f"{begin} {', '.join(SCHEMAS[group])}" if group in SCHEMAS else "give it one"
+    return f"{missing[0]}: it has no value; {kinds}"
 
 
 def sentence_of(said: str) -> str:

@@ -30,7 +30,7 @@ def base_name(cell: CellConfig) -> str:
     name += f" nodes={cell.nodes}" if cell.nodes > 1 else ""
     name = " ".join(filter(None, [name, cell.systems_label]))
     usual = (("fp32", cell.precision.label), ("adamw", cell.optimizer.name))
-    return " ".join([name, *(chosen for default, chosen in usual if chosen != default)])
+    return " ".join([name, *(chosen for default, chosen in usual if chosen and chosen != default)])
 
 
 def name_cells(cells: Sequence[CellConfig]) -> list[str]:

@@ -21,7 +21,7 @@ from . import schema_memory, size_limits
 from .byte_sizes import in_bytes
 from .composer import GROUPS, Composer
 from .hydra_keys import problem_of, problem_of_choices, spelled_out
-from .hydra_words import not_composed
+from .hydra_words import not_composed, problem_of_missing
 from .launcher import LauncherChoice
 from .objective import KEY as OBJECTIVE
 from .one_value import in_one
@@ -44,7 +44,7 @@ CHOSEN_BY_GROUP = (
 NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed", True)}
 """Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
 
-UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError)
 """Errors that a user's yaml may raise when it is composed."""
 
 
@@ -71,7 +71,7 @@ class Overrides(Composer):
             return words
 
     def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
-        self.problems += problems_of_folders(self._extra_dirs)
+        self.problems += problems_of_folders(self._extra_dirs, GROUPS)
         parsed = [override for argument in words if (override := self._parse(argument, verbs))]
         if self.problems:
             return words
@@ -79,16 +79,11 @@ class Overrides(Composer):
         given = {o.key_or_group: self._values(o) for o in parsed}
         picked = {group: choices for group, choices in given.items() if group in GROUPS}
         self._check_mode(picked)
-        hydra, usual = (self._compose(one, with_hydra=True).hydra for one in (self._study(picked), []))
-        said = [self._compose(one, with_hydra=True).hydra for one in self._of_users(picked)]
-        problems = (problem_of_choices(one, usual) for one in (hydra, *said))
-        self.problems += list(dict.fromkeys(problem for problem in problems if problem))
+        hydra = self._check_composed(picked)
         self._choose_plugins(parsed, self._study(picked), given)
         if self.problems:
             return words
-        modes = [str(o.value()).upper() for o in parsed if o.key_or_group == "hydra.mode"]
-        mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
-        self.multirun = multirun = mode == "MULTIRUN" or (multirun and mode != "RUN")
+        self.multirun = multirun = _is_sweep(parsed, hydra, multirun)
         swept_by_it = self._swept_by_a_study(hydra, given) if multirun else []
         studied = {override.key_or_group: self._values(override) for override in swept_by_it}
         picked |= {group: choices for group, choices in studied.items() if group in GROUPS}
@@ -115,6 +110,16 @@ class Overrides(Composer):
                 f"{', '.join(swept)}: {self.cells:,} cells; at most {size_limits.MOST_CELLS:,} are listed"
             )
         return [_swept_along(line, override, swept) for line, override in zip(checked, parsed, strict=True)]
+
+    def _check_composed(self, picked: dict[str, list[Any]]) -> DictConfig:
+        """Returns the config of Hydra itself, of which experiments and users' choices may change little. These have all
+        values that our schemas ask for.
+        """
+        usual = self.hydra_of([])
+        for one in (study := self._study(picked), *self._of_users(picked)):
+            found = (problem_of_choices(self.hydra_of(one), usual), problem_of_missing(self.config_of(one)))
+            self.problems += [problem for problem in found if problem and problem not in self.problems]
+        return self.hydra_of(study)
 
     def _choose_plugins(self, parsed: list[Override], study: list[str], given: dict[str, list[Any]]) -> None:
         """Fills `launcher` and `proposed`."""
@@ -253,6 +258,13 @@ class Overrides(Composer):
             return [value.start, value.end]
         found = list(override.sweep_iterator(transformer=lambda x: x)) if override.is_sweep_override() else [value]
         return [one.text if isinstance(one, QuotedString) else one for one in found]
+
+
+def _is_sweep(parsed: list[Override], hydra: DictConfig, multirun: bool) -> bool:
+    """Tells whether several cells may be composed: by -m, unless hydra.mode says otherwise."""
+    modes = [str(override.value()).upper() for override in parsed if override.key_or_group == "hydra.mode"]
+    mode = modes[-1] if modes else hydra.mode.name if hydra.mode is not None else ""
+    return mode == "MULTIRUN" or (multirun and mode != "RUN")
 
 
 def _swept_along(line: str, override: Override, swept: dict[str, int]) -> str:

@@ -148,11 +148,11 @@ class Precision(Axis):
     @property
     def label(self) -> str:
         """ "bf16", with what differs from that: "bf16, gradient_dtype=fp32"."""
-        parts, before = [self.name], self.name
+        parts, before = [self.name or ""], self.name
         for key, dtype in (("gradient_dtype", self.gradient_dtype), ("wire_dtype", self.wire_dtype)):
             parts += [f"{key}={dtype}"] if dtype not in (before, None) else []
             before = dtype or before
-        return ", ".join([*parts, *(["masters=false"] if not self.masters else [])])
+        return ", ".join(filter(None, [*parts, *(["masters=false"] if not self.masters else [])]))
 
 
 @dataclass

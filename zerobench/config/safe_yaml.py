@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,19 @@ def check_yaml(path: Path) -> str:
     return text
 
 
-def problems_of_folders(folders: Iterable[Path]) -> list[str]:
-    """A sentence for each yaml file of these config folders and their groups that cannot be used."""
+def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> list[str]:
+    """Returns a sentence for each yaml file of these config folders that cannot be used. Those of `groups` are choices,
+    which have keys.
+    """
     found = []
     for path in [
         path for where in folders for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for path in where.glob(pattern)
     ]:
         try:
-            check_yaml(path)
+            text = check_yaml(path)
+            root = yaml.compose(text, Loader=yaml.SafeLoader) if path.parent.name in groups else None
+            if not isinstance(root, yaml.MappingNode | None):
+                found.append(f"{path}: it holds {text.strip()[:40]!r}; a choice of {path.parent.name} has KEY: VALUE")
         except (OSError, ValueError) as error:
             found.append(str(error))
     return found

@@ -14,6 +14,8 @@ from .cell import CellConfig
 from .launcher import LauncherChoice, elsewhere, nodes_of
 from .schema import Config
 
+WORDS = {"device": ("auto", "cpu", "cuda"), "backend": ("auto", "gloo", "nccl", SIMULATED)}
+
 NCCL_SHARES = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Set to 1 it lets NCCL, from 2.30 on, put several ranks on one GPU; `zerobench gpu-suite --only probe` tries it."""
 
@@ -34,7 +36,7 @@ class Placement:
 
 def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     """Fills in world_size, device, backend and threads, in place, and returns what is no key of the user's."""
-    for key, words in (("device", ("auto", "cpu", "cuda")), ("backend", ("auto", "gloo", "nccl", SIMULATED))):
+    for key, words in WORDS.items():
         if (word := getattr(draft, key)) not in words:
             problems.append(f"{key}={word}: use one of {', '.join(words)}")
             return Placement()

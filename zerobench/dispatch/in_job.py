@@ -51,6 +51,8 @@ def run_launches(folder: JobFolder) -> int:
                 rows.append(None)
             elif (row := sweep.run_one(launch)) is not None:
                 rows.append(row)
+            if sweep.unwritten:
+                folder.write_unwritten(sweep.unwritten)
             folder.write_rows(rows)
             if sweep.stopped:
                 return 130

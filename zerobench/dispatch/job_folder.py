@@ -5,6 +5,7 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     order.json   the composing process's: the launches to run, the command that runs them, the launcher's name
     stop         the composing process's: present once the job is to end, or not to begin
     rows.json    the job's: the rows of its launches so far, in their order, replaced as a whole
+    unwritten.json  the job's: runs that are not in their results folder, where there are such
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
     lease-*      leases (dispatch/living.py) of the composing process and of the job's tasks, while they live
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 import uuid
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ from ..config.cell import Cell, CellConfig
 from ..host.durable import replace_text
 from ..host.leases import Lease, lease_in
 from ..results.board import Launch, board_folders, read_board
+from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
 from .living import COMPOSER, JOBS, ORDER
 
@@ -108,6 +111,20 @@ class JobFolder:
             return []
         whole = isinstance(rows, list) and all(one is None or isinstance(one, dict) for one in rows)
         return rows if whole else []
+
+    def write_unwritten(self, lost: Sequence[Unwritten]) -> None:
+        """Replaces the runs that the job could not write to their results folder, with the machine that it ran on."""
+        host = socket.gethostname()
+        told = [(str(one.results_dir), f"{one.error}, on {host}", one.kept and str(one.kept)) for one in lost]
+        self._replace("unwritten.json", told)
+
+    def unwritten(self) -> list[Unwritten]:
+        """Returns them."""
+        try:
+            told: Any = json.loads((self.path / "unwritten.json").read_text())
+            return [Unwritten(Path(where), str(error), Path(kept) if kept else None) for where, error, kept in told]
+        except (OSError, ValueError, TypeError, RecursionError):  # none, mostly
+            return []
 
     def board(self) -> list[Launch]:
         """Returns the launches as the job's own board shows them; none before it is up."""

@@ -7,9 +7,7 @@
 5. end        a job that is over without a row for a launch has lost it: the composing process writes that row
 6. again      launches that `launch.retry` wants to run again, and those that a lost job had not begun, get a new job
 
-waiting    jobs in their order
-under way  jobs with a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
-over       the thread has ended; or all rows are taken, AFTER_S ago: a job with a lost node may be requeued for nothing
+States of a job: dispatch/job.py.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from typing import Any
 from ..cluster import dispatched
 from ..config.cell import Cell
 from ..config.compose import RefusedError
-from ..config.launcher import Resources
 from ..config.names import base_name
 from ..host.signals import heed
 from ..results.board import RUNNING, SKIPPED, WAITING
@@ -36,6 +33,7 @@ from ..sections import known
 from ..sweep.cell import write_lost
 from ..sweep.reuse import find_elsewhere
 from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
+from .job import Job
 from .job_folder import JobFolder
 from .living import abandoned
 from .plan import NOTE_HERE, at_once, groups_of, resources_for
@@ -50,40 +48,8 @@ STOP_S = 60.0
 
 INTERRUPTED = "interrupted"
 
-AFTER_S = 30.0
-"""Time, in seconds, for a job to end after its last row."""
-
 SAY_EVERY_S = 10.0
 """Interval, in seconds, of lines on jobs that wait."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: places of those
-    that have begun. `again`: launches that another job is to run.
-    """
-
-    number: int
-    launches: list[CellLaunch]
-    resources: Resources
-    folder: JobFolder | None = None
-    thread: threading.Thread | None = None
-    error: BaseException | None = None
-    code: int | None = None
-    taken: int = 0
-    complete_since: float | None = None
-    started: set[int] = field(default_factory=set)
-    again: list[CellLaunch] = field(default_factory=list)
-
-    @property
-    def has_ended(self) -> bool:
-        """True once the plugin says so."""
-        return self.thread is None or not self.thread.is_alive()
-
-    @property
-    def is_left_over(self) -> bool:
-        """True where all rows were taken long ago and the plugin still waits."""
-        return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S
 
 
 @dataclass
@@ -173,6 +139,8 @@ class DispatchedSweep(Sweep):
                         self._end(job)
                         under_way.remove(job)
                         waiting += [self._job_of(job.again)] if job.again else []
+                if self.failed_fast:
+                    self._withdraw(under_way)
                 self._say_who_waits(under_way)
                 time.sleep(POLL_S if under_way else 0)
         except KeyboardInterrupt:
@@ -268,12 +236,22 @@ class DispatchedSweep(Sweep):
         if job.folder is not None:
             if not job.has_ended:
                 self.watch.withdraw([job.folder], whole=True)
+            self.unwritten += job.folder.unwritten()
             job.folder.remove()
 
     def _fate(self, job: Job) -> Fate:
         if job.folder is None:
             return Fate("crash", f"no folder can be made for its job: {job.error}")
         return self.watch.fate(job.folder, job.error, job.code)
+
+    def _withdraw(self, under_way: list[Job]) -> None:
+        """Takes jobs that have not begun from the queue and from `under_way`: their launches are not started."""
+        idle = {job: job.folder for job in under_way if job.folder is not None and not job.started}
+        gone = self.watch.withdraw(list(idle.values())) if idle else []
+        for job, folder in idle.items():
+            if folder in gone and not folder.rows():
+                under_way.remove(job)
+                folder.remove()
 
     def _stop(self, under_way: list[Job]) -> None:
         """Asks all jobs to end, takes those that have not begun from the queue, and takes what the others still

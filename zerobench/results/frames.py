@@ -22,6 +22,9 @@ from .typed_frames import untyped
 _ARROW = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
 _PANDAS = {int: "Int64", float: "float64", str: "object", bool: "boolean"}
 
+MOST_VALUES = 2**28
+"""Of a table that is read, rows times columns: 2 GiB of numbers, which a file of a few kB can stand for."""
+
 
 def schema_of(kind: type, with_run_id: bool = False) -> pa.Schema:
     """Returns the columns of `kind` in a file, behind `run_id` where the table holds many runs."""
@@ -50,6 +53,9 @@ def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
         return pa.table({})
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            rows, columns = file.metadata.num_rows, file.metadata.num_columns
+            if rows * columns > MOST_VALUES:
+                raise ValueError(f"it has {rows:,} rows of {columns} columns; at most {MOST_VALUES:,} values are read")
             table = file.read(use_threads=False)
         table.validate(full=True)
     except Exception as error:  # a parser may raise anything for bytes of another format

@@ -1,0 +1,48 @@
+"""A job of the launcher, as the composing process sees it.
+
+waiting    in the order of jobs; it has no folder yet
+under way  with a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
+over       the thread has ended; or all rows are taken, AFTER_S ago: a job with a lost node may be requeued for nothing
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from ..config.launcher import Resources
+from ..sweep.sweep import CellLaunch
+from .job_folder import JobFolder
+
+AFTER_S = 30.0
+"""Time, in seconds, for a job to end after its last row."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: places of those
+    that have begun. `again`: launches that another job is to run.
+    """
+
+    number: int
+    launches: list[CellLaunch]
+    resources: Resources
+    folder: JobFolder | None = None
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    code: int | None = None
+    taken: int = 0
+    complete_since: float | None = None
+    started: set[int] = field(default_factory=set)
+    again: list[CellLaunch] = field(default_factory=list)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the plugin says so."""
+        return self.thread is None or not self.thread.is_alive()
+
+    @property
+    def is_left_over(self) -> bool:
+        """True where all rows were taken long ago and the plugin still waits."""
+        return self.complete_since is not None and time.monotonic() > self.complete_since + AFTER_S
