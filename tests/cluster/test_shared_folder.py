@@ -54,6 +54,13 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 
 
 @pytest.fixture
+def without_beats(monkeypatch) -> None:
+    """Leaves the times of leases to the test: a beat between two of its steps would undo the first."""
+    monkeypatch.setattr(leases, "_HEART", leases._Heart())
+    monkeypatch.setattr(leases._Heart, "_renew", lambda *_: None)
+
+
+@pytest.fixture
 def on_another_machine(shared: Shared, monkeypatch) -> Iterator[Callable[[], Path]]:
     """Claims a folder as a process of another machine does; returns it."""
     held = []
@@ -70,8 +77,8 @@ def on_another_machine(shared: Shared, monkeypatch) -> Iterator[Callable[[], Pat
         aside.release()
 
 
-def test_without_locks_silence_alone_makes_a_folder_abandoned(shared: Shared, on_another_machine, monkeypatch) -> None:
-    monkeypatch.setattr(leases, "BEAT_S", 3600.0)  # a slow machine takes longer than a beat for this
+@pytest.mark.usefixtures("without_beats")
+def test_without_locks_silence_alone_makes_a_folder_abandoned(shared: Shared, on_another_machine) -> None:
     theirs = on_another_machine()
     seen = shared.b / theirs.name
     assert is_claimed(seen), "its owner cannot be asked"
@@ -110,6 +117,7 @@ sys.stdin.read()"""
 
 
 def test_a_living_owner_renews_its_lease(shared: Shared, on_another_machine, monkeypatch) -> None:
+    monkeypatch.setattr(leases, "_HEART", leases._Heart())  # one that has not begun to wait
     monkeypatch.setattr(leases, "BEAT_S", 0.05)
     theirs = on_another_machine()
     shared.age(temporary.LEASE, 2 * leases.STALE_S)
@@ -122,6 +130,7 @@ def test_a_living_owner_renews_its_lease(shared: Shared, on_another_machine, mon
     assert not (theirs / f"{temporary.LEASE}{leases.DOUBT}").exists()
 
 
+@pytest.mark.usefixtures("without_beats")
 def test_a_turn_is_for_one_process_of_all_machines(shared: Shared, monkeypatch) -> None:
     waited = []
     with monkeypatch.context() as there:
