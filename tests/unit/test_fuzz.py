@@ -138,3 +138,11 @@ def test_a_small_file_that_stands_for_very_many_rows_is_not_read(
         ValueError, match=r"^traffic\.parquet: it has 3,000,000 rows of 1 columns; at most 2,000,000 val"
     ):
         frames.read_table(path, TrafficRow)
+
+
+def test_a_choice_keeps_the_name_of_its_schema(tmp_path: Path) -> None:
+    """Read again, the cell would be of another schema, or of none."""
+    flag = folder_with(tmp_path, "model/mine", "")
+    (tmp_path / "model/mine.yaml").write_text("defaults: [/schema/model/gpt@_here_]\nkind: nothing\n")
+    with pytest.raises(RefusedError, match=r"^model\.kind=nothing: the schema of its yaml has gpt; leave it out, or"):
+        compose_cells([flag, "model=mine"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from .schema import SCHEMAS
@@ -32,6 +34,19 @@ def not_composed(words: list[str], error: BaseException) -> str:
         why = f"a plugin of Hydra's cannot be imported here: {reason(error)}"
         return f"{why}; uninstall it, or install a later version of it"
     return f"{' '.join(words)}: it cannot be composed: {reason(error)}"
+
+
+def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
+    """Returns a sentence for one of `keys`, each the name of a schema, that a yaml has set to another name, or "".
+    All have a value.
+    """
+    for key in keys:
+        group, _, last = key.partition(".")
+        schema = getattr(OmegaConf.get_type(config, group), last, None)
+        said = config[group][last]
+        if isinstance(schema, str) and schema != MISSING and said != schema:
+            return f"{key}={said}: the schema of its yaml has {schema}; leave it out, or begin with another schema"
+    return ""
 
 
 def problem_of_missing(config: DictConfig) -> str:

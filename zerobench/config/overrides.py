@@ -21,7 +21,7 @@ from . import schema_memory, size_limits
 from .byte_sizes import in_bytes
 from .composer import GROUPS, Composer
 from .hydra_keys import problem_of, problem_of_choices, spelled_out
-from .hydra_words import not_composed, problem_of_missing
+from .hydra_words import not_composed, problem_of_missing, problem_of_names
 from .launcher import LauncherChoice
 from .objective import KEY as OBJECTIVE
 from .one_value import in_one
@@ -113,11 +113,13 @@ class Overrides(Composer):
 
     def _check_composed(self, picked: dict[str, list[Any]]) -> DictConfig:
         """Returns the config of Hydra itself, of which experiments and users' choices may change little. These have all
-        values that our schemas ask for.
+        values that our schemas ask for, and their names.
         """
         usual = self.hydra_of([])
         for one in (study := self._study(picked), *self._of_users(picked)):
-            found = (problem_of_choices(self.hydra_of(one), usual), problem_of_missing(self.config_of(one)))
+            config = self.config_of(one)
+            lacking = problem_of_missing(config) or problem_of_names(config, CHOSEN_BY_GROUP)
+            found = (problem_of_choices(self.hydra_of(one), usual), lacking)
             self.problems += [problem for problem in found if problem and problem not in self.problems]
         return self.hydra_of(study)
 
