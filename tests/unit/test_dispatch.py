@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +31,9 @@ from zerobench.dispatch.living import JOBS, abandoned, boards_of_orphans
 from zerobench.dispatch.plan import at_once, groups_of, resources_for, settings_for
 from zerobench.dispatch.sweep import DispatchedSweep
 from zerobench.dispatch.task import _leased, run_job
+from zerobench.dispatch.threads import StayingThreads
 from zerobench.dispatch.watch import Watch
+from zerobench.host.signals import end_with_parent
 from zerobench.results.board import BoardWriter
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.results.tables import load
@@ -335,3 +340,30 @@ def test_a_reference_of_a_check_is_a_job_and_no_row_of_the_sweep(monkeypatch, tm
     assert plugin.jobs == [["zero2 0"], ["ddp 0"]]
     assert len(sweep.rows) == 1
     assert "job 2 of jobs: ddp tiny N=2 b=8, for a check" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at the death of a parent is Linux's")
+def test_servers_that_end_with_their_thread_outlive_the_job_that_started_them() -> None:
+    """Ray's cluster is one: it must still be there for the next job."""
+    started: list[subprocess.Popen[bytes]] = []
+    done = threading.Event()
+
+    def start() -> None:
+        started.append(subprocess.Popen(["sleep", "60"], preexec_fn=end_with_parent))
+        done.set()
+
+    threads = StayingThreads()
+    threads.run(start)
+    assert done.wait(20)
+    (server,) = started
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.wait(0.5)
+    before = threading.active_count()
+    for _ in range(3):
+        again = threading.Event()
+        threads.run(again.set)
+        assert again.wait(20)
+        time.sleep(0.05)
+    assert threading.active_count() == before, "a free thread is used again"
+    server.kill()
+    server.wait()

@@ -1,8 +1,8 @@
 """A job of the launcher, as the composing process sees it.
 
 waiting    in the order of jobs; it has no folder yet
-under way  with a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
-over       the thread has ended; or all rows are taken, AFTER_S ago: a job with a lost node may be requeued for nothing
+under way  launched from a thread; `error` is what the plugin has raised, `code` the exit code of the job's command
+over       the plugin has returned; or all rows are taken, AFTER_S ago, as of a job that is requeued for nothing
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Job:
     launches: list[CellLaunch]
     resources: Resources
     folder: JobFolder | None = None
-    thread: threading.Thread | None = None
     error: BaseException | None = None
     code: int | None = None
     taken: int = 0
     complete_since: float | None = None
     started: set[int] = field(default_factory=set)
     again: list[CellLaunch] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def has_ended(self) -> bool:
         """True once the plugin says so."""
-        return self.thread is None or not self.thread.is_alive()
+        return self.ended.is_set()
 
     @property
     def is_left_over(self) -> bool:

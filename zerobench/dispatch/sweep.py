@@ -13,7 +13,6 @@ States of a job: dispatch/job.py.
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ from .job_folder import JobFolder
 from .living import abandoned
 from .plan import NOTE_HERE, at_once, groups_of, resources_for
 from .plugin import Plugin
+from .threads import THREADS
 from .watch import Fate, Watch
 from .watches import watch_of
 
@@ -160,9 +160,9 @@ class DispatchedSweep(Sweep):
             job.folder = JobFolder.make(where, job.number, job.launches, name, self.reporter.board_in(where))
         except OSError as error:
             job.error = error
+            job.ended.set()
             return job
-        job.thread = threading.Thread(target=self._run, args=(job, known(job.folder)), name="launcher", daemon=True)
-        job.thread.start()
+        THREADS.run(partial(self._run, job, job.folder))
         return job
 
     def _run(self, job: Job, folder: JobFolder) -> None:
@@ -171,6 +171,8 @@ class DispatchedSweep(Sweep):
             job.code = self.plugin.launch(folder, job.resources)
         except BaseException as error:
             job.error = error
+        finally:
+            job.ended.set()
 
     def _listen(self, job: Job) -> None:
         """Shows what the job's board shows, and takes its new rows."""
