@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import re
 import shutil
@@ -93,8 +94,9 @@ def judge(command: Command, draw: random.Random, room: Path) -> Verdict:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), watched(room, folder) as watch:
         cells = _compose(words, verdict)
     verdict.seconds, verdict.findings = watch.seconds, [*verdict.findings, *watch.told]
+    written = [key for content in command.files.values() for key in re.findall(r"[\w./]+(?=:)", content)]
     for cell in cells:
-        verdict.findings += _problems_of_cell(cell, words)
+        verdict.findings += _problems_of_cell(cell, [*words, *written])
     if cells and draw.random() < AGAIN:
         verdict.findings += _again(words, cells)
     sound = [cell for cell in cells if not cell.problems and not verdict.findings and _is_small(cell.config)]
@@ -151,8 +153,10 @@ def _problems_of_cell(cell: Cell, words: list[str]) -> list[str]:
     found = _problems_of_sentences(cell.problems, words)
     try:
         written = cell.config.as_dict()
-        text = json.dumps(written, allow_nan=False)
         name_cells([cell.config])
+        if cell.problems and not _is_finite(written):  # its row has null there
+            return found
+        text = json.dumps(written, allow_nan=False)
         for name, again in (
             ("as_dict", CellConfig.from_dict(written)),
             ("JSON", CellConfig.from_json(text)),
@@ -163,6 +167,11 @@ def _problems_of_cell(cell: Cell, words: list[str]) -> list[str]:
     except Exception as error:
         found.append(f"its cell cannot be written: {type(error).__name__}: {str(error)[:200]}")
     return found
+
+
+def _is_finite(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, parts)) and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _again(words: list[str], cells: list[Cell]) -> list[str]:
