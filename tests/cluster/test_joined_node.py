@@ -18,7 +18,7 @@ from .slurm import Slurm, missing
 pytestmark = pytest.mark.thorough
 
 SWEEP = (
-    "-m", *SMALL, "strategy=zero1", "world_size=2,1", "measure.steps=1500", "measure.passes=timed",
+    "-m", *SMALL, "strategy=zero1", "world_size=2,1", "measure.steps=12000", "measure.passes=timed",
     "measure.check_training=false",
 )  # fmt: skip
 

@@ -145,14 +145,19 @@ def test_each_end_of_a_job_is_a_row_and_the_sweep_goes_on(slurm: Slurm, start: S
     finally:
         slurm.start_node("n2")
     reasons = {str(row["reason"]): str(row["status"]) for row in sweep.rows()}
-    assert sorted(reasons.values()) == ["crash", "crash", "interrupted", "ok", "timeout"]
+    assert len(reasons) == 5, reasons
+    assert list(reasons.values()).count("ok") == 1
 
     def status_of(words: str) -> str:
         [found] = [status for reason, status in reasons.items() if words in reason]
         return found
 
     assert status_of(f"SLURM job {on['n1'][0]} on n1 was canceled (CANCELLED") == "interrupted"
-    assert status_of(f"SLURM job {on['n1'][1]} on n1 reached its time limit (TIMEOUT") == "timeout"
+    [limited] = [reason for reason in reasons if f"SLURM job {on['n1'][1]} on n1 " in reason]
+    if "was warned by SLURM, " in limited:  # the warning and the end of the job come in any order
+        assert reasons[limited] == "interrupted"
+    else:
+        assert ("reached its time limit (TIMEOUT" in limited, reasons[limited]) == (True, "timeout"), limited
     for one in on["n2"]:
         assert status_of(f"SLURM job {one} on n2 lost a node (NODE_FAIL") == "crash"
     assert "waiting (Resources" in sweep.text()

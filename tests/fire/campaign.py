@@ -44,6 +44,9 @@ LOOK_S = 10.0
 LEAVE_S = 30.0
 """Time in which the processes of a start that was shot must have ended."""
 
+LONGER_AFTER = 8
+"""Starts of a command after which the pauses between shots are twice as long."""
+
 MOST_STARTS = 150
 
 
@@ -102,20 +105,24 @@ class Campaign:
     # -- under fire -----------------------------------------------------------------------------------------
 
     def run_fired(self, commands: tuple[Command, ...]) -> None:
-        """Starts each command under fire until it is done. Raises RuntimeError where it never is."""
+        """Starts each command under fire until it is done. Raises RuntimeError where it never is.
+
+        Cells that fail are run again at each start, and a command of such is done by a start that no shot hits: so
+        pauses become longer.
+        """
         for one in commands:
             starts = 0
             while one.name not in self.state.done:
                 starts += 1
                 if starts > MOST_STARTS:
                     raise RuntimeError(f"{one.name} is not done after {MOST_STARTS} starts")
-                self._fire_at(one)
+                self._fire_at(one, self.every_s * 2 ** (starts // LONGER_AFTER))
 
-    def _fire_at(self, command: Command) -> None:
-        """One start under fire."""
+    def _fire_at(self, command: Command, every_s: float) -> None:
+        """One start under fire, with that mean pause between two shots."""
         begun, number = time.monotonic(), self.state.starts + 1
         marksman = Marksman(self.state.campaign, f"{self.seed} {self.kind.name}", self.fired, number, command.name,
-                            len(self.shots) + 1, self.every_s)  # fmt: skip
+                            len(self.shots) + 1, every_s)  # fmt: skip
         running = self._start(command, self.fired, number)
         marksman.start()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -103,6 +104,10 @@ def test_the_end_of_a_job_names_it_its_node_and_state(
     early = watch.fate(job_folder(tmp_path, 12), RuntimeError("not requeued because: timed-out too many times"), None)
     assert early.status == "timeout"
     assert "time limit" in early.reason
+    requeue = subprocess.CalledProcessError(1, ["scontrol", "requeue", "5"])
+    warned = watch.fate(job_folder(tmp_path, 5), requeue, None)
+    assert warned.status == "interrupted"
+    assert warned.reason.startswith("SLURM job 5 on n1 was warned by SLURM, of preemption or of a time limit")
     folders = [JobFolder(tmp_path / ".jobs/10-abc"), job_folder(tmp_path, 8)]
     assert watch.waiting(folders) == "SLURM: 1 job waiting (Resources 1), 1 running"
     assert watch.withdraw(folders) == []

@@ -158,6 +158,9 @@ class SlurmWatch(Watch):
         if error is not None and TIMED_OUT in str(error):
             early = "submitit ends jobs hydra.launcher.signal_delay_s earlier"
             return Fate("timeout", f"{self._named(folder)} reached its time limit ({early})")
+        if isinstance(error, subprocess.CalledProcessError) and "requeue" in error.cmd:
+            warned = "was warned by SLURM, of preemption or of a time limit that was set later, and may not be requeued"
+            return Fate("interrupted", f"{self._named(folder)} {warned}")
         seen = self._settled(folder)
         if seen is None or seen.state not in OVER:
             return super().fate(folder, error, code)
