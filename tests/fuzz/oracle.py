@@ -128,7 +128,8 @@ def _compose(words: list[str], verdict: Verdict) -> list[Cell]:
 
 def _problems_of_sentences(sentences: list[str] | tuple[str, ...], words: list[str]) -> list[str]:
     named = {part for word in words for part in (word, *word.replace("=", ".").replace("/", ".").split(".")) if part}
-    named |= {part for word in words for part in word.split("=")} - {""}
+    named |= {part for word in words for part in (*word.split("="), *re.split(r"[^\w-]+", word))} - {""}
+    named |= {"''" for word in words if not word}
     named = {printable(name) for name in named}
     found = []
     for one in sentences:

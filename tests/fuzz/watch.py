@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -36,6 +37,9 @@ STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork
 NETWORK = ("socket.connect", "socket.bind", "socket.getaddrinfo", "urllib.Request")
 
 WRITES_TO = "writes "
+
+TRIED = re.compile(r"/tmp(/\.zerobench-scratch-\w+)?")
+"""A file for a moment, by which offload.path=/tmp is tried."""
 
 MOST_SECONDS = 60.0
 """Of a case, of the processor's time: others may use the machine."""
@@ -77,7 +81,7 @@ def _note(words: str, path: Any) -> None:
     name = os.path.abspath(os.fsdecode(path)) if isinstance(path, str | bytes | os.PathLike) else ""
     if words.startswith("os.mkdir") and os.path.isdir(name):
         return
-    if not name.startswith((*_may_write, "/dev/null")):
+    if not name.startswith((*_may_write, "/dev/null")) and not TRIED.fullmatch(name):
         _heard[-1].append(words)
 
 

@@ -146,3 +146,26 @@ def test_a_choice_keeps_the_name_of_its_schema(tmp_path: Path) -> None:
     (tmp_path / "model/mine.yaml").write_text("defaults: [/schema/model/gpt@_here_]\nkind: nothing\n")
     with pytest.raises(RefusedError, match=r"^model\.kind=nothing: the schema of its yaml has gpt; leave it out, or"):
         compose_cells([flag, "model=mine"])
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("name: x", r"optimizer\.name=x: begin its yaml with 'defaults: \[/schema/optimizer/KIND@_here_\]'"),
+    ("hydra: null", r"optimizer/mine\.yaml: hydra: it has parts; set one of them"),
+])  # fmt: skip
+def test_a_choice_that_says_what_no_schema_has_is_told(content: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer/mine.yaml").write_text(content)
+    with pytest.raises(RefusedError, match=words):
+        compose_cells([f"--config-dir={tmp_path}", "+optimizer=mine"])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--config-dir", "no/such"], r"^--config-dir no/such: there is no such folder"),
+    (["--config-dir=" + "a" * 5000], r"^--config-dir a{200}: there is no such folder"),
+    (["--shell-completion"], r"^--shell-completion: say what to do, as in --shell-completion install=bash"),
+    (["--info", ""], r"^--info: use one of all, config"),
+    ([""], r"^'': neither KEY=VALUE nor a verb"),
+])  # fmt: skip
+def test_words_that_no_person_types_are_answered_too(arguments: list[str], words: str) -> None:
+    with pytest.raises(RefusedError, match=words):
+        compose_cells(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .unknown_keys import nearest
@@ -44,7 +45,9 @@ NOT_HERE = {
 }
 """Flag of Hydra's that is refused -> why: it would let a file name code."""
 
-FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", "--config-dir", "-cd")
+CONFIG_DIR = ("--config-dir", "-cd")
+
+FLAGS_OF_RUNS = ("--multirun", "-m", "--run", "-r", *CONFIG_DIR)
 """Those with which cells are run; the others ask Hydra for something else."""
 
 
@@ -80,6 +83,8 @@ def unknown_flags(flags: list[str]) -> list[str]:
         value = value if equals else following
         if choices and value not in choices:
             sentences.append(f"{f'{name} {value}'.strip()}: use one of {', '.join(choices)}")
+        if name in CONFIG_DIR and not os.path.isdir(value):
+            sentences.append(f"{f'{name} {value:.200}'.strip()}: there is no such folder; name one that has yaml files")
     return sentences
 
 
@@ -96,12 +101,13 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str], list[Pa
             continue
         flags.append(argument)
         name, _, value = argument.partition("=")
-        alone = name in FLAGS_WITH_OPTIONAL_VALUE and not value and (not rest or "=" in rest[0] or rest[0][0] == "-")
+        last = not rest or "=" in rest[0] or rest[0].startswith("-")
+        alone = name in FLAGS_WITH_OPTIONAL_VALUE and not value and last
         if alone:
             flags.append(FLAGS_WITH_OPTIONAL_VALUE[name])
         elif name in (*FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE) and not value:
             flags += rest[:1]
             value = rest.pop(0) if rest else ""
-        if name in ("--config-dir", "-cd") and value:
+        if name in CONFIG_DIR and value:
             dirs.append(Path(value))
     return flags, overrides, dirs

@@ -37,14 +37,16 @@ def not_composed(words: list[str], error: BaseException) -> str:
 
 
 def problem_of_names(config: DictConfig, keys: Iterable[str]) -> str:
-    """Returns a sentence for one of `keys`, each the name of a schema, that a yaml has set to another name, or "".
-    All have a value.
+    """Returns a sentence for one of `keys`, each the name of a schema, that a yaml has set to another name, or that it
+    has set where it begins with no schema, or "". All have a value.
     """
     for key in keys:
         group, _, last = key.partition(".")
         schema = getattr(OmegaConf.get_type(config, group), last, None)
         said = config[group][last]
-        if isinstance(schema, str) and schema != MISSING and said != schema:
+        if schema == MISSING:
+            return f"{key}={said}: {_begun_with(group)}"
+        if isinstance(schema, str) and said != schema:
             return f"{key}={said}: the schema of its yaml has {schema}; leave it out, or begin with another schema"
     return ""
 
@@ -55,14 +57,19 @@ def problem_of_missing(config: DictConfig) -> str:
     if not missing:
         return ""
     group = missing[0].partition(".")[0]
-    begin = f"begin its yaml with 'defaults: [/schema/{group}/KIND@_here_]', where KIND is one of"
-    kinds = f"{begin} {', '.join(SCHEMAS[group])}" if group in SCHEMAS else "give it one"
-    return f"{missing[0]}: it has no value; {kinds}"
+    return f"{missing[0]}: it has no value; {_begun_with(group) if group in SCHEMAS else 'give it one'}"
+
+
+def _begun_with(group: str) -> str:
+    kinds = ", ".join(SCHEMAS[group])
+    return f"begin its yaml with 'defaults: [/schema/{group}/KIND@_here_]', where KIND is one of {kinds}"
 
 
 def sentence_of(said: str) -> str:
     """Returns Hydra's output before its error, without its hints and the lines of a traceback."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith((" ", "Traceback"))]
+    if any("Expecting one subcommand" in line for line in lines):
+        return "--shell-completion: say what to do, as in --shell-completion install=bash, uninstall=bash or query=bash"
     told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
     if not told:
         return "Hydra gave up without a word"

@@ -195,7 +195,9 @@ class Overrides(Composer):
                 self.problems.append(f"{argument}: the value cannot be read; quote it, as in '{key}=\"...\"'")
             else:
                 hint = meant_verb(argument, verbs)
-                self.problems.append(f"{argument}: neither KEY=VALUE nor a verb{hint}; see zerobench --help")
+                self.problems.append(
+                    f"{argument or repr('')}: neither KEY=VALUE nor a verb{hint}; see zerobench --help"
+                )
             return None
 
     def _check_one(self, override: Override, picked: dict[str, list[Any]]) -> str:

@@ -69,9 +69,16 @@ def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> lis
             root = yaml.compose(text, Loader=yaml.SafeLoader) if path.parent.name in groups else None
             if not isinstance(root, yaml.MappingNode | None):
                 found.append(f"{path}: it holds {text.strip()[:40]!r}; a choice of {path.parent.name} has KEY: VALUE")
+            elif root is not None and _says_of_hydra(root):
+                found.append(f"{path}: hydra: it has parts; set one of them, as hydra: {{sweeper: {{params: ...}}}}")
         except (OSError, ValueError) as error:
             found.append(str(error))
     return found
+
+
+def _says_of_hydra(root: yaml.MappingNode) -> bool:
+    """Returns True where `hydra` itself, and none of its parts, is set."""
+    return any(key.value == "hydra" and not isinstance(value, yaml.MappingNode) for key, value in root.value)
 
 
 def _count(node: Any, known: dict[int, float]) -> float:
