@@ -169,3 +169,8 @@ def test_a_choice_that_says_what_no_schema_has_is_told(content: str, words: str,
 def test_words_that_no_person_types_are_answered_too(arguments: list[str], words: str) -> None:
     with pytest.raises(RefusedError, match=words):
         compose_cells(arguments)
+
+
+def test_an_interpolation_of_nothing_is_told_by_its_key() -> None:
+    (cell,) = compose_cells(["optimizer.lr=${x}"])
+    assert cell.problems == ("optimizer.lr: Interpolation key 'x' not found",)

@@ -24,6 +24,8 @@ def reason(error: BaseException) -> str:
         return ENDLESS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    key = getattr(error, "full_key", None)
+    words = f"{key}: {words}" if key and key not in words else words
     known = isinstance(error, HydraException | OmegaConfBaseException) or type(error) is ValueError
     return words if known else f"{type(error).__name__}: {words}"
 
