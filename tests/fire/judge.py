@@ -36,6 +36,12 @@ NOT_REPEATED = (
 
 TIMES = ("_s", "_s_low", "_s_high")
 
+OF_THREADS = ("read", "write")
+"""Kinds of traffic that threads beside the step do: the phase is the one that the step is in by then."""
+
+OF_ALLOCATOR = ("allocated", "outside_ledger")
+"""Categories that hold what those threads allocate meanwhile, some 64 bytes at a time."""
+
 LONG_TABLES = ("steps", "memory", "tensors", "lines", "traffic")
 
 STAYS = (".references", CACHE)
@@ -125,6 +131,10 @@ def _same(one: Any, other: Any) -> bool:
 
 def _rows(table: pd.DataFrame, run_id: str) -> Counter[str]:
     mine = table[table["run_id"] == run_id]
+    if "kind" in mine:
+        mine = mine.assign(phase=mine["phase"].astype(object).mask(mine["kind"].isin(OF_THREADS), ""))
+    if "tier" in mine and (mine["tier"] == "nvme").any():
+        mine = mine[~mine["category"].isin(OF_ALLOCATOR)]
     return Counter(map(repr, mine[repeated(mine.columns)].itertuples(index=False, name=None)))
 
 

@@ -64,13 +64,19 @@ def _cli(*words: str) -> Callable[[Path, Path], Any]:
         from zerobench import cli
 
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(record=True) as warned,
+        ):
+            warnings.simplefilter("always")
             code = cli.run([word.replace("FOLDER", str(folder)).replace("FILE", str(path)) for word in words])
         told = err.getvalue() + out.getvalue()
         assert "Traceback" not in told, told[-300:]
         assert code in (0, 1, 2), code
         if code == 2:
-            raise ValueError(err.getvalue().strip() or out.getvalue().strip())
+            left_out = [str(one.message) for one in warned]  # files, before the verb found nothing else
+            raise ValueError("; ".join([*left_out, err.getvalue().strip() or out.getvalue().strip()]))
         return code
 
     return read

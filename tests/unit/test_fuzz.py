@@ -22,8 +22,11 @@ from zerobench.commands.table1.rows import CellRow, read
 from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.dispatch.job_folder import JobFolder
+from zerobench.host.files import read_text
 from zerobench.records import TrafficRow
 from zerobench.results import frames
+from zerobench.results.board import read_board
+from zerobench.results.tables import load
 
 LONG = ("run, compare", "collection, report", "huggingface's config.json", "provenance.json", "weights")
 """Readers that import for seconds; `make fuzz` has them."""
@@ -174,3 +177,31 @@ def test_words_that_no_person_types_are_answered_too(arguments: list[str], words
 def test_an_interpolation_of_nothing_is_told_by_its_key() -> None:
     (cell,) = compose_cells(["optimizer.lr=${x}"])
     assert cell.problems == ("optimizer.lr: Interpolation key 'x' not found",)
+
+
+def test_a_text_of_others_is_read_or_refused_by_its_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "text").write_text("ä", encoding="utf-8")
+    assert read_text(tmp_path / "text") == "ä"
+    with pytest.raises(ValueError, match=r"/pipe: it is no file"):
+        read_text(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"/bytes: it is no text"):
+        read_text(tmp_path / "bytes")
+    with pytest.raises(FileNotFoundError, match="/none"):
+        read_text(tmp_path / "none")
+
+
+def test_a_board_or_a_search_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "searches").mkdir()
+    os.mkfifo(tmp_path / "searches/x.json")
+    os.mkfifo(tmp_path / "board.json")
+    assert read_board(tmp_path) is None
+    with pytest.warns(UserWarning, match=r"x\.json: it is no file"):
+        assert load(tmp_path).searches.empty
+
+
+def test_what_pandas_wrote_of_a_table_is_not_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.parquet"
+    pq.write_table(pa.table({"step": [1, 2]}).replace_schema_metadata({"pandas": '{"index_columns": [3]}'}), path)
+    assert list(frames.read_table(path, TrafficRow).to_pandas()["step"]) == [1, 2]

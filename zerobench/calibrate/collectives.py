@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from ..host.files import read_text
+
 RESAMPLES = 200
 Row = TypeVar("Row")
 
@@ -143,7 +145,7 @@ def read_tables(
     try:
         table = pd.read_parquet(folder / f"{name}.parquet")
         found = [kind(**dict(zip(table.columns, row, strict=True))) for row in table.itertuples(index=False)]
-        provenance = dict(json.loads((folder / "provenance.json").read_text()))
+        provenance = dict(json.loads(read_text(folder / "provenance.json")))
         return pd.read_parquet(folder / "transfers.parquet"), found, provenance
     except Exception as error:  # a parser may raise anything for bytes of another format
         words = " ".join(str(error).split())[:200]

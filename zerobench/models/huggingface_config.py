@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..host.files import read_text
+
 NAME = "config.json"
 
 MOST_BYTES = 2**22
@@ -84,7 +86,7 @@ def _parsed(where: Path, path: str) -> dict[str, Any]:
     try:
         if where.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has {where.stat().st_size} bytes; at most {MOST_BYTES} are read")
-        settings = json.loads(where.read_text(encoding="utf-8"))
+        settings = json.loads(read_text(where))
     except FileNotFoundError:
         raise ValueError(f"huggingface.config={path}: there is no such file; nothing is downloaded") from None
     except (OSError, ValueError, RecursionError) as error:

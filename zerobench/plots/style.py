@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from ..host.files import read_text
 from ..records import palette
 from ..records.palette import Fills
 from ..results.tables import Results, run_folders
@@ -48,8 +49,8 @@ def learn_colors(results: Results, folders: Iterable[Path]) -> None:
         strategy, file = strategies.get(run.name), run / "provenance.json"
         if strategy is None or find(strategy) is not None or not file.is_file():
             continue
-        with suppress(ValueError):  # a file that is damaged costs a color, no figure
-            color = json.loads(file.read_text()).get("look", {}).get("color")
+        with suppress(ValueError, TypeError, KeyError):  # a file that is damaged costs a color, no figure
+            color = json.loads(read_text(file))["look"]["color"]
             if is_color_like(color):
                 _COLORS[strategy] = color
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..host.files import read_text
 from ..host.temporary import Aside, claim, is_claimed
 
 BOARD = ".sweep-"
@@ -134,7 +135,7 @@ def board_folders(where: Path) -> list[Path]:
 def read_board(path: Path) -> Board | None:
     """Reads a board; None where it was taken down, says nothing yet, or is not one."""
     try:
-        said = json.loads((path / FILE).read_text())
+        said = json.loads(read_text(path / FILE))
         launches = [Launch(**{one.name: launch[one.name] for one in fields(Launch)}) for launch in said["launches"]]
         return Board(path, str(said["host"]), int(said["pid"]), int(said["current"]), str(said["left"]), launches)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

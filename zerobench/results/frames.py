@@ -56,7 +56,7 @@ def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
             if rows * columns > MOST_VALUES:
                 raise ValueError(f"it has {rows:,} rows of {columns} columns; at most {MOST_VALUES:,} values are read")
-            table = file.read(use_threads=False)
+            table = file.read(use_threads=False).replace_schema_metadata()  # of pandas', which it would trust
         table.validate(full=True)
     except Exception as error:  # a parser may raise anything for bytes of another format
         raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error

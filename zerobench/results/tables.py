@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from ..host.files import read_text
 from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
 from . import table_cache
 from .attempts import by_number, in_order
@@ -95,9 +96,11 @@ def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
     """Reads the cached tables of the runs `known`; None where the cache is damaged."""
     try:
         tables = {name: read_table(cache / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
-        return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
     except ValueError:
         return None
+    if not known <= set(tables["runs"]["run_id"]):
+        return None
+    return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
 
 
 def merge(parts: Sequence[Results]) -> Results:
@@ -175,7 +178,7 @@ def read_searches(where: Path) -> list[dict[str, Any]]:
 
 def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     try:
-        row: dict[str, Any] = dict(json.loads(path.read_text()))
+        row: dict[str, Any] = dict(json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         warnings.warn(f"{path} cannot be read and is left out: {error}", stacklevel=3)
         return None

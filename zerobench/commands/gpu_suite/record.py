@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ...host.files import read_text
 from ...results import tables
 from ...results.provenance import machine, source_hash
 from .section import WAITING, Done, Section, Setup, Table
@@ -76,7 +77,7 @@ def _told(one: Done) -> Told:
 def _read(path: Path) -> dict[str, Any]:
     """Reads an earlier suite.json; empty where there is none, or it is incomplete."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and "sections" in found else {}

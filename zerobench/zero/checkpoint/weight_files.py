@@ -124,6 +124,8 @@ def _indexed(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
         names = json.loads(path.read_bytes())["weight_map"]
         files = set(names.values())
+    except OSError as error:  # in the midst of reading, which names no file
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         words = f"no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path}: it is not an index of safetensors files ({words!s:.80})") from None

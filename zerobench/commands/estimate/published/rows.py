@@ -8,6 +8,7 @@ peak_kind        which figure was published: allocated, reserved, or `?` where t
 from __future__ import annotations
 
 import csv
+import io
 import math
 import types
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ....config.unknown_keys import nearest
+from ....host.files import read_text
 from ....sizes import printable
 
 KINDS = ("allocated", "reserved", "?")
@@ -63,9 +65,8 @@ class Run:
 def read(path: Path) -> list[Run]:
     """Reads the runs of a file. Raises ValueError, one sentence with row and column, for what is not of the schema."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            table = list(csv.reader(file, strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
+        table = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
+    except csv.Error as error:
         raise ValueError(f"{path}: this is no CSV file in UTF-8: {error}") from error
     if not table:
         raise ValueError(f"{path}: the file is empty; its first row names the columns {', '.join(NEEDED)} and others")

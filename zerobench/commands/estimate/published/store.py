@@ -14,6 +14,7 @@ import torch
 
 from ....config.cell import CellConfig
 from ....execution import Execution, Target
+from ....host.files import read_text
 from ....results.provenance import source_of
 from .judge import Sizes
 
@@ -23,12 +24,12 @@ FILE = "cells.jsonl"
 
 
 class Store:
-    """Sizes by cell and device."""
+    """Sizes by cell and device. Raises ValueError, or OSError, with the file's name where it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._known: dict[str, Sizes] = {}
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = read_text(self._path).splitlines() if self._path.exists() else []
         for line in lines:
             try:
                 entry = json.loads(line)
