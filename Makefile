@@ -41,7 +41,7 @@ help:
 setup: .venv/installed
 
 # Packages by their SHA-256 (requirements/). Those of CUDA only where torch is a build that needs them.
-INSTALL = $(RUN) -m pip install --no-deps --no-compile --no-build-isolation --require-hashes
+INSTALL = $(RUN) -m pip install --no-deps --no-build-isolation --require-hashes
 NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
 
 .venv/installed: pyproject.toml requirements/build.txt requirements/ci.txt requirements/cuda.txt

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -99,6 +100,9 @@ def test_only_processes_with_the_campaigns_mark_are_shot() -> None:
         subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: f"{campaign}:3"}) as mine,
         subprocess.Popen(["sleep", "60"]) as stranger,
     ):
+        end = time.monotonic() + 10  # the kernel shows an environment a moment after the program has begun
+        while not victims(campaign) and time.monotonic() < end:
+            time.sleep(0.01)
         assert [(one.pid, one.role, one.start) for one in victims(campaign)] == [(mine.pid, HELPER, 3)]
         assert not send(campaign, stranger.pid, signal.SIGKILL)
         assert not send(campaign, os.getpid(), signal.SIGKILL)
