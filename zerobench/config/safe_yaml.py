@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from ..host.files import read_text
+
 MOST_BYTES = 2**23
 MOST_NODES = 200_000
 """Of a file whose aliases are written out: a few lines of them can stand for 10¹²."""
@@ -27,33 +29,30 @@ class OnceLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> Any:
     """The content of a file. Raises ValueError, with a sentence, or OSError."""
-    text = check_yaml(path)
+    text, _ = check_yaml(path)
     try:
         return yaml.load(text, Loader=OnceLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
 
 
-def check_yaml(path: Path) -> str:
-    """Returns the text of a yaml file. Raises ValueError, with a sentence, for one that is no yaml or unfolds without
-    end, or OSError.
+def check_yaml(path: Path) -> tuple[str, yaml.Node | None]:
+    """Returns the text of a yaml file and the root of what it says, None where that is nothing. Raises ValueError, with
+    a sentence, for one that is no yaml or unfolds without end, or OSError.
     """
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path}: it has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
-    if not path.is_file():  # a pipe would be waited for
-        raise ValueError(f"{path}: it is no file")
+    text = read_text(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        count = _count(yaml.compose(text, Loader=yaml.SafeLoader), {})
-    except OSError as error:  # in the midst of reading, which names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        count = _count(root, {})
     except RecursionError:
         raise ValueError(f"{path}: it has lists within lists without end") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: it is no yaml: {' '.join(str(error).split())[:200]}") from error
     if count > MOST_NODES:
         raise ValueError(f"{path}: its aliases (*name) stand for {count:,} values; at most {MOST_NODES:,} are read")
-    return text
+    return text, root
 
 
 def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> list[str]:
@@ -65,20 +64,22 @@ def problems_of_folders(folders: Iterable[Path], groups: Collection[str]) -> lis
         path for where in folders for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml") for path in where.glob(pattern)
     ]:
         try:
-            text = check_yaml(path)
-            root = yaml.compose(text, Loader=yaml.SafeLoader) if path.parent.name in groups else None
-            if not isinstance(root, yaml.MappingNode | None):
-                found.append(f"{path}: it holds {text.strip()[:40]!r}; a choice of {path.parent.name} has KEY: VALUE")
-            elif root is not None and _says_of_hydra(root):
-                found.append(f"{path}: hydra: it has parts; set one of them, as hydra: {{sweeper: {{params: ...}}}}")
+            text, root = check_yaml(path)
+            if path.parent.name in groups and (problem := _problem_of_choice(path.parent.name, text, root)):
+                found.append(f"{path}: {problem}")
         except (OSError, ValueError) as error:
             found.append(str(error))
     return found
 
 
-def _says_of_hydra(root: yaml.MappingNode) -> bool:
-    """Returns True where `hydra` itself, and none of its parts, is set."""
-    return any(key.value == "hydra" and not isinstance(value, yaml.MappingNode) for key, value in root.value)
+def _problem_of_choice(group: str, text: str, root: yaml.Node | None) -> str:
+    """Returns the end of a sentence where the content of a choice is no mapping, or sets `hydra` itself, or ""."""
+    if root is None:
+        return ""
+    if not isinstance(root, yaml.MappingNode):
+        return f"it holds {text.strip()[:40]!r}; a choice of {group} has KEY: VALUE"
+    whole = any(key.value == "hydra" and not isinstance(value, yaml.MappingNode) for key, value in root.value)
+    return "hydra: it has parts; set one of them, as hydra: {sweeper: {params: ...}}" if whole else ""
 
 
 def _count(node: Any, known: dict[int, float]) -> float:

@@ -51,12 +51,8 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
         )
     if draft.tensors == FAKE:
         problems.append(f"tensors={FAKE}: ranks of a real world send values; use backend={SIMULATED}")
-    ranks, mine = draft.world_size, job.current_job()
-    if ranks is None and mine is None:
-        ranks = gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
-    elif ranks is None and mine is not None:
-        ranks = mine.job.world_size
-    ranks = known(ranks)
+    mine = job.current_job()
+    ranks = _world_size(draft, gpus, mine)
     set_by_user = draft.backend != "auto" or mine is not None
     local, sharing = ranks, -(-max(1, ranks) // gpus) if gpus else 0  # ranks a GPU, 0 where there is none
     nodes = 1
@@ -77,6 +73,15 @@ def resolve_ranks(draft: Config, problems: list[str]) -> Placement:
     draft.world_size = ranks
     _resolve_threads(draft, local, away)
     return Placement(nodes, sharing if draft.device == "cuda" and sharing > 1 else 1)
+
+
+def _world_size(draft: Config, gpus: int, mine: job.JobContext | None) -> int:
+    """Returns what is asked for, else all ranks of the job that was joined, all GPUs of this machine, or two ranks."""
+    if draft.world_size is not None:
+        return draft.world_size
+    if mine is not None:
+        return mine.job.world_size
+    return gpus if gpus > 1 or (gpus and draft.device == "cuda") else 2
 
 
 def _check_gpus(draft: Config, ranks: int, sharing: int, in_job: bool, problems: list[str]) -> None:
