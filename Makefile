@@ -40,13 +40,15 @@ help:
 
 setup: .venv/installed
 
-# Packages by their SHA-256 (requirements/). Those of CUDA only where torch is a build that needs them.
+# Packages by their SHA-256 (requirements/). torch first from the disk, where pip is set up to find it there (find-links):
+# a build for the CPU, for example. The libraries of CUDA only where torch is a build that needs them.
 INSTALL = $(RUN) -m pip install --no-deps --no-build-isolation --require-hashes
 NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
 
-.venv/installed: pyproject.toml requirements/build.txt requirements/ci.txt requirements/cuda.txt
+.venv/installed: pyproject.toml requirements/build.txt requirements/torch.txt requirements/ci.txt requirements/cuda.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -r requirements/build.txt
+	@$(INSTALL) --quiet --no-index -r requirements/torch.txt 2> /dev/null || $(INSTALL) -r requirements/torch.txt
 	$(INSTALL) -r requirements/ci.txt
 	@if $(RUN) -c '$(NEEDS_CUDA)'; then $(INSTALL) -r requirements/cuda.txt; fi
 	$(RUN) -m pip install --no-deps --no-build-isolation -e .

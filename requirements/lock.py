@@ -3,7 +3,8 @@
     make lock
 
 build.txt      tools that build packages from source, installed first
-ci.txt         the extra `dev`, at the versions of constraints.txt
+torch.txt      torch alone: pip, given hashes, prefers PyPI's build to one that it finds on the disk, so that is tried first
+ci.txt         the extra `dev` without torch, at the versions of constraints.txt
 docs.txt       further packages of the extra `docs`; browser.txt, of `browser`
 cuda.txt       libraries that torch's builds for CUDA need and its builds for the CPU do not
 
@@ -98,7 +99,7 @@ def torch_hashes(version: str) -> set[str]:
     told = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     folders = {one for links in re.findall("find-links='([^']+)'", told.stdout) for one in links.split()}
     wheels = [wheel for folder in folders for wheel in Path(folder).glob(f"torch-{version}+*.whl")]
-    known = read((HERE / "ci.txt").read_text()).get("torch", []) if (HERE / "ci.txt").exists() else []
+    known = read((HERE / "torch.txt").read_text()).get("torch", []) if (HERE / "torch.txt").exists() else []
     found = {digest for pin in known if pin.version == version for digest in pin.hashes}
     return found | {f"sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" for wheel in wheels}
 
@@ -110,7 +111,8 @@ def main() -> None:
     torch.hashes |= torch_hashes(torch.version)
     files = {
         "build.txt": compiled("-", given=BUILD),
-        "ci.txt": {name: pins for name, pins in ci.items() if not CUDA.match(name)},
+        "torch.txt": {"torch": [torch]},
+        "ci.txt": {name: pins for name, pins in ci.items() if name != "torch" and not CUDA.match(name)},
         "cuda.txt": {name: pins for name, pins in ci.items() if CUDA.match(name)},
     }
     for extra in ("docs", "browser"):

@@ -43,7 +43,7 @@ def required(extra: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("name", [*FILES, "cuda.txt"])
+@pytest.mark.parametrize("name", [*FILES, "torch.txt", "cuda.txt"])
 def test_each_package_has_a_version_and_the_hashes_of_its_files(name: str) -> None:
     text = (HERE / name).read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -59,7 +59,7 @@ def test_each_package_has_a_version_and_the_hashes_of_its_files(name: str) -> No
 
 @pytest.mark.parametrize("name", [name for name, extra in FILES.items() if extra])
 def test_a_lock_covers_its_extra(name: str) -> None:
-    held = lock(name).keys() | lock("ci.txt").keys()
+    held = lock(name).keys() | lock("ci.txt").keys() | lock("torch.txt").keys()
     missing = required(FILES[name]) - held
     assert not missing, f"requirements/{name} lacks {missing}: make lock"
 
@@ -89,6 +89,7 @@ def test_what_builds_from_source_is_locked() -> None:
     asked = {canonicalize_name(Requirement(one).name) for one in [*BUILD.split(), *backend]}
     assert asked <= lock("build.txt").keys()
     assert not [name for name in lock("ci.txt") if CUDA.match(name)]
+    assert lock("torch.txt").keys() == {"torch"} and "torch" not in lock("ci.txt")
 
 
 def test_the_makefile_installs_by_hash_alone() -> None:
