@@ -3,7 +3,7 @@
     make lock
 
 build.txt      tools that build packages from source, installed first
-torch.txt      torch alone: pip, given hashes, prefers PyPI's build to one that it finds on the disk, so that is tried first
+torch.txt      torch alone, tried from the disk first: given hashes, pip prefers PyPI's build to one that it finds there
 ci.txt         the extra `dev` without torch, at the versions of constraints.txt
 docs.txt       further packages of the extra `docs`; browser.txt, of `browser`
 cuda.txt       libraries that torch's builds for CUDA need and its builds for the CPU do not

@@ -1,4 +1,5 @@
-"""Memory outside of torch: bytes that malloc has handed out beyond torch's allocator, to numpy and C libraries.
+"""Memory outside of torch: bytes that malloc has handed out beyond torch's allocator and MKL's buffers, to numpy and C
+libraries.
 
 Python's small objects are not included: they are in arenas of their own, so that the rest is steady to some tens of KiB
 where nothing is kept. It is read between steps: allocations that come and go within one are not seen.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from . import allocator_hook
+from . import allocator_hook, mkl_buffers
 
 PROBE_BYTES = 2**20
 
@@ -47,7 +48,7 @@ class HeapGrowth:
     @staticmethod
     def _now() -> int | None:
         hook, in_use = allocator_hook.install(), malloc_bytes()
-        return None if hook is None or in_use is None else in_use - hook.live_bytes()
+        return None if hook is None or in_use is None else in_use - hook.live_bytes() - mkl_buffers.live_bytes()
 
 
 def malloc_bytes() -> int | None:

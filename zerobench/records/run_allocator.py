@@ -46,7 +46,8 @@ class RunAllocator(RunMemory):
     """Bytes on the device that lived through a whole measured step though they are called activations or temporary."""
     heap_bytes: int | None = None
     """Memory that is not torch's: what malloc has handed out beyond torch's allocator at the end of a measured step of
-    the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's."""
+    the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's.
+    Without the buffers that MKL keeps for its matrix products."""
     outside_ledger_bytes: int | None = None
     """The allocator's peak in a step of the accounted pass less the ledger's in the same memory: what kernels,
     libraries and their threads take, on CUDA the allocator's rounding. Of several ranks the most."""
