@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 RUN := .venv/bin/python
+# Hundreds of processes would compile every module anew.
+export PYTHONDONTWRITEBYTECODE =
 REFERENCE := results/reference/cpu
 
 .PHONY: help setup bench check test test-all mutants lint budget plots pages notebook docs reference compare published gpu-suite peers

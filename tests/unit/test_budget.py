@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.cells import cell
+from zerobench.commands.budget import check
 from zerobench.commands.budget.check import exit_code
 from zerobench.commands.budget.file import (
     BudgetFile,
@@ -199,6 +200,28 @@ def test_limits_for_any_environment_hold_beside_its_own() -> None:
     assert file.of("cuda, torch 2.13") == [], "ceilings for any do not stand in for what was measured elsewhere"
     assert BudgetFile(Path("b.yaml"), [], {"any": file.environments["any"]}).of("cuda") == list(anywhere.items())
     assert environment_of("cpu", "2.13.0+cpu") == "cpu, torch 2.13"
+
+
+@pytest.mark.parametrize(
+    ("environment", "here", "worse"),
+    [
+        ("cpu, torch 2.13", "Intel Xeon", ["peak_bytes", "timed_allocator_peak_bytes"]),
+        ("cpu, torch 2.13", "AMD EPYC", ["allocator_peak_bytes", "peak_bytes", "timed_allocator_peak_bytes"]),
+        ("H100, torch 2.13", "Intel Xeon", ["allocator_peak_bytes", "peak_bytes", "timed_allocator_peak_bytes"]),
+    ],
+)
+def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
+    environment: str, here: str, worse: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ceiling by hand, here of timed_allocator_peak_bytes, holds on every processor."""
+    monkeypatch.setattr(check, "_tell_of_older_code", lambda rows: None)
+    limits = {"peak_bytes": Limit(MIB), "allocator_peak_bytes": Limit(MIB), "timed_allocator_peak_bytes": Limit(9, "<=")}
+    budgets = Environment({"processor": "AMD EPYC"}, {"c": CellBudget(None, limits)})
+    measured = row(environment=environment, processor=here, name="c", work="1", largest="", lines={})
+    measured |= dict.fromkeys(limits, 2 * MIB)
+    found = check._check_file(BudgetFile(Path("b.yaml"), [], {environment: budgets}), [measured], [], False)
+    assert sorted(one.metric for one in found.findings) == worse
+    assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
 
 
 @pytest.mark.parametrize(

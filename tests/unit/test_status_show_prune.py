@@ -251,6 +251,16 @@ def test_show_finds_a_run_by_part_of_its_name(tmp_path: Path, capsys) -> None:
     assert "the nearest: 'zero1 tiny N=2 b=8'" in capsys.readouterr().err
 
 
+def test_show_of_a_run_that_is_not_there_names_the_runs_that_cannot_be_read(tmp_path: Path, capsys) -> None:
+    make(tmp_path, "zero2")
+    damaged = make(tmp_path, "zero1") / "run.json"
+    damaged.write_text(damaged.read_text()[:100])
+    assert cli.run(["show", "zero1", "--results", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("zerobench show: zero1: no such run in ")
+    assert str(damaged) in told
+
+
 def test_show_finds_a_cell_whose_name_other_cells_have_made_longer(tmp_path: Path, capsys) -> None:
     make(tmp_path, "zero1")
     assert cli.run(["show", "zero1 tiny N=2", "--results", str(tmp_path)]) == 0

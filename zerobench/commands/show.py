@@ -71,7 +71,7 @@ def _load_run(folder: Path) -> Results:
 def pick(name: str, held: Holdings) -> Held:
     """Returns the run of that name (results/pick.py)."""
     hint = f"; `zerobench status {held.where}` lists what is there"
-    row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint)
+    row = rows.pick(name, [run.row for run in held.runs], str(held.where), hint, held.unreadable)
     return next(run for run in held.runs if run.row is row)
 
 

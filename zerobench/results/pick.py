@@ -15,13 +15,13 @@ LISTED = 10
 Row = dict[str, Any]
 
 
-def pick(name: str, rows: Sequence[Row], where: str, hint: str = "") -> Row:
+def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: Sequence[str] = ()) -> Row:
     """Returns the run of that name, else the newest of the cell of that name, else the only one whose name begins with
     it, else the only one that contains it, else the newest of the only cell whose name begins with it: among more cells
     a name gets longer.
 
-    `rows`: in the order in which they began. `where`, `hint`: for the sentence of the ValueError, where `name` fits
-    none or several.
+    `rows`: in the order in which they began. For the sentence of the ValueError, where `name` fits none or several:
+    `where` they are, a `hint`, and what is said of each run that was `left_out`, for it may be the one.
     """
     by_id = {str(row["run_id"]): row for row in rows}
     if name in by_id:
@@ -43,4 +43,5 @@ def pick(name: str, rows: Sequence[Row], where: str, hint: str = "") -> Row:
         raise ValueError(f"{name or where} fits {len(fitting)} runs; name one of\n{listed}{more}")
     near = [repr(one) for one in difflib.get_close_matches(name, {*names.values()}, n=3, cutoff=0.6)]
     near = near or difflib.get_close_matches(name, by_id, n=3, cutoff=0.4)
-    raise ValueError(f"{name}: no such run in {where}" + (f"; the nearest: {', '.join(near)}" if near else hint))
+    after = f"; the nearest: {', '.join(near)}" if near else hint
+    raise ValueError(f"{name}: no such run in {where}{after}" + "".join(f"; {one}" for one in left_out[:LISTED]))

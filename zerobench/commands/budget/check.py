@@ -16,7 +16,7 @@ from ..status_table import code_of
 from .comment import write_check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, read_budget
 from .github import is_github, tell_github
-from .judge import Finding, Limit, judge_cell
+from .judge import OF_KERNELS, Finding, Limit, held_elsewhere, judge_cell
 from .report import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
 from .rows import UnjudgedError, environment_of_cell, finished_rows, run_rows
 
@@ -111,15 +111,30 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
         _require(file, environment)
         mine = [row for row in rows if row["environment"] == environment]
         matched = []
+        away = _recorded_elsewhere(file, environment, mine)
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, mine)
             matched += [id(row)]
-            found.findings += judge_cell(name, budgeted.limits, row, row["largest"] if row else "", budgeted.lines)
-            found.judged += [(name, metric) for metric in budgeted.limits]
+            limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
+            found.findings += judge_cell(name, limits, row, row["largest"] if row else "", budgeted.lines)
+            found.judged += [(name, metric) for metric in limits]
             found.measured |= _measured(name, budgeted, row)
         other = [row for row in mine if id(row) not in matched]
         found.findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])
     return found
+
+
+def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str, Any]]) -> bool:
+    """Returns True, after a sentence, where limits on the CPU are of another processor than the rows."""
+    if not environment.startswith("cpu,"):
+        return False
+    there = file.environments[environment].about.get("processor") if environment in file.environments else None
+    here = ", ".join(sorted({str(row["processor"]) for row in rows} - {str(there)}))
+    if not there or not here:
+        return False
+    words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(OF_KERNELS)}"
+    print(printable(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are"))
+    return True
 
 
 def _measured(

@@ -81,6 +81,11 @@ WHERE_READABLE = ("loopback_bytes",)
 SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
 """Absolute slack in bytes: libraries' threads allocate at varying times."""
 
+OF_KERNELS = ("allocator_peak_bytes", "timed_allocator_peak_bytes", "outside_ledger_bytes")
+"""Metrics that hold the scratch of kernels, of which each processor has its own: oneDNN's for bf16 take 150 KiB more
+where there are AMX tiles.
+"""
+
 ROUNDING = 1e-9
 """Relative slack of quotients, whose last digit may differ between versions of Python."""
 
@@ -142,6 +147,11 @@ def parse_limit(metric: str, text: Any) -> Limit:
     if not math.isfinite(value):
         raise ValueError(wrong)
     return Limit(value, found[1] or "", tolerance)
+
+
+def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
+    """Returns those of a cell's limits that hold on another processor than the one that they were recorded on."""
+    return {metric: limit for metric, limit in limits.items() if limit.bound or metric not in OF_KERNELS}
 
 
 def show_limit(metric: str, limit: Limit) -> Any:
