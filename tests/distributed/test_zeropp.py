@@ -235,6 +235,7 @@ def interrupted(rank: int, n: int) -> tuple[list[float], list[float]]:
     return both[0], both[1]
 
 
+@pytest.mark.thorough
 def test_models_train_near_enough_and_all_ranks_alike() -> None:
     found = run_ranks(4, whole_runs)
     for name, (losses, state) in found[0].items():

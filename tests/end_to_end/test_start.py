@@ -35,6 +35,7 @@ def test_a_dry_run_of_one_cell_composes_twice_and_loads_no_compiler(tmp_path: Pa
     assert started("strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path) == ["0", "2", "torch"]
 
 
+@pytest.mark.thorough
 def test_each_cell_of_a_sweep_composes_once(tmp_path: Path) -> None:
     """Beside the cells, what is composed is the same for any sweep."""
     _, one, _ = started("-m", "strategy=zero2", "model=gpt_tiny", "--dry-run", cwd=tmp_path)

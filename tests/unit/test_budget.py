@@ -215,7 +215,11 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
 ) -> None:
     """A ceiling by hand, here of timed_allocator_peak_bytes, holds on every processor."""
     monkeypatch.setattr(check, "_tell_of_older_code", lambda rows: None)
-    limits = {"peak_bytes": Limit(MIB), "allocator_peak_bytes": Limit(MIB), "timed_allocator_peak_bytes": Limit(9, "<=")}
+    limits = {
+        "peak_bytes": Limit(MIB),
+        "allocator_peak_bytes": Limit(MIB),
+        "timed_allocator_peak_bytes": Limit(9, "<="),
+    }
     budgets = Environment({"processor": "AMD EPYC"}, {"c": CellBudget(None, limits)})
     measured = row(environment=environment, processor=here, name="c", work="1", largest="", lines={})
     measured |= dict.fromkeys(limits, 2 * MIB)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
+if TYPE_CHECKING:
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 _asked = [False]
 
@@ -23,7 +24,12 @@ def asked() -> bool:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Notes when DTensor asks. Its method is private to torch; a test fails where it moves."""
+    """Notes when DTensor asks. Its method is private to torch; a test fails where it moves.
+
+    Imported here: it takes most of a second, which a command that fakes nothing would spend, too.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
     answer = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def noted(propagator: ShardingPropagator, schema: Any) -> Any:
