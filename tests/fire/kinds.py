@@ -10,6 +10,9 @@ from tests.ranks import free_port
 
 MODULE = "tests.fire.models"
 
+MEET_S = 40
+"""Time in which torchrun's agents must have met."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -28,10 +31,12 @@ def _launcher(name: str) -> Callable[[list[str]], list[list[str]]]:
 
 
 def _torchrun(arguments: list[str]) -> list[list[str]]:
-    """Two agents, of two ranks and one; the first has the store."""
+    """Two agents, of two ranks and one; the first has the store. An agent whose other is killed before they have met
+    waits for it on its own, ten minutes by default: that is torchrun's, and no hang of a sweep.
+    """
     port = str(free_port())
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--master-addr", "127.0.0.1",
-             "--master-port", port]  # fmt: skip
+             "--master-port", port, "--rdzv-conf", f"timeout={MEET_S}"]  # fmt: skip
     return [
         [*agent, "--node-rank", str(node), "--nproc-per-node", str(ranks), "-m", MODULE, *arguments]
         for node, ranks in enumerate((2, 1))

@@ -184,10 +184,17 @@ def _again(words: list[str], cells: list[Cell]) -> list[str]:
     return [] if again == {cell.cell_id for cell in cells} else ["makes other cells the second time"]
 
 
+MOST_UPDATED = 10**10
+"""Parameters of a rank, about, up to which the tiles of its update are executed in seconds."""
+
+
 def _is_small(config: CellConfig) -> bool:
     """True where an execution takes seconds."""
     units = getattr(config.model, "layers", 4) * (1 + getattr(config.model, "tiles", 1) / 4)
     work = units * config.accumulation * max(1, config.micro_batch / 64)
+    updated = 12 * getattr(config.model, "layers", 4) * getattr(config.model, "hidden", 64) ** 2 / config.world_size
+    if updated > MOST_UPDATED:
+        return False
     return work < 200 and config.sequence <= 65536 and config.search.memory_limit is None
 
 
