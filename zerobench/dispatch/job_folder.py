@@ -30,6 +30,7 @@ from typing import Any
 
 from ..config.cell import Cell, CellConfig
 from ..host.durable import replace_text
+from ..host.files import read_text
 from ..host.leases import Lease, lease_in
 from ..results.board import Launch, board_folders, read_board
 from ..results.rescue import Unwritten
@@ -82,7 +83,7 @@ class JobFolder:
         """Returns the order as it was written. Raises ValueError, or OSError, with a sentence where it is damaged."""
         path = self.path / ORDER
         try:
-            return dict(json.loads(path.read_text()))
+            return dict(json.loads(read_text(path)))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: the order of a job is damaged: {error!s:.200}") from error
 
@@ -106,7 +107,7 @@ class JobFolder:
     def rows(self) -> list[dict[str, Any] | None]:
         """Returns the rows so far; fewer than the launches before the job's end."""
         try:
-            rows: Any = json.loads((self.path / "rows.json").read_text())
+            rows: Any = json.loads(read_text(self.path / "rows.json"))
         except (OSError, ValueError, RecursionError):  # not there yet, or its name is seen before its bytes
             return []
         whole = isinstance(rows, list) and all(one is None or isinstance(one, dict) for one in rows)
@@ -121,7 +122,7 @@ class JobFolder:
     def unwritten(self) -> list[Unwritten]:
         """Returns them."""
         try:
-            told: Any = json.loads((self.path / "unwritten.json").read_text())
+            told: Any = json.loads(read_text(self.path / "unwritten.json"))
             return [Unwritten(Path(where), str(error), Path(kept) if kept else None) for where, error, kept in told]
         except (OSError, ValueError, TypeError, RecursionError):  # none, mostly
             return []

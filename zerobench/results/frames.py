@@ -6,6 +6,7 @@ Columns that a file lacks are filled; what a file has beyond them is left out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,8 +50,10 @@ def write_frame(path: Path, frame: pd.DataFrame, kind: type, with_run_id: bool) 
 
 def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
     """Reads a table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return pa.table({})
+    if not path.is_file():
+        raise ValueError(f"{path.name}: it is no file")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns

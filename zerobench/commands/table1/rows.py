@@ -7,12 +7,15 @@ in_flight.csv   what the states consist of when their sum is largest; the parts 
 from __future__ import annotations
 
 import csv
+import io
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ...execution import Execution
+from ...host.files import read_text
 from ...predict.estimate import training_shapes
 from ...records import STATES
 from ...strategies import shape_of
@@ -116,25 +119,24 @@ def states_of(place: Place, found: Execution) -> list[StatesRow]:
 
 def read(path: Path, kind: type) -> list[Any]:
     """Returns the rows of a csv; none where there is no file. Raises ValueError for a file of other columns."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return []
-    with path.open(newline="") as file:
-        table = csv.DictReader(file)
-        if _header(table) != [one.name for one in fields(kind)]:
-            raise ValueError(f"{path}: its columns are not those of this version; move it away, or give another --out")
-        types = {"int": int, "float": float, "str": str}
-        try:
-            return [kind(**{one.name: types[str(one.type)](row[one.name]) for one in fields(kind)}) for row in table]
-        except (ValueError, TypeError, csv.Error) as error:
-            words = f"{path}, line {table.line_num}: it is damaged ({error!s:.80}); move it away, or give another --out"
-            raise ValueError(words) from error
+    table = csv.DictReader(io.StringIO(read_text(path)))
+    if _header(table) != [one.name for one in fields(kind)]:
+        raise ValueError(f"{path}: its columns are not those of this version; move it away, or give another --out")
+    types = {"int": int, "float": float, "str": str}
+    try:
+        return [kind(**{one.name: types[str(one.type)](row[one.name]) for one in fields(kind)}) for row in table]
+    except (ValueError, TypeError, csv.Error) as error:
+        words = f"{path}, line {table.line_num}: it is damaged ({error!s:.80}); move it away, or give another --out"
+        raise ValueError(words) from error
 
 
 def _header(table: csv.DictReader[str]) -> list[str] | None:
-    """Returns the names in the first line; None where it is no text."""
+    """Returns the names in the first line; None where it is none of a table."""
     try:
         return list(table.fieldnames or ())
-    except (csv.Error, UnicodeDecodeError):
+    except csv.Error:
         return None
 
 
