@@ -27,6 +27,7 @@ from random import Random
 from typing import Any
 
 from tests.csv_rows import read_rows, write_rows
+from zerobench.cluster.store import JOIN_S
 from zerobench.results import attempts, tables
 from zerobench.results.provenance import source_hash
 
@@ -35,8 +36,10 @@ from .kinds import KINDS
 from .marksman import Marksman, Shot
 from .victims import MARK, finished, send, victims
 
-PATIENCE_S = 240.0
-"""A start that has written nothing for so long hangs: a fault."""
+PATIENCE_S = JOIN_S + 60.0
+"""A start that has written nothing for so long hangs: a fault. The processes of a job are waited for, for JOIN_S, where
+one was killed before it had come.
+"""
 
 LOOK_S = 10.0
 """Interval at which a start is looked at for that."""

@@ -72,6 +72,14 @@ def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
     same(load(folder), first)
 
 
+@pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
+def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
+    whole = load(folder)
+    [kept] = folder.glob(f"{table_cache.PREFIX}*")
+    (kept / name).unlink()
+    same(load(folder), whole)
+
+
 def test_a_folder_that_cannot_be_written_to_has_no_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, *_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -44,7 +44,7 @@ def boards_of_orphans(results_dir: Path) -> list[Path]:
     """Returns the boards of orphans."""
     boards = []
     for folder in job_folders(results_dir):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # it is being removed, or is no job's
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being removed, or is no job's
             order = json.loads((folder / ORDER).read_text())
             if not is_up(results_dir / str(order["board"] or "none")):
                 boards += board_folders(folder)

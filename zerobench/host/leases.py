@@ -108,7 +108,7 @@ def is_held(path: Path, lock: Path | None = None) -> bool:
     try:
         said = json.loads(text)
         owner, token, device = Owner(**said["owner"]), str(said["token"]), said["device"]
-    except (ValueError, TypeError, KeyError):  # being written, or cut off
+    except (ValueError, TypeError, KeyError, RecursionError):  # being written, or cut off
         return not _is_silent(path, stamp, (lock or path).parent)
     if owner == Owner.me():
         return _HEART.has(token)

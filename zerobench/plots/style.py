@@ -49,7 +49,8 @@ def learn_colors(results: Results, folders: Iterable[Path]) -> None:
         strategy, file = strategies.get(run.name), run / "provenance.json"
         if strategy is None or find(strategy) is not None or not file.is_file():
             continue
-        with suppress(ValueError, TypeError, KeyError):  # a file that is damaged costs a color, no figure
+        # a file that is damaged costs a color, no figure
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             color = json.loads(read_text(file))["look"]["color"]
             if is_color_like(color):
                 _COLORS[strategy] = color

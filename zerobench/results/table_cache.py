@@ -35,7 +35,8 @@ Signature = list[list[int | str]]
 def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str, Signature]]:
     """Returns the cached collection of `where`, or None; and the runs of `folders` that are in it unchanged."""
     for kept in where.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # damaged, or being replaced: no cache
+        # damaged, or being replaced: no cache
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             index = json.loads((kept / INDEX).read_text()).items()
             there = {folder.name: folder for folder in folders}
             return kept, {name: was for name, was in index if name in there and was == signature(there[name])}

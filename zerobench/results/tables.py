@@ -98,7 +98,8 @@ def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
         tables = {name: read_table(cache / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
     except ValueError:
         return None
-    if not known <= set(tables["runs"]["run_id"]):
+    whole = all((cache / f"{name}.parquet").is_file() for name in ALL_TABLES if name not in OPTIONAL)
+    if not whole or not known <= set(tables["runs"]["run_id"]):
         return None
     return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
 

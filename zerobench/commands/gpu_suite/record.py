@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads an earlier suite.json; empty where there is none, or it is incomplete."""
     try:
         found = json.loads(read_text(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and "sections" in found else {}
 

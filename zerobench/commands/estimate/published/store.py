@@ -34,7 +34,7 @@ class Store:
             try:
                 entry = json.loads(line)
                 self._known[entry["key"]] = Sizes(**entry["sizes"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
 
     def find(self, config: CellConfig, target: Target) -> Sizes | None:

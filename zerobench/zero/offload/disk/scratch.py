@@ -116,7 +116,7 @@ def _owner(text: bytes) -> list[Any]:
     try:
         said = json.loads(text)
         return said if len(said) == 5 else [None] * 5
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return [None] * 5
 
 
