@@ -47,6 +47,9 @@ LONG_TABLES = ("steps", "memory", "tensors", "lines", "traffic")
 STAYS = (".references", CACHE)
 """How hidden entries of a results folder begin that are meant to stay: reading many runs makes a cache."""
 
+OF_TORCHRUN = "torchelastic_"
+"""How folders begin that each agent of torchrun makes for its logs, and leaves, shot or not."""
+
 SLACK = timedelta(seconds=2)
 """Time by which a shot may precede or follow the run that it hits: a row is begun before its first file."""
 
@@ -202,7 +205,8 @@ def _look_for_leftovers(verdict: Verdict, campaign: Campaign) -> None:
         left = [path for path in folder.glob(".*") if not path.name.startswith(STAYS)]
         verdict.leftovers += [f"{path.relative_to(campaign.work)}" for path in left]
         verdict.leftovers += [f"{path.relative_to(campaign.work)}" for path in folder.glob("*/.*")]
-    verdict.leftovers += [f"tmp/{path.name}" for path in (campaign.work / "tmp").iterdir()]
+    temporary = [path.name for path in (campaign.work / "tmp").iterdir() if not path.name.startswith(OF_TORCHRUN)]
+    verdict.leftovers += [f"tmp/{name}" for name in temporary]
     pids = set(map(str, campaign.state.pids))
     shared = [path.name for path in Path("/dev/shm").iterdir() if pids & set(path.name.replace("-", "_").split("_"))]
     verdict.leftovers += [f"/dev/shm/{name}" for name in shared]
