@@ -7,10 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
+from tests.cluster.slurm import missing
+
 from .campaign import Campaign
 from .cells import COMMANDS, ONE
 from .judge import judge
 from .kinds import KINDS
+from .nodes import nodes_of
 from .report import write
 
 HELP = """\
@@ -33,6 +36,8 @@ def main(arguments: list[str]) -> int:
     kinds = options.kinds.split(",")
     if unknown := sorted(set(kinds) - set(KINDS)):
         parser.error(f"--kinds {','.join(unknown)}: must be of {', '.join(KINDS)}")
+    if any(KINDS[kind].on_slurm for kind in kinds) and (why := missing()):
+        parser.error(f"--kinds {options.kinds}: no SLURM can be started here: {why}")
     table = {one.name: one for one in (*COMMANDS, *ONE)}
     names = options.only.split(",") if options.only else [one.name for one in COMMANDS]
     if unknown := sorted(set(names) - set(table)):
@@ -41,19 +46,22 @@ def main(arguments: list[str]) -> int:
     commands, clean = tuple(table[name] for name in names), True
     for kind in kinds:
         folder = f"{kind}-seed{options.seed}"
-        try:
-            campaign = Campaign(
-                options.work / folder, kind, options.seed, options.every, lambda t: print(t, flush=True)
-            )
-        except ValueError as error:
-            parser.error(str(error))
-        campaign.run_calm(commands)
-        campaign.run_fired(commands)
-        verdict = judge(campaign, campaign.sweep_once_more(commands))
+        with nodes_of(KINDS[kind]) as nodes:
+            try:
+                campaign = Campaign(options.work / folder, kind, options.seed, options.every, _say, nodes)
+            except ValueError as error:
+                parser.error(str(error))
+            campaign.run_calm(commands)
+            campaign.run_fired(commands)
+            verdict = judge(campaign, campaign.sweep_once_more(commands))
         write(campaign, verdict, options.out / folder)
         print((options.out / folder / "summary.md").read_text())
         clean &= verdict.is_clean
     return 0 if clean else 1
+
+
+def _say(words: str) -> None:
+    print(words, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,34 +15,25 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import time
 import uuid
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.csv_rows import read_rows, write_rows
-from zerobench.cluster.store import JOIN_S
 from zerobench.results import attempts, tables
 from zerobench.results.provenance import source_hash
 
 from .cells import Command
 from .kinds import KINDS
 from .marksman import Marksman, Shot
-from .victims import MARK, finished, send, victims
-
-PATIENCE_S = JOIN_S + 60.0
-"""A start that has written nothing for so long hangs: a fault. The processes of a job are waited for, for JOIN_S, where
-one was killed before it had come.
-"""
-
-LOOK_S = 10.0
-"""Interval at which a start is looked at for that."""
+from .nodes import Nodes
+from .running import Running, begin
+from .victims import MARK, Victim, finished, send, victims
 
 LEAVE_S = 30.0
 """Time in which the processes of a start that was shot must have ended."""
@@ -73,8 +64,12 @@ class State:
 class Campaign:
     """One kind of launch under the shots of one seed."""
 
-    def __init__(self, work: Path, kind: str, seed: int, every_s: float, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, work: Path, kind: str, seed: int, every_s: float, say: Callable[[str], None] = print,
+        nodes: Nodes | None = None,
+    ) -> None:  # fmt: skip
         self.work, self.kind, self.seed, self.every_s, self.say = work.absolute(), KINDS[kind], seed, every_s, say
+        self.nodes = nodes
         for name in ("calm", "fired", "tmp"):
             (work / name).mkdir(parents=True, exist_ok=True)
         self.calm: dict[str, Any] = _read(work / "calm.json", {})
@@ -125,7 +120,7 @@ class Campaign:
         """One start under fire, with that mean pause between two shots."""
         begun, number = time.monotonic(), self.state.starts + 1
         marksman = Marksman(self.state.campaign, f"{self.seed} {self.kind.name}", self.fired, number, command.name,
-                            len(self.shots) + 1, every_s)  # fmt: skip
+                            len(self.shots) + 1, every_s, self.nodes)  # fmt: skip
         running = self._start(command, self.fired, number)
         marksman.start()
         try:
@@ -165,6 +160,8 @@ class Campaign:
         for one in commands:
             self.state.starts += 1
             codes[one.name] = self._start(one, self.fired, self.state.starts).wait_all(lambda: None)
+        if self.nodes is not None:
+            self.state.orphans += [f"job {one} of SLURM is not over" for one in sorted(self.nodes.settle())]
         self._save()
         return codes
 
@@ -177,13 +174,14 @@ class Campaign:
         )
 
     def _start(self, command: Command, where: Path, number: int) -> Running:
+        base = os.environ if self.nodes is None else self.nodes.environment
         environment = {
-            **os.environ, MARK: f"{self.state.campaign}:{number}", "TMPDIR": str(self.work / "tmp"),
+            **base, MARK: f"{self.state.campaign}:{number}", "TMPDIR": str(self.work / "tmp"),
             "TORCHINDUCTOR_CACHE_DIR": str(self.work / "torch"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         log = self.work / f"log-{where.name}-{command.name}.txt"
         lines = self.kind.command_lines([*command.arguments, f"results_dir={where}"])
-        return Running([_begin(line, environment, log) for line in lines], where)
+        return Running([begin(line, environment, log) for line in lines], where)
 
     def _hangs(self, number: int) -> None:
         """Records a start that hangs, and ends its processes."""
@@ -191,72 +189,30 @@ class Campaign:
         self.state.hung.append(f"start {number}: {', '.join(f'{one.role} {one.pid}' for one in mine)}")
         for one in mine:
             send(self.state.campaign, one.pid, signal.SIGKILL)
+        if self.nodes is not None:
+            self.nodes.cancel()
 
     def _look_after(self, number: int, waits: bool) -> None:
         """Records orphans of earlier starts, lost runs, changed runs; half of the starts begin while others end."""
         deadline = time.monotonic() + LEAVE_S
-        mine = [one for one in victims(self.state.campaign) if waits or one.start < number]
-        while mine and time.monotonic() < deadline:
+        while (mine := self._left_of(number + waits)) and time.monotonic() < deadline:
             time.sleep(0.1)
-            mine = [one for one in victims(self.state.campaign) if waits or one.start < number]
         self.state.orphans += [f"start {one.start}: {one.role} {one.pid}" for one in mine]
         now = finished(self.fired)
         self.state.lost += sorted(name for name in self.state.seen if name not in now and name not in self.state.lost)
         for name in sorted(now - set(self.state.seen)):
             self.state.seen[name] = digest(self.fired / name)
 
+    def _left_of(self, number: int) -> list[Victim]:
+        """Returns the processes of earlier starts than that; those of jobs that SLURM still has are not left."""
+        held = set() if self.nodes is None else self.nodes.unfinished()
+        return [one for one in victims(self.state.campaign) if one.start < number and one.job not in held]
+
     def _save(self) -> None:
         write_rows(Shot, self.shots, self.work / "shots.csv")
         aside = self.work / ".state.json"
         aside.write_text(json.dumps(asdict(self.state), indent=1))
         aside.replace(self.work / "state.json")
-
-
-@dataclass
-class Running:
-    """The processes of one start."""
-
-    processes: list[subprocess.Popen[bytes]]
-    where: Path
-
-    def wait_all(self, on_hang: Callable[[], None]) -> int:
-        """Waits for all; returns the exit code of the first. Calls `on_hang` where the folder stands still."""
-        last, since = -1.0, time.monotonic()
-        look = since
-        while any(process.poll() is None for process in self.processes):
-            time.sleep(0.1)
-            if time.monotonic() < look:
-                continue
-            look = time.monotonic() + LOOK_S
-            now = newest(self.where)
-            if now != last:
-                last, since = now, time.monotonic()
-            elif time.monotonic() - since > PATIENCE_S:
-                on_hang()
-                since = time.monotonic()
-        return self.processes[0].returncode
-
-
-def _begin(line: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    def heed_ctrl_c() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            line, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            preexec_fn=heed_ctrl_c, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-
-
-def newest(where: Path) -> float:
-    """Returns the time of the last change in a results folder and in the hidden folders of it."""
-    times = [where.stat().st_mtime]
-    for path in where.glob(".*"):
-        for at, _, names in os.walk(path):  # passes over what is removed meanwhile
-            for name in (at, *(os.path.join(at, name) for name in names)):
-                with suppress(OSError):
-                    times.append(os.stat(name).st_mtime)
-    return max(times)
 
 
 def digest(folder: Path) -> str:

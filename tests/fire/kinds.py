@@ -1,4 +1,4 @@
-"""Kinds of launch: how a sweep's command is started, as a row each."""
+"""Kinds of launch: how a sweep's command is started, and the cluster that it needs, as a row each."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ MEET_S = 40
 
 @dataclass(frozen=True)
 class Kind:
-    """`command_lines`: arguments -> the command lines of the processes that a user starts."""
+    """`command_lines`: arguments -> the command lines of the processes that a user starts. `on_slurm`: jobs run in the
+    queue of a SLURM of two nodes, which is the campaign's own.
+    """
 
     name: str
     command_lines: Callable[[list[str]], list[list[str]]]
+    on_slurm: bool = False
 
 
 def _local(arguments: list[str]) -> list[list[str]]:
     return [[sys.executable, "-m", MODULE, *arguments]]
 
 
-def _launcher(name: str) -> Callable[[list[str]], list[list[str]]]:
-    return lambda arguments: _local([*arguments, f"hydra/launcher={name}"])
+def _launcher(name: str, *words: str) -> Callable[[list[str]], list[list[str]]]:
+    return lambda arguments: _local([*arguments, f"hydra/launcher={name}", *words])
 
 
 def _torchrun(arguments: list[str]) -> list[list[str]]:
@@ -43,6 +46,18 @@ def _torchrun(arguments: list[str]) -> list[list[str]]:
     ]
 
 
+OF_SLURM = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.cpus_per_task=1", "launch.group_by=world_size")
+"""The cells of a command are a job per world size."""
+
+ON_TWO_NODES = {"world_size=1,2,3": "world_size=1,2,4", "batch=12": "batch=16"}
+"""Three ranks are no multiple of two nodes; four are on both, two on each."""
+
+
+def _slurm(arguments: list[str]) -> list[list[str]]:
+    placed = [ON_TWO_NODES.get(word, word) for word in arguments]
+    return _launcher("submitit_slurm", *OF_SLURM)(placed)
+
+
 KINDS = {
     kind.name: kind
     for kind in (
@@ -50,5 +65,6 @@ KINDS = {
         Kind("joblib", _launcher("joblib")),
         Kind("submitit_local", _launcher("submitit_local")),
         Kind("torchrun", _torchrun),
+        Kind("submitit_slurm", _slurm, on_slurm=True),
     )
 }

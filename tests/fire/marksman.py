@@ -17,20 +17,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from .victims import AGENT, COMMAND, HELPER, JOB, RANK, SERVER, TRACKER, Victim, finished, scene, send, victims
+from .nodes import Nodes
+from .victims import (
+    AGENT,
+    COMMAND,
+    HELPER,
+    JOB,
+    NODE,
+    RANK,
+    SERVER,
+    TRACKER,
+    Scene,
+    Victim,
+    finished,
+    scene,
+    send,
+    victims,
+)
 
 LOOK_S = 0.02
 
-ROLES = {COMMAND: 4.0, RANK: 4.0, SERVER: 1.0, TRACKER: 0.5, AGENT: 2.0, JOB: 2.0, HELPER: 0.5}
+ROLES = {COMMAND: 4.0, RANK: 4.0, SERVER: 1.0, TRACKER: 0.5, AGENT: 2.0, JOB: 2.0, NODE: 2.0, HELPER: 0.5}
 SIGNALS = {signal.SIGKILL: 4.0, signal.SIGTERM: 3.0, signal.SIGINT: 1.0, signal.SIGSTOP: 2.0}
 AIMS = {"any": 2.0, "running": 5.0, "written": 3.0}
 """Weights of the draw."""
 
+NODES_AWAY = 5.0
+"""Time that a lost node is away, as a multiple of that for which a process is stopped."""
+
 
 @dataclass
 class Shot:
-    """A shot as it was fired. `at`: UTC; `paused_s`: time until SIGCONT, of a SIGSTOP. `outcome`: filled in when all is
-    over: the run whose status it explains, "its partial run was removed", or "none".
+    """A shot as it was fired. `at`: UTC; `paused_s`: time until SIGCONT, of a SIGSTOP, or until a lost node is back.
+    `outcome`: filled in when all is over: the run whose status it explains, "its partial run was removed", or "none".
     """
 
     number: int
@@ -71,11 +90,12 @@ class Marksman(threading.Thread):
     """Fires at one start of a command until told to stop. `pids`: all processes that were seen."""
 
     def __init__(
-        self, campaign: str, seed: str, where: Path, start: int, command: str, first: int, every_s: float
-    ) -> None:
+        self, campaign: str, seed: str, where: Path, start: int, command: str, first: int, every_s: float,
+        nodes: Nodes | None,
+    ) -> None:  # fmt: skip
         super().__init__(name="marksman", daemon=True)
         self.campaign, self.seed, self.where, self.start_number, self.command = campaign, seed, where, start, command
-        self.next, self.every_s = first, every_s
+        self.next, self.every_s, self.nodes = first, every_s, nodes
         self.shots: list[Shot] = []
         self.pids: set[int] = set()
         self._over = threading.Event()
@@ -119,10 +139,12 @@ class Marksman(threading.Thread):
 
     def _choose(self, drawn: Draw) -> Victim | None:
         """Returns the victim: a role among those that live, by their weights, then one of the role."""
-        living = [one for one in victims(self.campaign) if one.start == self.start_number]
+        living = [one for one in victims(self.campaign) if one.start == self.start_number or one.job]
         self.pids |= {one.pid for one in living}
         if drawn.aim == "written":
-            living = [one for one in living if one.role == COMMAND] or living
+            living = [one for one in living if one.role in (COMMAND, JOB)] or living
+        elif self.nodes is not None:
+            living += [Victim(pid, NODE, self.start_number) for pid in self.nodes.living()]
         if not living:
             return None
         random = Random(drawn.role)
@@ -131,16 +153,35 @@ class Marksman(threading.Thread):
         return random.choice([one for one in living if one.role == role])
 
     def _fire(self, drawn: Draw, victim: Victim) -> None:
-        seen = scene(self.where)
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        if victim.role == NODE:
+            self._lose_node(drawn, victim)
+            return
+        seen, at = scene(self.where), _now()
         if not send(self.campaign, victim.pid, drawn.signal):  # it ended by itself: no shot
             return
         stops = drawn.signal == signal.SIGSTOP
-        self.shots.append(
-            Shot(self.next, self.start_number, self.command, at, drawn.aim, drawn.signal.name, victim.role,
-                 victim.pid, seen.launch, seen.phase, round(drawn.stopped_s, 2) if stops else None)
-        )  # fmt: skip
-        self.next += 1
+        self._note(drawn.aim, drawn.signal, victim, at, seen, drawn.stopped_s if stops else None)
         if stops:
             time.sleep(drawn.stopped_s)
             send(self.campaign, victim.pid, signal.SIGCONT)
+
+    def _lose_node(self, drawn: Draw, victim: Victim) -> None:
+        """Kills a node with all that runs on it, whatever signal was drawn; shots at it wait until it is back."""
+        assert self.nodes is not None
+        away = NODES_AWAY * drawn.stopped_s
+        self._note(drawn.aim, signal.SIGKILL, victim, _now(), scene(self.where), away)
+        self.nodes.lose(self.nodes.living()[victim.pid], away)
+
+    def _note(
+        self, aim: str, number: signal.Signals, victim: Victim, at: str, seen: Scene, paused_s: float | None
+    ) -> None:
+        paused = None if paused_s is None else round(paused_s, 2)
+        self.shots.append(
+            Shot(self.next, self.start_number, self.command, at, aim, number.name, victim.role, victim.pid,
+                 seen.launch, seen.phase, paused)
+        )  # fmt: skip
+        self.next += 1
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

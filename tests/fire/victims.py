@@ -19,13 +19,15 @@ from zerobench.results.folders import PARTIAL
 MARK = "ZEROBENCH_FIRE"
 """Environment variable; its value is CAMPAIGN:START."""
 
-COMMAND, RANK, SERVER, TRACKER, AGENT, JOB, HELPER = (
-    "command", "rank", "fork server", "tracker", "agent", "job", "helper"
+COMMAND, RANK, SERVER, TRACKER, AGENT, JOB, NODE, HELPER = (
+    "command", "rank", "fork server", "tracker", "agent", "job", "node", "helper"
 )  # fmt: skip
-"""Roles of victims. The tracker is multiprocessing's, of its shared resources; a helper any other program."""
+"""Roles of victims. The tracker is multiprocessing's, of its shared resources; a job is a launcher's process, or the
+command that it has started; a node is SLURM's, with all that runs on it; a helper any other program.
+"""
 
 PROGRAMS = (
-    ("multiprocessing.resource_tracker", TRACKER),
+    ("resource_tracker", TRACKER),
     ("multiprocessing.forkserver", SERVER),
     ("torch.distributed.run", AGENT),
     ("submitit.core._submit", JOB),
@@ -37,11 +39,14 @@ PROGRAMS = (
 
 @dataclass(frozen=True)
 class Victim:
-    """A living process of the sweep. `start`: which start of the command it belongs to."""
+    """A living process of the sweep. `start`: which start of the command it belongs to. `job`: its job's id at SLURM,
+    or "".
+    """
 
     pid: int
     role: str
     start: int
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,23 @@ def victims(campaign: str) -> list[Victim]:
     found = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with suppress(OSError):
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            start = next((word[len(mark) :] for word in environment.split(b"\0") if word.startswith(mark)), None)
-            if start is not None and pid != os.getpid():
-                found[pid] = int(start), Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    roles = {pid: next((role for word, role in PROGRAMS if word in line), HELPER) for pid, (_, line) in found.items()}
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if (start := _value(environment, mark)) and pid != os.getpid():
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[pid] = int(start), line, _value(environment, b"SLURM_JOB_ID=")
+    roles = {
+        pid: next((role for word, role in PROGRAMS if word in line), HELPER) for pid, (_, line, _) in found.items()
+    }
     for pid, role in list(roles.items()):
         if role == SERVER and roles.get(_parent(pid)) in (SERVER, RANK):  # forked from it, with its command line
             roles[pid] = RANK
-    return [Victim(pid, roles[pid], start) for pid, (start, _) in sorted(found.items())]
+        if role == COMMAND and roles.get(_parent(pid)) == JOB:
+            roles[pid] = JOB
+    return [Victim(pid, roles[pid], start, job) for pid, (start, _, job) in sorted(found.items())]
+
+
+def _value(environment: list[bytes], prefix: bytes) -> str:
+    return next((word[len(prefix) :].decode() for word in environment if word.startswith(prefix)), "")
 
 
 def send(campaign: str, pid: int, number: signal.Signals) -> bool:

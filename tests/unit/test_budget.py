@@ -228,6 +228,23 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
 
 
+def test_a_part_that_is_recorded_on_another_processor_leaves_the_other_processor_named(tmp_path: Path) -> None:
+    """Values of two processors are then in the file: kernels' scratch is judged on neither."""
+    file = BudgetFile(tmp_path / "b.yaml")
+    about = dict.fromkeys(("commit", "torch_version"), "") | {"cores": 2, "environment": "cpu, torch 2.13"}
+
+    def recorded_on(processor: str, *names: str) -> str:
+        for name in names:
+            measured = row(**about, processor=processor, name=name, work=f"work of {name}")
+            record_cell(file, measured, Wanted(("peak_bytes",)), set(names))
+        return str(file.environments["cpu, torch 2.13"].about["processor"])
+
+    assert recorded_on("AMD EPYC", "a", "b") == "AMD EPYC"
+    assert recorded_on("Intel Xeon", "a") == "AMD EPYC; Intel Xeon"
+    assert recorded_on("Intel Xeon", "b") == "AMD EPYC; Intel Xeon", "values of a may be of either"
+    assert recorded_on("Intel Xeon", "a", "b") == "Intel Xeon"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -91,8 +91,9 @@ def write(recorded: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     for path, rows in sorted(by_path.items()):
         where = Path(path)
         file = read_budget(where) if where.is_file() else BudgetFile(where)
+        names = {str(row["name"]) for row in rows}
         for row in sorted(rows, key=lambda one: str(one["name"])):
-            changes, _ = record_cell(file, row, Wanted((*MEMORY, *TRAFFIC)), {row["name"]})
+            changes, _ = record_cell(file, row, Wanted((*MEMORY, *TRAFFIC)), names)
             told += [_words(change) for change in changes if change.metric]
         write_budget(file)
         told.append(f"{where}: {show_count(len(rows), 'record')} written")

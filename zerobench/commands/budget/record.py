@@ -30,6 +30,10 @@ from .judge import DEFAULT_TOLERANCE, METRICS, RECORDED, Limit, recorded, show_v
 from .rows import UnjudgedError, finished_rows, run_rows
 
 
+PROCESSORS = "; "
+"""Separates processors where a file's values are of several; on none of them are all of its values judged then."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The choice of what is recorded of a cell: `metrics`, or those of use, with `step_s` if `time`. `tolerances`: of
@@ -143,21 +147,22 @@ def record_cell(
     file: BudgetFile, row: dict[str, Any], wanted: Wanted, taken: set[str]
 ) -> tuple[list[Change], list[str]]:
     """Replaces a cell's recorded values; manual ceilings and tolerances stay, also those of the same work under a name
-    that is not `taken` by another row. Returns the changed limits, and sentences on metrics that are too noisy.
+    that is not `taken` by a row of this recording. Returns the changed limits, and sentences on metrics that are too
+    noisy.
     """
     if row["status"] != "ok":
         raise UnjudgedError(f"{row['name']}: {row['status']}: {row['reason']}; nothing was recorded")
     environment = file.environments.setdefault(row["environment"], Environment())
+    cells = environment.cells.items() if row["work"] else ()
+    same_work = [name for name, cell in cells if cell.work == row["work"] and name != row["name"]]
+    twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     environment.about = {
         "recorded": datetime.now(UTC).date().isoformat(),
         "commit": row["commit"],
         "torch": row["torch_version"],
-        "processor": row["processor"],
+        "processor": _processors(environment, row, taken),
         "cores": int(row["cores"]),
     }
-    cells = environment.cells.items() if row["work"] else ()
-    same_work = [name for name, cell in cells if cell.work == row["work"] and name != row["name"]]
-    twins = [environment.cells.pop(name) for name in same_work if name not in taken]
     before = environment.cells.get(row["name"], twins[0] if twins else CellBudget(None, {}))
     limits = _limits(before.limits, row, wanted)
     if not limits:
@@ -165,6 +170,15 @@ def record_cell(
     after = CellBudget(row["work"], limits, row.get("lines") or {})
     environment.cells[row["name"]] = after
     return changes_of(row, before, after), [*_noisy(row, limits)]
+
+
+def _processors(environment: Environment, row: dict[str, Any], taken: set[str]) -> str:
+    """Returns the processors on which the environment's values were recorded: the row's, and the one before where cells
+    keep their values of then.
+    """
+    before = str(environment.about.get("processor") or "")
+    stay = before and set(environment.cells) - taken
+    return PROCESSORS.join(sorted({*before.split(PROCESSORS), row["processor"]} if stay else {row["processor"]}))
 
 
 def _limits(before: dict[str, Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, Limit]:
