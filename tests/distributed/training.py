@@ -51,6 +51,11 @@ def train_models(rank: int, n: int, models: list[tuple[str, str]]) -> dict[str, 
     return {model: train_all(rank, n, model, optimizer) for model, optimizer in models}
 
 
+def train_optimizers(rank: int, n: int, optimizers: list[str]) -> dict[str, dict[str, Any]]:
+    """Several optimizers in one launch."""
+    return {optimizer: train_all(rank, n, "tied", optimizer, 5) for optimizer in optimizers}
+
+
 def accumulate(rank: int, n: int, strategy: str, no_sync: bool) -> Any:
     """Three micro-batches a step."""
     model = zoo.build("tied")

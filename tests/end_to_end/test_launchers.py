@@ -18,8 +18,8 @@ import pytest
 
 from zerobench.commands.compare.comparison import EXACT
 from zerobench.dispatch import job_folder
-from zerobench.dispatch.living import JOBS
 from zerobench.results.board import read_board
+from zerobench.results.job_folders import JOBS
 from zerobench.results.tables import load
 
 from .command import SMALL, zerobench

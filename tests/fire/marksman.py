@@ -37,7 +37,7 @@ from .victims import (
 
 LOOK_S = 0.02
 
-ROLES = {COMMAND: 4.0, RANK: 4.0, SERVER: 1.0, TRACKER: 0.5, AGENT: 2.0, JOB: 2.0, NODE: 2.0, HELPER: 0.5}
+ROLES = {COMMAND: 4.0, RANK: 4.0, SERVER: 1.0, TRACKER: 0.5, AGENT: 2.0, JOB: 2.0, NODE: 3.0, HELPER: 0.5}
 SIGNALS = {signal.SIGKILL: 4.0, signal.SIGTERM: 3.0, signal.SIGINT: 1.0, signal.SIGSTOP: 2.0}
 AIMS = {"any": 2.0, "running": 5.0, "written": 3.0}
 """Weights of the draw."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,15 @@ from zerobench.config.one_value import in_one
 from zerobench.config.schema import Launch, Measure
 from zerobench.dispatch import sweep as dispatched_sweep
 from zerobench.dispatch.job_folder import JobFolder
-from zerobench.dispatch.living import JOBS, abandoned, boards_of_orphans
 from zerobench.dispatch.plan import at_once, groups_of, resources_for, settings_for
 from zerobench.dispatch.sweep import DispatchedSweep
 from zerobench.dispatch.task import _leased, run_job
 from zerobench.dispatch.threads import StayingThreads
 from zerobench.dispatch.watch import Watch
 from zerobench.host.signals import end_with_parent
+from zerobench.results.abandoned import tidy
 from zerobench.results.board import BoardWriter
+from zerobench.results.job_folders import JOBS, abandoned, boards_of_orphans
 from zerobench.results.rescue import Unwritten, sentences
 from zerobench.results.tables import load
 from zerobench.sweep.progress import Reporter
@@ -177,6 +180,10 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
             reporter.expect(folder.launches())
             reporter.start(list(reporter._places)[1])
             shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")  # that of a killed job
+        (board,) = folder.path.glob(".sweep-killed/*.json")
+        told = json.loads(board.read_text())
+        told["launches"][1]["seconds"] = 60.0
+        board.write_text(json.dumps(told))
         (folder.path / "log-0.txt").write_text("the last words\n")
         raise OSError("the node is gone")
 
@@ -187,6 +194,8 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
     (lost,) = load(tmp_path).runs.to_dict("records")
     assert (lost["status"], lost["launcher"], lost["strategy"]) == ("crash", "jobs", "zero1")
     assert "the last words" in (tmp_path / lost["run_id"] / "logs/job.log").read_text()
+    assert 60.0 <= lost["seconds"] < 90.0, "since it began, as the job's board had it"
+    assert 60.0 <= (datetime.now(UTC) - datetime.fromisoformat(lost["started"])).total_seconds() < 90.0
 
 
 @pytest.mark.parametrize("raises", [True, False])
@@ -301,8 +310,12 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
         assert [launch.name for board in followed.boards.values() for launch in board.launches] == ["ddp tiny N=2 b=8"]
         assert abandoned(tmp_path) == [dead.path]
         assert dead.path in look(tmp_path).leftovers
+        tidy(tmp_path)  # as a sweep does that needs no job
+        assert list((tmp_path / JOBS).iterdir()) == [living.path]
     assert not followed.read()
-    assert abandoned(tmp_path) == [living.path, dead.path]
+    assert abandoned(tmp_path) == [living.path]
+    tidy(tmp_path)
+    assert not (tmp_path / JOBS).exists()
     assert run_job(str(tmp_path / JOBS / "3-removed"), ["false"], str(tmp_path)) is None, "its folder is gone"
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..dispatch import living
 from ..results.abandoned import abandoned, partials
 from ..results.attempts import Moment, moments, split
 from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
@@ -88,7 +87,7 @@ def look(where: Path) -> Holdings:
         rows: list[dict[str, Any]] = load(collection).runs.to_dict("records")  # type: ignore[assignment]
         runs += _held(rows, [None] * len(rows))
     runs.sort(key=lambda run: run.began)
-    leftovers = [*abandoned(where), *living.abandoned(where)]
+    leftovers = abandoned(where)
     writing = [path for path in partials(where) if path not in leftovers]
     named, damaged = _read_searches(where / SEARCHES)
     return Holdings(where, runs, collections, unreadable, writing, leftovers, named, damaged)

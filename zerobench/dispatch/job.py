@@ -21,8 +21,8 @@ AFTER_S = 30.0
 
 @dataclass(eq=False)
 class Job:
-    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: places of those
-    that have begun. `again`: launches that another job is to run.
+    """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: place -> time,
+    since the epoch, of those that have begun. `again`: launches that another job is to run.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Job:
     code: int | None = None
     taken: int = 0
     complete_since: float | None = None
-    started: set[int] = field(default_factory=set)
+    started: dict[int, float] = field(default_factory=dict)
     again: list[CellLaunch] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 

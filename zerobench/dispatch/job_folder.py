@@ -8,7 +8,7 @@ It is a hidden folder of the results folder, JOBS/NUMBER-*, on a file system tha
     unwritten.json  the job's: runs that are not in their results folder, where there are such
     .sweep-*     the job's board, while it runs (results/board.py)
     log*.txt     output of the job's processes, one file per task
-    lease-*      leases (dispatch/living.py) of the composing process and of the job's tasks, while they live
+    lease-*      leases (results/job_folders.py) of the composing process and of the job's tasks, while they live
     .submitit/   submitit's: files whose names begin with the job's id
 
 Nothing in it is executed by the job but its own interpreter on the command that the composing process was started with.
@@ -33,9 +33,9 @@ from ..host.durable import replace_text
 from ..host.files import read_text
 from ..host.leases import Lease, lease_in
 from ..results.board import Launch, board_folders, read_board
+from ..results.job_folders import COMPOSER, JOBS, ORDER
 from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
-from .living import COMPOSER, JOBS, ORDER
 
 LOG_BYTES = 64 * 2**10
 """Size, in bytes, of the end of a log that is read."""
@@ -59,7 +59,9 @@ class JobFolder:
         name = f"{number}-{uuid.uuid4().hex[:8]}"
         jobs = (results_dir / JOBS).absolute()
         aside = cls(jobs / f".{name}")  # until it has its lease and its order: no other process takes it for abandoned
-        aside.path.mkdir(parents=True)
+        with suppress(FileNotFoundError):  # JOBS was empty, and another process removed it between two calls
+            aside.path.mkdir(parents=True)
+        aside.path.mkdir(parents=True, exist_ok=True)
         lease = lease_in(aside.path, COMPOSER)
         told = [
             {

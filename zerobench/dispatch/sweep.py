@@ -12,7 +12,6 @@ States of a job: dispatch/job.py.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,6 @@ from ..sweep.reuse import find_elsewhere
 from ..sweep.sweep import CellLaunch, Sweep, rounds, runs_again
 from .job import Job
 from .job_folder import JobFolder
-from .living import abandoned
 from .plan import NOTE_HERE, at_once, groups_of, resources_for
 from .plugin import Plugin
 from .threads import THREADS
@@ -102,9 +100,6 @@ class DispatchedSweep(Sweep):
         for launch in launches:
             if found[launch] is not None or launch.cell.problems:
                 self._take_here(launch, found[launch])
-        for folder in {launch.cell.config.results_dir for launch in to_run}:
-            for left in abandoned(Path(folder)):
-                shutil.rmtree(left, ignore_errors=True)
         self._dispatch(jobs)
 
     def _find(self, launch: CellLaunch) -> dict[str, Any] | None:
@@ -180,7 +175,7 @@ class DispatchedSweep(Sweep):
             return
         for place, seen in enumerate(job.folder.board()):
             if seen.state not in (WAITING, SKIPPED) and place not in job.started:
-                job.started.add(place)
+                job.started[place] = time.time() - seen.seconds
                 self.reporter.start(job.launches[place])
             if seen.state == RUNNING and place >= job.taken:
                 self.reporter.show(job.launches[place], seen)
@@ -231,7 +226,8 @@ class DispatchedSweep(Sweep):
         for launch in lost:
             end = known(fate)
             with dispatched.by(self.plugin.choice.name):
-                row = write_lost(launch.cell, launch.repeat, end.status, end.reason, log, self.unwritten.append)
+                begun = job.started.get(job.taken)
+                row = write_lost(launch.cell, launch.repeat, end.status, end.reason, log, self.unwritten.append, begun)
             self._take_of(job, vars(row))
         if not self.stopped and not self.failed_fast:
             job.again += job.launches[job.taken :]

@@ -2,6 +2,7 @@
 
 abandoned   hidden, and no living process will finish it:
             partial runs, boards, turns   whose lease is free
+            folders of a launcher's jobs  that no process will use (job_folders.py)
             unclaimed ones                folders before their lease or half removed, files before they replace another:
                                           nothing tells whose they are, so they count once they are an hour old
 """
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from ..host.leases import BROKEN, DOUBT, PROBE, clock_of, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
+from . import job_folders
 from .board import board_folders, is_up
 from .folders import PARTIAL, TURN
+from .job_folders import JOBS
 from .table_cache import ASIDE as CACHE
 from .tables import SEARCHES
 
@@ -24,7 +27,7 @@ UNLEASED = ".claim-"
 
 UNCLAIMED_AT_MOST_S = 3600.0
 
-UNCLAIMED = tuple(f"{prefix}*" for prefix in (UNLEASED, PRUNED, PROBE, BROKEN, CACHE, f"{SEARCHES}/."))
+UNCLAIMED = tuple(f"{prefix}*" for prefix in (UNLEASED, PRUNED, PROBE, BROKEN, CACHE, f"{SEARCHES}/.", f"{JOBS}/."))
 """Patterns of unclaimed ones."""
 
 
@@ -39,6 +42,7 @@ def abandoned(where: Path) -> list[Path]:
     killed += [path for path in board_folders(where) if not is_up(path)]
     turns = [path for path in sorted(where.glob(f"{TURN}*")) if not path.name.endswith(DOUBT)]
     killed += [path for path in turns if not is_held(path)]
+    killed += job_folders.abandoned(where)
     return killed + sorted(_unclaimed(where))
 
 
@@ -61,3 +65,5 @@ def tidy(where: Path) -> None:
         else:
             with suppress(OSError):
                 path.unlink()
+    with suppress(OSError):  # there is none, or others' jobs are in it
+        (where / JOBS).rmdir()

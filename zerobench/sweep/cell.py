@@ -88,11 +88,16 @@ def run_cell(
 
 
 def write_lost(
-    cell: Cell, repeat: int, status: str, reason: str, log: str, on_unwritten: Callable[[Unwritten], None]
-) -> RunRow:
-    """Writes the row of a launch whose job has left none, with the end of the job's `log`."""
+    cell: Cell, repeat: int, status: str, reason: str, log: str, on_unwritten: Callable[[Unwritten], None],
+    begun: float | None = None,
+) -> RunRow:  # fmt: skip
+    """Writes the row of a launch whose job has left none, with the end of the job's `log`. `begun`: time since the
+    epoch at which it was seen to begin; None where it was not.
+    """
     prefix, results_dir, row = run_prefix(cell), Path(cell.config.results_dir), _blank_row(cell, repeat)
     row.status, row.reason = status, reason
+    if begun is not None:
+        row.started, row.seconds = moment(begun), round(time.time() - begun, 3)
     aside = rescue.claim(results_dir, prefix)
     with suppress(OSError):  # the reason has the essentials
         (aside.path / "logs").mkdir(exist_ok=True)
@@ -163,6 +168,11 @@ def _ranks(config: CellConfig) -> Sequence[int]:
     return [simulated_rank(config)] if config.backend == SIMULATED else range(config.world_size)
 
 
+def moment(since_epoch: float) -> str:
+    """Returns a time in the words of the column `started`."""
+    return datetime.fromtimestamp(since_epoch, UTC).isoformat(timespec="milliseconds")
+
+
 def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
     config = cell.config
     machine = provenance.provenance(config)
@@ -195,7 +205,7 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         device_class=machine["device_class"],
         processor=machine["processor"],
         cores=machine["cores"],
-        started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        started=moment(time.time()),
         seconds=0.0,
         checkpointing=config.model.checkpoints if config.model.can_checkpoint else None,
         systems=config.systems_label,

@@ -29,7 +29,6 @@ from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_com
 from .judge import DEFAULT_TOLERANCE, METRICS, RECORDED, Limit, recorded, show_value
 from .rows import UnjudgedError, finished_rows, run_rows
 
-
 PROCESSORS = "; "
 """Separates processors where a file's values are of several; on none of them are all of its values judged then."""
 

@@ -1,8 +1,9 @@
-"""The folders of jobs in a results folder, and which of them are in use: for sweeps, followers and `zerobench prune`.
+"""The folders of a launcher's jobs in a results folder, and which of them are in use: for sweeps, followers and
+`zerobench prune`.
 
 in use      the composing process, or a task of the job, holds its lease (host/leases.py) in the folder
 abandoned   not in use: the composing process was killed, and the job is over or has not begun. The next sweep removes
-            the folder, and a job that begins without its folder ends at once
+            the folder (abandoned.py), and a job that begins without its folder ends at once
 orphan      a job in use without its composing process, on whose board its launches were
 """
 
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..host.leases import is_held
-from ..results.board import board_folders, is_up
+from .board import board_folders, is_up
 
 JOBS = ".jobs"
 """The folder, in a results folder, of jobs' folders."""
