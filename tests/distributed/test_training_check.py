@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -17,7 +18,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
-from zerobench.sweep import parity
+from zerobench.sweep import parity, parity_check
 from zerobench.sweep.parity_check import REFERENCES, ParityCheck
 from zerobench.sweep.sweep import Sweep
 
@@ -98,6 +99,27 @@ def test_planted_faults_of_training_are_named(reference: Path, monkeypatch, work
     if worker is planted.doubled:
         assert row["grad_norm_deviation"] == pytest.approx(1, rel=1e-3)
         assert row["loss_deviation"] < 1e-5  # Adam hides it
+
+
+def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row comes through the folder of the job; on NFS its own folder is seen up to a minute after."""
+    monkeypatch.setattr(parity_check, "LATE_S", 5.0)
+    one = cell("zero1", 2, results_dir=str(reference), measure=MEASURED)
+    row = asdict(cells.run_cell(one, lambda _: None)) | {"launcher": "submitit_slurm"}
+    folder, hidden = reference / row["run_id"], reference / ".not seen"
+    said: list[str] = []
+    for seen_after_s, verdict in ((0.7, "equal"), (60.0, "unchecked")):
+        folder.rename(hidden)
+        check, timer = ParityCheck(), Timer(seen_after_s, hidden.rename, [folder])
+        check.see(one, row)
+        assert row["training_words"] == "the run is not in its results folder"
+        timer.start()
+        check.finish(makes=True, say=said.append)
+        timer.cancel()
+        assert row["training"] == verdict
+        monkeypatch.setattr(parity_check, "LATE_S", 0.1)
+    hidden.rename(folder)
+    assert said[0] == "1 run of other machines cannot be seen yet: waiting up to 5 s"
 
 
 def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ folder's REFERENCES, which no table contains; under auto the row records that th
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 
 from .. import strategies
 from ..config.cell import Cell, CellConfig
+from ..config.launcher import LOCAL
 from ..config.names import base_name
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
@@ -27,6 +29,7 @@ from ..host.environment import SIMULATED
 from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
+from ..sizes import show_count
 from . import parity
 from .cell import run_cell
 from .parity import REFERENCE, UNCHECKED, Verdict
@@ -37,6 +40,13 @@ REFERENCES = ".references"
 
 REFERENCE_STEPS = 8
 """Steps of a reference that is made for the check only."""
+
+LATE_S, LOOK_S = 70.0, 0.5
+"""Time, in seconds, within which a run that another machine has written must be seen here, and between two looks. NFS
+keeps attributes of a folder for 60 s (acdirmax).
+"""
+
+ABSENT = "the run is not in its results folder"
 
 NONE_AT_HAND = "no DDP run of the same training is in this sweep or folder; measure.check_training=true makes one"
 
@@ -49,13 +59,15 @@ class ParityCheck:
     def __init__(self) -> None:
         self._references: dict[str, tuple[Row, CellConfig, pd.DataFrame]] = {}
         self._waiting: list[tuple[Cell, Row]] = []
+        self._late: list[tuple[Cell, Row]] = []
 
     def see(self, cell: Cell, row: Row) -> None:
         """Handles a finished run: its verdict, once there is one, is written into `row` and into the run's folder."""
         if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config.measure.check_training == "false":
             return
-        if not (_folder(cell, row) / "steps.parquet").is_file():  # it could not be written there
-            row |= {"training": UNCHECKED, "training_words": "the run is not in its results folder"}
+        if not _is_there(cell, row):  # it could not be written there, or this machine is late to see it
+            row |= {"training": UNCHECKED, "training_words": ABSENT}
+            self._late += [(cell, row)] if row["launcher"] != LOCAL else []
             return
         key = _key(cell.config, row)
         if row["strategy"] == strategies.reference().name:
@@ -71,11 +83,14 @@ class ParityCheck:
             self._waiting.append((cell, row))
 
     def finish(self, makes: bool, say: Callable[[str], None], run: Callable[[Cell], Row] | None = None) -> bool:
-        """Ends the sweep: waiting rows get a reference of their own or a note. Returns False where the user interrupts.
+        """Ends the sweep: waits for late runs; rows without a reference get one of their own or a note. Returns False
+        where the user interrupts.
 
         `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's own ran,
         on this machine by default.
         """
+        if makes and not self._see_late(say):
+            return False
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
             why = NONE_AT_HAND
@@ -91,12 +106,29 @@ class ParityCheck:
                 _write(cell, row, Verdict(UNCHECKED, why))
         return True
 
+    def _see_late(self, say: Callable[[str], None]) -> bool:
+        """Waits for the runs of jobs on other machines that this one does not see yet. Returns False where the user
+        interrupts.
+        """
+        late, self._late = self._late, []
+        deadline = time.monotonic() + LATE_S
+        if late:
+            say(f"{show_count(len(late), 'run')} of other machines cannot be seen yet: waiting up to {LATE_S:.0f} s")
+        try:
+            while not all(_is_there(*one) for one in late) and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            return False
+        for one in late:
+            self.see(*one)
+        return True
+
     def _judge(self, cell: Cell, row: Row) -> None:
         _, config, steps = self._references[_key(cell.config, row)]
         try:
             own = _steps(_folder(cell, row))
         except OSError:  # removed meanwhile
-            _write(cell, row, Verdict(UNCHECKED, "the run is not in its results folder"))
+            _write(cell, row, Verdict(UNCHECKED, ABSENT))
         else:
             _write(cell, row, parity.compare(cell.config, own, config, steps))
 
@@ -162,6 +194,10 @@ def _key(config: CellConfig, row: Row) -> str:
 
 def _folder(cell: Cell, row: Row) -> Path:
     return Path(cell.config.results_dir) / str(row["run_id"])
+
+
+def _is_there(cell: Cell, row: Row) -> bool:
+    return (_folder(cell, row) / "steps.parquet").is_file()
 
 
 def _steps(folder: Path) -> pd.DataFrame:
