@@ -43,8 +43,9 @@ help:
 setup: .venv/installed
 
 # Packages by their SHA-256 (requirements/). torch first from the disk, where pip is set up to find it there (find-links):
-# a build for the CPU, for example. The libraries of CUDA only where torch is a build that needs them.
-INSTALL = $(RUN) -m pip install --no-deps --no-build-isolation --require-hashes
+# a build for the CPU, for example. The libraries of CUDA only where torch is a build that needs them. Modules are compiled
+# at the end on all cores, where pip takes one; those for a later Python are not, and need not be.
+INSTALL = $(RUN) -m pip install --no-compile --no-deps --no-build-isolation --require-hashes
 NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
 
 .venv/installed: pyproject.toml requirements/build.txt requirements/torch.txt requirements/ci.txt requirements/cuda.txt
@@ -55,6 +56,7 @@ NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in o
 	@if $(RUN) -c '$(NEEDS_CUDA)'; then $(INSTALL) -r requirements/cuda.txt; fi
 	$(RUN) -m pip install --no-deps --no-build-isolation -e .
 	$(RUN) -m pip check
+	@$(RUN) -m compileall -q -j 0 .venv/lib > .venv/uncompiled.txt || true
 	@touch .venv/installed
 
 lock:
@@ -230,7 +232,7 @@ SEED ?= 1
 blind: setup
 	$(RUN) -m tests.blind --seed $(SEED)
 
-# A campaign that is stopped is taken up where it was, from build/fire: FIRE="--seed 1 --kinds local,torchrun --every 12"
+# A campaign that is stopped is taken up where it was, from build/fire: FIRE="--seed 1 --kinds local,submitit_slurm --every 12"
 FIRE ?=
 
 fire: setup

@@ -234,7 +234,7 @@ def diverge(rank: int, n: int) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_a_rank_that_goes_another_way_is_told_so(n: int) -> None:
     where = r"is waiting in \w+\(\) at test_usage.py:\d+ for gather \d of blocks\.\d \(.*\) in step 3"
     with pytest.raises(AssertionError, match=rf"out of step: rank 0 {where}, ranks? \d.* {where[3:]}; every rank"):

@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 import zerobench
 from tests.end_to_end.command import SMALL
 from tests.end_to_end.command import zerobench as run_zerobench
@@ -34,6 +36,7 @@ def check(folder: Path, errors: str, words: str) -> None:
     assert not [path for path in folder.rglob("*") if path.suffix == ".bin" or "scratch" in path.name]
 
 
+@pytest.mark.thorough
 def test_a_file_that_may_not_grow_is_a_row(tmp_path: Path) -> None:
     """The kernel refuses to make the file larger, as it does on a full disk."""
     command = [sys.executable, "-m", "zerobench", *SMALL, *SWEEP, "model.hidden=64", "measure.passes=accounted"]

@@ -13,6 +13,7 @@ from tests.end_to_end.command import zerobench as run
 ALL = "strategy=ddp,zero1,zero2,zero3,megatron"
 
 
+@pytest.mark.thorough
 def test_half_precision_clipped_and_accumulated_trains_alike_under_every_strategy(tmp_path: Path) -> None:
     more = ["precision=bf16", "clip=0.5", "accumulation=2", "optimizer=adagrad", "world_size=2"]
     done = run("-m", ALL, *more, *SMALL, cwd=tmp_path)

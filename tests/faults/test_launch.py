@@ -102,7 +102,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (outcome.status, "raised IsADirectoryError" in outcome.reason) == ("crash", True)
 
 
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("stopped", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1)), 2])
 def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) -> None:
     """Also where so many of them, which nothing but SIGKILL reaches, are stopped."""
     script = (
