@@ -198,6 +198,26 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
     assert 60.0 <= (datetime.now(UTC) - datetime.fromisoformat(lost["started"])).total_seconds() < 90.0
 
 
+def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(monkeypatch, tmp_path: Path) -> None:
+    """It had not begun it: a row of its own would be an attempt that never was."""
+
+    def end(number: int, folder: JobFolder) -> None:
+        if number > 1:
+            return ok(number, folder)
+        folder.write_rows([row(folder.launches()[0])])
+        with Reporter(board_in=folder.path) as reporter:
+            reporter.expect(folder.launches())
+            reporter.start(list(reporter._places)[1])
+            reporter.wait()
+            shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")
+        raise OSError("the node is gone")
+
+    sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", launch={"group_by": "all"}), end)
+    assert plugin.jobs == [["ddp 0", "zero1 0"], ["zero1 0"]]
+    assert [one["status"] for one in sweep.rows] == ["ok", "ok"]
+    assert not list(tmp_path.glob("*/run.json"))
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_job_that_the_launcher_refuses_is_a_row_for_each_and_is_not_tried_again(
     monkeypatch, tmp_path, raises

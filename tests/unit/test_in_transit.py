@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
 import weakref
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks
-from zerobench.probes.in_transit import PATIENCE_S, InTransit
+from zerobench.probes import in_transit
+from zerobench.probes.in_transit import PATIENCE_S, InTransit, threads_without_frame
 from zerobench.probes.ledger import Ledger
 
 
@@ -31,6 +35,35 @@ def _reduce_and_drop(_rank: int, _world_size: int) -> int:
             torch.ones(1)
             late += seen() is not None or sum(ledger.live_bytes().values()) != kept.nbytes
     return late
+
+
+def test_a_thread_that_waits_for_pythons_lock_is_seen() -> None:
+    """As gloo's does, to drop a tensor's object. Python keeps its lock meanwhile, for PyDLL does not give it back."""
+    entered: list[int] = []
+    enter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: entered.append(1))
+    thread, interval = ctypes.c_ulong(), sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    try:
+        assert ctypes.PyDLL(None).pthread_create(ctypes.byref(thread), None, enter, None) == 0
+        end = time.perf_counter() + 30.0
+        while not (waiting := threads_without_frame()) and time.perf_counter() < end:
+            continue
+        assert (len(waiting), entered) == (1, [])
+    finally:
+        sys.setswitchinterval(interval)
+        ctypes.CDLL(None).pthread_join(thread, None)
+    assert entered == [1]
+    assert threads_without_frame() == set()
+
+
+def test_a_thread_that_stays_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_transit, "threads_without_frame", lambda: {1})
+    transit = InTransit()
+    for patience in (PATIENCE_S, 0.0):
+        transit.give(torch.ones(3), always=True)
+        begun = time.perf_counter()
+        transit.settle()
+        assert patience <= time.perf_counter() - begun < patience + PATIENCE_S
 
 
 def test_what_the_loop_holds_is_not_waited_for() -> None:

@@ -26,7 +26,7 @@ from ..config.cell import Cell
 from ..config.compose import RefusedError
 from ..config.names import base_name
 from ..host.signals import heed
-from ..results.board import RUNNING, SKIPPED, WAITING
+from ..results.board import AWAITS, RUNNING, SKIPPED, WAITING
 from ..sections import known
 from ..sweep.cell import write_lost
 from ..sweep.reuse import find_elsewhere
@@ -174,7 +174,9 @@ class DispatchedSweep(Sweep):
         if job.folder is None:
             return
         for place, seen in enumerate(job.folder.board()):
-            if seen.state not in (WAITING, SKIPPED) and place not in job.started:
+            if seen.state in (WAITING, SKIPPED) or seen.mode == AWAITS:
+                continue
+            if place not in job.started:
                 job.started[place] = time.time() - seen.seconds
                 self.reporter.start(job.launches[place])
             if seen.state == RUNNING and place >= job.taken:

@@ -6,6 +6,8 @@ still holds when the next storage is made would count at one time and not at ano
     given      to a collective that one Python object alone called with it; others have owners that keep it anyway
     dropped    no Python object holds it any more: only the thread does
     gone       the thread has dropped it too
+    entering   the thread waits for Python's lock, to drop the Python object of a tensor or of its storage. Seen from
+               Python such a tensor looks as one that the loop holds
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class InTransit:
     def __init__(self) -> None:
         self._given: list[weakref.ref[torch.Tensor]] = []
         self._owned: set[tuple[torch.Size, int]] = set()  # shapes and references of those that were waited for in vain
+        self._residents: set[int] = set()  # threads that stay attached to Python without running any of it
 
     def see(self, collective: bool, args: Any, knows: Callable[[torch.Tensor], bool]) -> None:
         """Records what a collective is given, and copies that gloo has made: it alone can have made what is unknown."""
@@ -54,7 +57,9 @@ class InTransit:
     def settle(self) -> None:
         """Waits until tensors that the loop has dropped are gone."""
         if self._given:
-            self._given = [one for one in self._given if not self._is_over(one)]
+            before, self._given = self._given, [one for one in self._given if not self._is_over(one)]
+            if len(self._given) < len(before):
+                self._let_in()
 
     def _is_over(self, given: weakref.ref[torch.Tensor]) -> bool:
         """Returns True once the tensor is gone, or the thread has done with it; False while both hold it."""
@@ -68,6 +73,14 @@ class InTransit:
             time.sleep(LOOK_S)  # the one that holds it may be the thread, halfway through letting go
         return _is_done_with(given)
 
+    def _let_in(self) -> None:
+        """Waits until no thread is entering Python."""
+        end = time.perf_counter() + PATIENCE_S
+        while waiting := threads_without_frame() - self._residents:
+            if time.perf_counter() > end:
+                self._residents |= waiting
+            time.sleep(LOOK_S)
+
     def _wait(self, given: weakref.ref[torch.Tensor]) -> None:
         """Waits until a tensor that Python has dropped is gone, or is found to have another owner."""
         end = time.perf_counter() + PATIENCE_S
@@ -75,6 +88,11 @@ class InTransit:
             if time.perf_counter() > end:
                 self._owned.add(alike)
             time.sleep(LOOK_S)
+
+
+def threads_without_frame() -> set[int]:
+    """Returns the threads that are attached to Python and run nothing of it: those that wait for its lock, mostly."""
+    return set(sys._current_exceptions()) - set(sys._current_frames())
 
 
 def _like(given: weakref.ref[torch.Tensor]) -> tuple[torch.Size, int] | None:

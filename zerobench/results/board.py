@@ -38,11 +38,14 @@ WAITING, SUBMITTED, RUNNING = "waiting", "submitted", "running"
 
 SKIPPED = "skipped"
 
+AWAITS = "awaits"
+"""Mode of a running launch that another sweep measures just now."""
+
 
 @dataclass
 class Launch:
     """A launch of a sweep. `state`: waiting, submitted (its job waits for the launcher), running, skipped, reused or
-    its run's status. `mode`: the pass; `step`: "3/10" of it. `seconds`: since it began, or that it took.
+    its run's status. `mode`: the pass, or AWAITS; `step`: "3/10" of it. `seconds`: since it began, or that it took.
     """
 
     name: str

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from ..host.terminal import progress_console
-from ..results.board import RUNNING, SKIPPED, SUBMITTED, BoardWriter, Launch
+from ..results.board import AWAITS, RUNNING, SKIPPED, SUBMITTED, BoardWriter, Launch
 from ..sizes import printable, show_bytes, show_ms
 from .cell import passes_of
 from .launch_table import table_of
@@ -130,6 +130,8 @@ class Reporter:
 
     def wait(self) -> None:
         """Shows that another sweep measures the current launch."""
+        self.entry.mode = AWAITS
+        self._post()
         self._line("another sweep measures this just now; waiting for what it finds")
 
     def show(self, launch: CellLaunch, seen: Launch) -> None:
