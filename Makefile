@@ -44,7 +44,7 @@ setup: .venv/installed
 
 # Packages by their SHA-256 (requirements/). torch first from the disk, where pip is set up to find it there (find-links):
 # a build for the CPU, for example. The libraries of CUDA only where torch is a build that needs them. Modules are compiled
-# at the end on all cores, where pip takes one; those for a later Python are not, and need not be.
+# at the end on all cores, where pip takes one; those in the syntax of a later Python cannot be, which is harmless.
 INSTALL = $(RUN) -m pip install --no-compile --no-deps --no-build-isolation --require-hashes
 NEEDS_CUDA = from importlib.metadata import requires; exit(not any("nvidia" in one for one in requires("torch")))
 

@@ -119,7 +119,7 @@ def test_a_run_of_another_machine_may_be_late_to_be_seen(reference: Path, monkey
         assert row["training"] == verdict
         monkeypatch.setattr(parity_check, "LATE_S", 0.1)
     hidden.rename(folder)
-    assert said[0] == "1 run of other machines cannot be seen yet: waiting up to 5 s"
+    assert said[0] == "1 run of other machines cannot be seen here yet: up to 5 s more"
 
 
 def test_a_loss_that_is_lost_is_a_status(reference: Path, monkeypatch) -> None:

@@ -197,16 +197,21 @@ def test_two_sweeps_do_not_measure_one_launch_twice(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        row, reused = find_or_run(one, lambda _: None, repeat=1, on_wait=lambda: runs.append("waited"))
+        row, reused = find_or_run(one, lambda _: None, repeat=1, on_wait=lambda _: runs.append("waited"))
         assert (row["status"], reused, runs) == ("ok", False, [])
 
-        def finish() -> None:
-            runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
-            other.communicate()
+        said: list[bool] = []
+
+        def finish(waits: bool) -> None:
+            said.append(waits)
+            if waits:
+                runs.append(make(tmp_path, "zero2").rename(tmp_path / f"{run_prefix(one)}-9"))
+                other.communicate()
 
         row, reused = find_or_run(one, lambda _: None, repeat=0, on_wait=finish)
         assert reused
         assert len(runs) == 1
+        assert said == [True, False], "the wait has an end"
     assert find_or_run(one, lambda _: None)[1], "and no lock is left"
 
 

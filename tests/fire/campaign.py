@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.csv_rows import read_rows, write_rows
 from zerobench.results import attempts, tables
+from zerobench.results.job_folders import JOBS
 from zerobench.results.provenance import source_hash
 
 from .cells import Command
@@ -153,17 +154,22 @@ class Campaign:
 
         It is the sweep that finds what was left an hour ago: so long nothing tells whose a folder without a lock is.
         """
-        for folder in (self.fired, self.fired / ".references"):
+        self._settle()
+        for folder in (self.fired, self.fired / ".references", self.fired / JOBS):
             for path in folder.glob(".*"):
                 os.utime(path, (0, 0))
         codes = {}
         for one in commands:
             self.state.starts += 1
             codes[one.name] = self._start(one, self.fired, self.state.starts).wait_all(lambda: None)
-        if self.nodes is not None:
-            self.state.orphans += [f"job {one} of SLURM is not over" for one in sorted(self.nodes.settle())]
+        self._settle()
         self._save()
         return codes
+
+    def _settle(self) -> None:
+        """Waits for the jobs that killed commands have left in a queue; records those that do not end."""
+        if self.nodes is not None:
+            self.state.orphans += [f"job {one} of SLURM is not over" for one in sorted(self.nodes.settle())]
 
     def _there(self, command: Command) -> tuple[int, int]:
         """Returns how many of the command's launches have ended as in the calm sweep, and their number."""

@@ -43,8 +43,8 @@ OF_ALLOCATOR = ("allocated", "outside_ledger")
 """Categories that hold what those threads allocate meanwhile, some 64 bytes at a time."""
 
 OF_GLOO = {"fsdp2": ("timed_allocator_peak_bytes",)}
-"""Strategy -> columns that hold what gloo's thread keeps for a moment longer, or not: in the timed pass, which is not
-held up, of a strategy that makes its buffers anew for each collective.
+"""Strategy -> columns that hold what gloo's thread may or may not still hold: of the timed pass, which does not wait
+for it, where the strategy makes new buffers for each collective.
 """
 
 LONG_TABLES = ("steps", "memory", "tensors", "lines", "traffic")

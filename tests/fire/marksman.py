@@ -166,11 +166,14 @@ class Marksman(threading.Thread):
             send(self.campaign, victim.pid, signal.SIGCONT)
 
     def _lose_node(self, drawn: Draw, victim: Victim) -> None:
-        """Kills a node with all that runs on it, whatever signal was drawn; shots at it wait until it is back."""
+        """Kills a node with all that runs on it, whatever signal was drawn; no shot is fired until it is back."""
         assert self.nodes is not None
+        name = self.nodes.living().get(victim.pid)
+        if name is None:  # its slurmd has ended by itself: no shot
+            return
         away = NODES_AWAY * drawn.stopped_s
         self._note(drawn.aim, signal.SIGKILL, victim, _now(), scene(self.where), away)
-        self.nodes.lose(self.nodes.living()[victim.pid], away)
+        self.nodes.lose(name, away)
 
     def _note(
         self, aim: str, number: signal.Signals, victim: Victim, at: str, seen: Scene, paused_s: float | None

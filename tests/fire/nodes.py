@@ -63,7 +63,7 @@ class Nodes:
 
 @contextmanager
 def nodes_of(kind: Kind) -> Iterator[Nodes | None]:
-    """Has a SLURM for the duration of the context, where the kind needs one."""
+    """Runs a SLURM for the duration of the context, where the kind needs one."""
     if not kind.on_slurm:
         yield None
         return

@@ -1,4 +1,4 @@
-"""One start of a command line: its processes, and whether they still get anywhere."""
+"""One start of a command line: its processes, and whether they still make progress."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerobench.cluster.store import JOIN_S
+from zerobench.host.leases import BROKEN, PROBE
 
 PATIENCE_S = JOIN_S + 60.0
 """A start that has written nothing for so long hangs: a fault. The processes of a job are waited for, for JOIN_S, where
@@ -20,6 +21,9 @@ one was killed before it had come.
 
 LOOK_S = 10.0
 """Interval at which a start is looked at for that."""
+
+LEASES = ("lease-", ".lease", PROBE, BROKEN)
+"""How names of leases begin, and of the files by which a file server's clock is read."""
 
 
 @dataclass
@@ -61,11 +65,17 @@ def begin(line: list[str], environment: dict[str, str], log: Path) -> subprocess
 
 
 def newest(where: Path) -> float:
-    """Returns the time of the last change in a results folder and in the hidden folders of it."""
-    times = [where.stat().st_mtime]
-    for path in where.glob(".*"):
-        for at, _, names in os.walk(path):  # passes over what is removed meanwhile
-            for name in (at, *(os.path.join(at, name) for name in names)):
+    """Returns the time of the last change in a results folder, of a run or of a file in the hidden folders. Leases do
+    not count, which a thread renews whatever the sweep does.
+    """
+    changes = [0.0]
+    for entry in os.scandir(where):
+        with suppress(OSError):  # it is removed meanwhile
+            changes.append(0.0 if entry.name.startswith(".") else entry.stat().st_ctime)
+    for hidden in where.glob(".*"):
+        for at, _, names in os.walk(hidden):
+            for name in names:
                 with suppress(OSError):
-                    times.append(os.stat(name).st_mtime)
-    return max(times)
+                    path = os.path.join(at, name)
+                    changes.append(0.0 if name.startswith(LEASES) else os.stat(path).st_mtime)
+    return max(changes)

@@ -20,7 +20,16 @@ from zerobench.commands.budget.file import (
     read_budget,
     write_budget,
 )
-from zerobench.commands.budget.judge import RECORDED, Finding, Limit, judge_cell, parse_limit, recorded, show_limit
+from zerobench.commands.budget.judge import (
+    OF_KERNELS,
+    RECORDED,
+    Finding,
+    Limit,
+    judge_cell,
+    parse_limit,
+    recorded,
+    show_limit,
+)
 from zerobench.commands.budget.record import Wanted, record_cell
 from zerobench.commands.budget.report import write_junit, write_markdown
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
@@ -233,16 +242,21 @@ def test_a_part_that_is_recorded_on_another_processor_leaves_the_other_processor
     file = BudgetFile(tmp_path / "b.yaml")
     about = dict.fromkeys(("commit", "torch_version"), "") | {"cores": 2, "environment": "cpu, torch 2.13"}
 
-    def recorded_on(processor: str, *names: str) -> str:
+    def recorded_on(processor: str, *names: str, metrics: tuple[str, ...] = ("peak_bytes", *OF_KERNELS)) -> str:
         for name in names:
             measured = row(**about, processor=processor, name=name, work=f"work of {name}")
-            record_cell(file, measured, Wanted(("peak_bytes",)), set(names))
+            record_cell(file, measured | dict.fromkeys(metrics, 1), Wanted(metrics), set(names))
         return str(file.environments["cpu, torch 2.13"].about["processor"])
 
     assert recorded_on("AMD EPYC", "a", "b") == "AMD EPYC"
     assert recorded_on("Intel Xeon", "a") == "AMD EPYC; Intel Xeon"
     assert recorded_on("Intel Xeon", "b") == "AMD EPYC; Intel Xeon", "values of a may be of either"
     assert recorded_on("Intel Xeon", "a", "b") == "Intel Xeon"
+    assert recorded_on("AMD EPYC", "a", "b", metrics=("peak_bytes",)) == "AMD EPYC; Intel Xeon"
+    for cell_budget in file.environments["cpu, torch 2.13"].cells.values():
+        cell_budget.limits["allocator_peak_bytes"] = Limit(9, "<=")
+        del cell_budget.limits["timed_allocator_peak_bytes"], cell_budget.limits["outside_ledger_bytes"]
+    assert recorded_on("AMD EPYC", "a", metrics=("peak_bytes",)) == "AMD EPYC", "a ceiling by hand is of no processor"
 
 
 @pytest.mark.parametrize(

@@ -176,14 +176,18 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
             return ok(number, folder)
         first = folder.launches()[0]
         folder.write_rows([row(first)])
-        with Reporter(board_in=folder.path) as reporter:
+        aside = tmp_path / "aside"
+        aside.mkdir()
+        with Reporter(board_in=aside) as reporter:
             reporter.expect(folder.launches())
             reporter.start(list(reporter._places)[1])
-            shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")  # that of a killed job
-        (board,) = folder.path.glob(".sweep-killed/*.json")
+            shutil.copytree(next(aside.glob(".sweep-*")), aside / "killed")  # the board of a killed job
+        (board,) = aside.glob("killed/*.json")
         told = json.loads(board.read_text())
         told["launches"][1]["seconds"] = 60.0
         board.write_text(json.dumps(told))
+        (aside / "killed").rename(folder.path / ".sweep-killed")
+        aside.rmdir()
         (folder.path / "log-0.txt").write_text("the last words\n")
         raise OSError("the node is gone")
 
@@ -198,22 +202,25 @@ def test_what_a_lost_job_had_not_begun_gets_another_and_what_it_was_at_a_row(mon
     assert 60.0 <= (datetime.now(UTC) - datetime.fromisoformat(lost["started"])).total_seconds() < 90.0
 
 
-def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(
+    monkeypatch, tmp_path: Path, done: int
+) -> None:
     """It had not begun it: a row of its own would be an attempt that never was."""
 
     def end(number: int, folder: JobFolder) -> None:
         if number > 1:
             return ok(number, folder)
-        folder.write_rows([row(folder.launches()[0])])
+        folder.write_rows([row(one) for one in folder.launches()[:done]])
         with Reporter(board_in=folder.path) as reporter:
             reporter.expect(folder.launches())
-            reporter.start(list(reporter._places)[1])
-            reporter.wait()
+            reporter.start(list(reporter._places)[done])
+            reporter.wait(True)
             shutil.copytree(next(folder.path.glob(".sweep-*")), folder.path / ".sweep-killed")
         raise OSError("the node is gone")
 
     sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", launch={"group_by": "all"}), end)
-    assert plugin.jobs == [["ddp 0", "zero1 0"], ["zero1 0"]]
+    assert plugin.jobs == [["ddp 0", "zero1 0"], ["ddp 0", "zero1 0"][done:]]
     assert [one["status"] for one in sweep.rows] == ["ok", "ok"]
     assert not list(tmp_path.glob("*/run.json"))
 
@@ -337,6 +344,19 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
     tidy(tmp_path)
     assert not (tmp_path / JOBS).exists()
     assert run_job(str(tmp_path / JOBS / "3-removed"), ["false"], str(tmp_path)) is None, "its folder is gone"
+
+
+def test_only_folders_of_jobs_are_taken_for_abandoned_ones(tmp_path: Path) -> None:
+    """Neither others' nor those behind a link."""
+    (tmp_path / "runs" / JOBS / "2024-01").mkdir(parents=True)
+    assert abandoned(tmp_path / "runs") == []
+    folder = JobFolder.make(tmp_path / "runs", 1, [], "jobs")
+    assert folder.lease is not None
+    folder.lease.release()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / JOBS).symlink_to(tmp_path / "runs" / JOBS)
+    assert abandoned(tmp_path / "linked") == []
+    assert abandoned(tmp_path / "runs") == [folder.path]
 
 
 def test_a_setting_that_the_launcher_does_not_have_is_one_sentence() -> None:

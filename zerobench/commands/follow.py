@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, stdout_console
-from ..results.board import RUNNING, SUBMITTED, WAITING, Board, Launch, board_folders, is_up, read_board
+from ..results.board import AWAITS, RUNNING, SUBMITTED, WAITING, Board, Launch, board_folders, is_up, read_board
 from ..results.folders import PARTIAL
 from ..results.job_folders import boards_of_orphans
 from ..sizes import printable, show_bytes
@@ -153,6 +153,8 @@ class Lines:
 
 def in_words(launch: Launch) -> str:
     """Returns the state of a launch, its pass while it runs, its figures when it is done."""
+    if launch.state == RUNNING and launch.mode == AWAITS:
+        return "another sweep measures it"
     if launch.state == RUNNING:
         return f"running, {launch.mode} pass" if launch.mode else "running"
     if launch.state == SUBMITTED:

@@ -22,7 +22,8 @@ AFTER_S = 30.0
 @dataclass(eq=False)
 class Job:
     """A job of the launcher. `taken`: number of its launches whose rows have been taken. `started`: place -> time,
-    since the epoch, of those that have begun. `again`: launches that another job is to run.
+    since the epoch, of those that have begun. `has_begun`: its command has come to a launch, if only to await another
+    sweep's. `again`: launches that another job is to run.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Job:
     taken: int = 0
     complete_since: float | None = None
     started: dict[int, float] = field(default_factory=dict)
+    has_begun: bool = False
     again: list[CellLaunch] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
 import uuid
@@ -32,6 +31,7 @@ from ..config.cell import Cell, CellConfig
 from ..host.durable import replace_text
 from ..host.files import read_text
 from ..host.leases import Lease, lease_in
+from ..host.temporary import remove
 from ..results.board import Launch, board_folders, read_board
 from ..results.job_folders import COMPOSER, JOBS, ORDER
 from ..results.rescue import Unwritten
@@ -160,7 +160,7 @@ class JobFolder:
         """Removes the folder: its rows are in the results folder."""
         if self.lease is not None:
             self.lease.release()
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove(self.path)
         with suppress(OSError):  # others' jobs are in it
             self.path.parent.rmdir()
 

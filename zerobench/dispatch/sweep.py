@@ -174,6 +174,7 @@ class DispatchedSweep(Sweep):
         if job.folder is None:
             return
         for place, seen in enumerate(job.folder.board()):
+            job.has_begun |= seen.state not in (WAITING, SKIPPED)
             if seen.state in (WAITING, SKIPPED) or seen.mode == AWAITS:
                 continue
             if place not in job.started:
@@ -222,7 +223,7 @@ class DispatchedSweep(Sweep):
         rest = job.launches[job.taken :]
         if rest and fate is None:
             fate = self._fate(job)
-        goes_on = self.stopped or ((job.taken or job.started) and fate is not None and fate.status != INTERRUPTED)
+        goes_on = self.stopped or ((job.taken or job.has_begun) and fate is not None and fate.status != INTERRUPTED)
         lost = rest[: job.taken in job.started] if goes_on else rest
         log = job.folder.last_words() if lost and job.folder is not None else ""
         for launch in lost:
@@ -246,7 +247,7 @@ class DispatchedSweep(Sweep):
 
     def _withdraw(self, under_way: list[Job]) -> None:
         """Takes jobs that have not begun from the queue and from `under_way`: their launches are not started."""
-        idle = {job: job.folder for job in under_way if job.folder is not None and not job.started}
+        idle = {job: job.folder for job in under_way if job.folder is not None and not job.has_begun}
         gone = self.watch.withdraw(list(idle.values())) if idle else []
         for job, folder in idle.items():
             if folder in gone and not folder.rows():

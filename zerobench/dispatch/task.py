@@ -43,7 +43,11 @@ def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) 
     place, begun = Path(folder), next(filter(None, map(os.environ.get, TASK_NUMBERS)), "0")
     if (place / "stop").exists() or not place.is_dir():
         return None
-    with (place / f"log-{begun}.txt").open("ab") as log, _leased(place / f"{LEASE}{begun}"):
+    try:
+        opened = (place / f"log-{begun}.txt").open("ab")
+    except FileNotFoundError:  # a sweep has removed the folder just now
+        return None
+    with opened as log, _leased(place / f"{LEASE}{begun}"):
         process = subprocess.Popen(
             list(command), cwd=cwd, env={**os.environ, JOB: folder}, stdin=subprocess.DEVNULL, stdout=log,
             stderr=subprocess.STDOUT,

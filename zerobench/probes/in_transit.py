@@ -7,7 +7,7 @@ still holds when the next storage is made would count at one time and not at ano
     dropped    no Python object holds it any more: only the thread does
     gone       the thread has dropped it too
     entering   the thread waits for Python's lock, to drop the Python object of a tensor or of its storage. Seen from
-               Python such a tensor looks as one that the loop holds
+               Python such a tensor looks like one that the loop holds
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ def _unclaimed(where: Path) -> Iterator[Path]:
 def tidy(where: Path) -> None:
     """Removes the leftovers, as far as they can be removed."""
     for path in abandoned(where):
+        if path.parent.name == JOBS and job_folders.is_in_use(path):  # the job has begun since
+            continue
         if path.is_dir():
             remove(path)
         else:

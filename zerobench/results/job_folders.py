@@ -10,6 +10,7 @@ orphan      a job in use without its composing process, on whose board its launc
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,19 +27,27 @@ LEASE, COMPOSER = "lease-", "lease-composer"
 
 
 def job_folders(results_dir: Path) -> list[Path]:
-    """Returns the folders of jobs in a results folder."""
-    return [path for path in sorted((results_dir / JOBS).glob("[0-9]*-*")) if path.is_dir()]
+    """Returns the folders of jobs in a results folder; links are not followed."""
+    jobs = results_dir / JOBS
+    if jobs.is_symlink():
+        return []
+    with suppress(OSError):  # none are there, or they are being removed
+        found = [entry for entry in os.scandir(jobs) if entry.name[:1].isdecimal() and "-" in entry.name]
+        return sorted(Path(entry.path) for entry in found if entry.is_dir(follow_symlinks=False))
+    return []
 
 
 def is_in_use(folder: Path) -> bool:
     """Returns True where the composing process, or a task of the job, lives, on any machine."""
-    tasks = (is_held(path) for path in folder.glob(f"{LEASE}[0-9]*") if path.suffix == "")
-    return is_held(folder / COMPOSER, lock=folder) or any(tasks)
+    with suppress(OSError):  # it is being removed, by its composing process
+        tasks = (is_held(path) for path in folder.glob(f"{LEASE}[0-9]*") if path.suffix == "")
+        return is_held(folder / COMPOSER, lock=folder) or any(tasks)
+    return True
 
 
 def abandoned(results_dir: Path) -> list[Path]:
     """Returns the folders of jobs that no process will use."""
-    return [folder for folder in job_folders(results_dir) if not is_in_use(folder)]
+    return [folder for folder in job_folders(results_dir) if (folder / ORDER).is_file() and not is_in_use(folder)]
 
 
 def boards_of_orphans(results_dir: Path) -> list[Path]:

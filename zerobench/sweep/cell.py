@@ -44,7 +44,7 @@ def find_or_run(
     on_progress: Progress,
     repeat: int = 0,
     statuses: Sequence[str] = ("ok",),
-    on_wait: Callable[[], None] = lambda: None,
+    on_wait: Callable[[bool], None] = lambda _: None,
     on_unwritten: Callable[[Unwritten], None] = lambda _: None,
 ) -> tuple[dict[str, Any], bool]:
     """Returns the row of a launch, and True where it is an earlier one's. Waits for another sweep that measures the
@@ -169,7 +169,7 @@ def _ranks(config: CellConfig) -> Sequence[int]:
 
 
 def moment(since_epoch: float) -> str:
-    """Returns a time in the words of the column `started`."""
+    """Returns a time in the format of the column `started`."""
     return datetime.fromtimestamp(since_epoch, UTC).isoformat(timespec="milliseconds")
 
 

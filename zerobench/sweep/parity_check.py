@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from .. import strategies
 from ..config.cell import Cell, CellConfig
-from ..config.launcher import LOCAL
+from ..config.launcher import HERE, LOCAL
 from ..config.names import base_name
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
@@ -42,8 +42,8 @@ REFERENCE_STEPS = 8
 """Steps of a reference that is made for the check only."""
 
 LATE_S, LOOK_S = 70.0, 0.5
-"""Time, in seconds, within which a run that another machine has written must be seen here, and between two looks. NFS
-keeps attributes of a folder for 60 s (acdirmax).
+"""Longest wait, in seconds, for a run that another machine has written, and the interval between two looks. NFS keeps
+attributes of a folder for 60 s (acdirmax).
 """
 
 ABSENT = "the run is not in its results folder"
@@ -65,9 +65,9 @@ class ParityCheck:
         """Handles a finished run: its verdict, once there is one, is written into `row` and into the run's folder."""
         if row["status"] != "ok" or row["backend"] == SIMULATED or cell.config.measure.check_training == "false":
             return
-        if not _is_there(cell, row):  # it could not be written there, or this machine is late to see it
+        if not _is_there(cell, row):  # it could not be written there, or is not visible on this machine yet
             row |= {"training": UNCHECKED, "training_words": ABSENT}
-            self._late += [(cell, row)] if row["launcher"] != LOCAL else []
+            self._late += [(cell, row)] if _may_be_late(row) else []
             return
         key = _key(cell.config, row)
         if row["strategy"] == strategies.reference().name:
@@ -89,8 +89,8 @@ class ParityCheck:
         `makes`: permits new references. `say`: prints a line. `run`: reuses or runs a cell where the sweep's own ran,
         on this machine by default.
         """
-        if makes and not self._see_late(say):
-            return False
+        stopped = makes and not self._see_late(say)
+        makes &= not stopped
         waiting, self._waiting = self._waiting, []
         for cell, row in waiting:
             why = NONE_AT_HAND
@@ -104,24 +104,24 @@ class ParityCheck:
                 self._judge(cell, row)
             else:
                 _write(cell, row, Verdict(UNCHECKED, why))
-        return True
+        return not stopped
 
     def _see_late(self, say: Callable[[str], None]) -> bool:
-        """Waits for the runs of jobs on other machines that this one does not see yet. Returns False where the user
-        interrupts.
+        """Waits for the runs of jobs on other machines that are not visible here yet, and sees those that are then.
+        Returns False where the user interrupts.
         """
         late, self._late = self._late, []
-        deadline = time.monotonic() + LATE_S
-        if late:
-            say(f"{show_count(len(late), 'run')} of other machines cannot be seen yet: waiting up to {LATE_S:.0f} s")
+        absent = sum(not _is_there(*one) for one in late)
+        if absent:
+            say(f"{show_count(absent, 'run')} of other machines cannot be seen here yet: up to {LATE_S:.0f} s more")
         try:
-            while not all(_is_there(*one) for one in late) and time.monotonic() < deadline:
-                time.sleep(LOOK_S)
+            _wait_for(late)
+            stopped = False
         except KeyboardInterrupt:
-            return False
+            stopped = True
         for one in late:
             self.see(*one)
-        return True
+        return not stopped
 
     def _judge(self, cell: Cell, row: Row) -> None:
         _, config, steps = self._references[_key(cell.config, row)]
@@ -159,6 +159,10 @@ class ParityCheck:
         found = run(made)
         if found["status"] != "ok":
             return f"DDP, which it was to be held against: {found['status']}: {found['reason']}"
+        if _may_be_late(found):
+            _wait_for([(made, found)])
+        if not _is_there(made, found):
+            return f"DDP, which it was to be held against: {ABSENT}"
         self._references[_key(cell.config, row)] = found, made.config, _steps(_folder(made, found))
         return ""
 
@@ -194,6 +198,18 @@ def _key(config: CellConfig, row: Row) -> str:
 
 def _folder(cell: Cell, row: Row) -> Path:
     return Path(cell.config.results_dir) / str(row["run_id"])
+
+
+def _may_be_late(row: Row) -> bool:
+    """Returns True where another machine may have written the run."""
+    return row["launcher"] not in (LOCAL, *HERE)
+
+
+def _wait_for(runs: list[tuple[Cell, Row]]) -> None:
+    """Waits until all are there, for LATE_S at most."""
+    deadline = time.monotonic() + LATE_S
+    while not all(_is_there(*one) for one in runs) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
 
 
 def _is_there(cell: Cell, row: Row) -> bool:

@@ -92,11 +92,10 @@ class Reporter:
         """Starts a launch that is expected."""
         self._current = self._places[launch]
         entry = self.entry
-        entry.begun = self._last_line = time.monotonic()
         entry.state = RUNNING
+        self._begin()
         self._side_by_side = max(self._side_by_side, sum(one.state == RUNNING for one in self.entries))
         if entry.timing is not None:
-            entry.timing.start(entry.begun)
             self._put_up_board(launch)
         self._post()
         if self._live is not None:
@@ -128,11 +127,20 @@ class Reporter:
         entry = self._entry_of(launch)
         entry.state, entry.timing = SKIPPED, None
 
-    def wait(self) -> None:
-        """Shows that another sweep measures the current launch."""
-        self.entry.mode = AWAITS
+    def _begin(self) -> None:
+        """Starts the clock of the current launch."""
+        self.entry.begun = self._last_line = time.monotonic()
+        if self.entry.timing is not None:
+            self.entry.timing.start(self.entry.begun)
+
+    def wait(self, waits: bool) -> None:
+        """Shows that another sweep measures the current launch, and, with False, that it no longer does."""
+        self.entry.mode = AWAITS if waits else ""
+        if waits:
+            self._line("another sweep measures this just now; waiting for what it finds")
+        else:
+            self._begin()
         self._post()
-        self._line("another sweep measures this just now; waiting for what it finds")
 
     def show(self, launch: CellLaunch, seen: Launch) -> None:
         """Shows a launch as the board of its job does."""

@@ -26,11 +26,11 @@ from ...sizes import printable, show_count
 from .changes import Change, changes_of, print_changes
 from .comment import write_changes
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_command, read_budget, write_budget
-from .judge import DEFAULT_TOLERANCE, METRICS, RECORDED, Limit, recorded, show_value
+from .judge import DEFAULT_TOLERANCE, METRICS, OF_KERNELS, RECORDED, Limit, recorded, show_value
 from .rows import UnjudgedError, finished_rows, run_rows
 
 PROCESSORS = "; "
-"""Separates processors where a file's values are of several; on none of them are all of its values judged then."""
+"""Separates processors where a file's values are of several; kernels' scratch is then judged on none of them."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,10 @@ def record_cell(
     cells = environment.cells.items() if row["work"] else ()
     same_work = [name for name, cell in cells if cell.work == row["work"] and name != row["name"]]
     twins = [environment.cells.pop(name) for name in same_work if name not in taken]
-    environment.about = {
+    environment.about |= {
         "recorded": datetime.now(UTC).date().isoformat(),
         "commit": row["commit"],
         "torch": row["torch_version"],
-        "processor": _processors(environment, row, taken),
         "cores": int(row["cores"]),
     }
     before = environment.cells.get(row["name"], twins[0] if twins else CellBudget(None, {}))
@@ -168,16 +167,21 @@ def record_cell(
         raise UnjudgedError(f"{row['name']}: it measured none of {', '.join(wanted.of(row))}; nothing was recorded")
     after = CellBudget(row["work"], limits, row.get("lines") or {})
     environment.cells[row["name"]] = after
+    environment.about["processor"] = _processors(environment, row, wanted, taken)
     return changes_of(row, before, after), [*_noisy(row, limits)]
 
 
-def _processors(environment: Environment, row: dict[str, Any], taken: set[str]) -> str:
-    """Returns the processors on which the environment's values were recorded: the row's, and the one before where cells
-    keep their values of then.
+def _processors(environment: Environment, row: dict[str, Any], wanted: Wanted, taken: set[str]) -> str:
+    """Returns the processors on which kernels' scratch was recorded: the row's, and those named before where a value is
+    of an earlier recording.
     """
-    before = str(environment.about.get("processor") or "")
-    stay = before and set(environment.cells) - taken
-    return PROCESSORS.join(sorted({*before.split(PROCESSORS), row["processor"]} if stay else {row["processor"]}))
+    named = str(environment.about.get("processor") or "")
+    stay = named and any(
+        metric in OF_KERNELS and not limit.bound and (name not in taken or metric not in wanted.of(row))
+        for name, cell in environment.cells.items()
+        for metric, limit in cell.limits.items()
+    )
+    return PROCESSORS.join(sorted({*named.split(PROCESSORS), row["processor"]} if stay else {row["processor"]}))
 
 
 def _limits(before: dict[str, Limit], row: dict[str, Any], wanted: Wanted) -> dict[str, Limit]:

@@ -101,7 +101,7 @@ def _merge(source: Path, target: Path, dry_run: bool) -> int:
         return 0
     done: list[Item] = []
     try:
-        with nullcontext() if dry_run else turn(target, "sync", lambda: _wait(target)):
+        with nullcontext() if dry_run else turn(target, "sync", lambda _: _wait(target)):
             merge = Merge(source, target)
             items = _planned(merge)
             if dry_run:
