@@ -14,9 +14,9 @@ from pathlib import Path
 from zerobench.cluster.store import JOIN_S
 from zerobench.host.leases import BROKEN, PROBE
 
-PATIENCE_S = JOIN_S + 60.0
+PATIENCE_S = JOIN_S + 120.0
 """A start that has written nothing for so long hangs: a fault. The processes of a job are waited for, for JOIN_S, where
-one was killed before it had come.
+one was killed before it had come; as long waits torchrun's agent at its end for another.
 """
 
 LOOK_S = 10.0
