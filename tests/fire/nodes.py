@@ -14,11 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cluster.slurm import Slurm
+from zerobench.dispatch.slurm import OVER
 
 from .kinds import Kind
-
-OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "PREEMPTED")
-"""States of a job that has ended."""
 
 SETTLE_S = 240.0
 """Time for the jobs that killed commands have left in the queue: each begins, finds that it is not wanted, and ends."""
