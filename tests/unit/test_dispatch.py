@@ -225,6 +225,24 @@ def test_a_lost_job_that_awaited_another_sweeps_launch_leaves_it_to_the_next(
     assert not list(tmp_path.glob("*/run.json"))
 
 
+def test_a_job_that_is_lost_before_it_began_takes_what_another_sweep_has_finished(monkeypatch, tmp_path: Path) -> None:
+    """The job waited in a queue; the jobs of an earlier, killed command ran its first launch there meanwhile."""
+    finished: dict[str, Any] = {}
+
+    def end(_: int, folder: JobFolder) -> None:
+        finished.update(row(folder.launches()[0]))
+        raise OSError("the node is gone")
+
+    def find(_: DispatchedSweep, launch: Any) -> dict[str, Any] | None:
+        return finished if finished and launch.cell.config.strategy.name == "ddp" else None
+
+    monkeypatch.setattr(DispatchedSweep, "_find", find)
+    sweep, plugin = run(monkeypatch, cells_of(tmp_path, "ddp", "zero1", launch={"group_by": "all"}), end)
+    assert plugin.jobs == [["ddp 0", "zero1 0"]]
+    assert [one["status"] for one in sweep.rows] == ["ok", "crash"]
+    assert [path.parent.name.split("-")[0] for path in tmp_path.glob("*/run.json")] == ["zero1"]
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_job_that_the_launcher_refuses_is_a_row_for_each_and_is_not_tried_again(
     monkeypatch, tmp_path, raises

@@ -196,9 +196,9 @@ class DispatchedSweep(Sweep):
             self.reporter.say(words)
         self._said = words, time.monotonic()
 
-    def _take_of(self, job: Job, row: dict[str, Any] | None) -> None:
+    def _take_of(self, job: Job, row: dict[str, Any] | None, reused: bool = False) -> None:
         """Takes the row of the job's next launch; None where the job left it out, since one of its cell had failed."""
-        launch, self.reused = job.launches[job.taken], False
+        launch, self.reused = job.launches[job.taken], reused
         if row is not None and job.taken not in job.started:
             self.reporter.start(launch)
         job.taken += 1
@@ -218,7 +218,8 @@ class DispatchedSweep(Sweep):
 
     def _end(self, job: Job, fate: Fate | None = None) -> None:
         """Ends a job that is over. The launch that it was at gets a row that says why, `fate` or the launcher's; those
-        that it had not begun get a job of their own. Where it had begun none, or was canceled, each gets such a row.
+        that it had not begun get a job of their own. Where it had begun none, or was canceled, each gets such a row,
+        unless another sweep has finished the launch meanwhile.
         """
         rest = job.launches[job.taken :]
         if rest and fate is None:
@@ -227,6 +228,9 @@ class DispatchedSweep(Sweep):
         lost = rest[: job.taken in job.started] if goes_on else rest
         log = job.folder.last_words() if lost and job.folder is not None else ""
         for launch in lost:
+            if (found := self._find(launch)) is not None:
+                self._take_of(job, found, reused=True)
+                continue
             end = known(fate)
             with dispatched.by(self.plugin.choice.name):
                 begun = job.started.get(job.taken)
