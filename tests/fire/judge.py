@@ -17,6 +17,7 @@ import pandas as pd
 import psutil
 
 import zerobench
+from zerobench.cluster.store import JOIN_S
 from zerobench.results import attempts
 from zerobench.results.board import BOARD
 from zerobench.results.folders import PARTIAL
@@ -57,6 +58,9 @@ OF_TORCHRUN = "torchelastic_"
 
 SLACK = timedelta(seconds=2)
 """Time by which a shot may precede or follow the run that it hits: a row is begun before its first file."""
+
+LOST = timedelta(seconds=JOIN_S + 60.0)
+"""Time within which a job of several tasks ends where one of them was shot: the others wait for it, for JOIN_S."""
 
 
 @dataclass
@@ -186,6 +190,8 @@ def _account(verdict: Verdict, campaign: Campaign, wanted: dict[tuple[str, int],
             continue
         begun = datetime.fromisoformat(row["started"])
         ended = begun + timedelta(seconds=row["seconds"])
+        if row["seconds"] == 0.0:  # its job was lost before it began
+            begun -= LOST
         mine = [shot for shot in campaign.shots if begun - SLACK <= datetime.fromisoformat(shot.at) <= ended + SLACK]
         mine = [shot for shot in mine if not shot.launch or row["run_id"].startswith(shot.launch)] or mine
         for shot in mine:
