@@ -40,6 +40,9 @@ TIMES = ("_s", "_s_low", "_s_high")
 OF_THREADS = ("read", "write")
 """Kinds of traffic that threads beside the step do: the phase is the one that the step is in by then."""
 
+SUMS = ("calls", "elements", "payload_bytes", "wire_bytes", "volume_elements", "within_bytes", "between_bytes")
+"""Columns of the table `traffic` that add up."""
+
 OF_ALLOCATOR = ("allocated", "outside_ledger")
 """Categories that hold what those threads allocate meanwhile, some 64 bytes at a time."""
 
@@ -145,10 +148,18 @@ def _same(one: Any, other: Any) -> bool:
 def _rows(table: pd.DataFrame, run_id: str) -> Counter[str]:
     mine = table[table["run_id"] == run_id]
     if "kind" in mine:
-        mine = mine.assign(phase=mine["phase"].astype(object).mask(mine["kind"].isin(OF_THREADS), ""))
+        mine = _without_phases(mine)
     if "tier" in mine and (mine["tier"] == "nvme").any():
         mine = mine[~mine["category"].isin(OF_ALLOCATOR)]
     return Counter(map(repr, mine[repeated(mine.columns)].itertuples(index=False, name=None)))
+
+
+def _without_phases(traffic: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows with those of threads added up over phases."""
+    beside = traffic["kind"].isin(OF_THREADS)
+    keys = [name for name in traffic.columns if name not in (*SUMS, "phase")]
+    summed = traffic[beside].groupby(keys, dropna=False, observed=True, as_index=False)[list(SUMS)].sum()
+    return pd.concat([traffic[~beside], summed.assign(phase="")])[list(traffic.columns)]
 
 
 # -- runs and shots -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
+import pandas as pd
 import pytest
 
 from tests.unit.test_status_show_prune import make
@@ -19,7 +20,7 @@ from zerobench.results.folders import amend_row
 
 from .campaign import Campaign, digest
 from .cells import COMMANDS
-from .judge import Verdict, judge
+from .judge import SUMS, Verdict, _rows, judge
 from .marksman import Shot, draw
 from .report import write
 from .victims import HELPER, MARK, send, victims
@@ -111,3 +112,18 @@ def test_only_processes_with_the_campaigns_mark_are_shot() -> None:
         assert not send(campaign, mine.pid, signal.SIGKILL)
         assert stranger.poll() is None
         stranger.kill()
+
+
+def test_reads_of_threads_are_added_up_over_phases_and_sends_are_not() -> None:
+    def traffic(*rows: tuple[str, str, int]) -> pd.DataFrame:
+        sums = dict.fromkeys(SUMS, 0)
+        return pd.DataFrame([
+            {"run_id": "a", "phase": phase, "kind": kind, "unit": "root", **sums, "calls": calls, "payload_bytes": calls}
+            for phase, kind, calls in rows
+        ])  # fmt: skip
+
+    assert _rows(traffic(("forward", "read", 2)), "a") == _rows(
+        traffic(("forward", "read", 1), ("backward", "read", 1)), "a"
+    )
+    assert _rows(traffic(("forward", "read", 2)), "a") != _rows(traffic(("forward", "read", 3)), "a")
+    assert _rows(traffic(("forward", "send", 1)), "a") != _rows(traffic(("backward", "send", 1)), "a")
