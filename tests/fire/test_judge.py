@@ -117,13 +117,11 @@ def test_only_processes_with_the_campaigns_mark_are_shot() -> None:
 def test_reads_of_threads_are_added_up_over_phases_and_sends_are_not() -> None:
     def traffic(*rows: tuple[str, str, int]) -> pd.DataFrame:
         sums = dict.fromkeys(SUMS, 0)
-        return pd.DataFrame([
-            {"run_id": "a", "phase": phase, "kind": kind, "unit": "root", **sums, "calls": calls, "payload_bytes": calls}
-            for phase, kind, calls in rows
-        ])  # fmt: skip
+        return pd.DataFrame(
+            [{"run_id": "a", "phase": phase, "kind": kind, **sums, "calls": calls} for phase, kind, calls in rows]
+        )
 
-    assert _rows(traffic(("forward", "read", 2)), "a") == _rows(
-        traffic(("forward", "read", 1), ("backward", "read", 1)), "a"
-    )
-    assert _rows(traffic(("forward", "read", 2)), "a") != _rows(traffic(("forward", "read", 3)), "a")
+    once, in_two_phases = traffic(("forward", "read", 2)), traffic(("forward", "read", 1), ("backward", "read", 1))
+    assert _rows(once, "a") == _rows(in_two_phases, "a")
+    assert _rows(once, "a") != _rows(traffic(("forward", "read", 3)), "a")
     assert _rows(traffic(("forward", "send", 1)), "a") != _rows(traffic(("backward", "send", 1)), "a")
