@@ -51,9 +51,13 @@ def main(arguments: list[str]) -> int:
                 campaign = Campaign(options.work / folder, kind, options.seed, options.every, _say, nodes)
             except ValueError as error:
                 parser.error(str(error))
-            campaign.run_calm(commands)
-            campaign.run_fired(commands)
-            verdict = judge(campaign, campaign.sweep_once_more(commands))
+            try:
+                campaign.run_calm(commands)
+                campaign.run_fired(commands)
+                verdict = judge(campaign, campaign.sweep_once_more(commands))
+            except KeyboardInterrupt:
+                campaign.end_all()
+                raise
         write(campaign, verdict, options.out / folder)
         print((options.out / folder / "summary.md").read_text())
         clean &= verdict.is_clean

@@ -171,6 +171,11 @@ class Campaign:
         if self.nodes is not None:
             self.state.orphans += [f"job {one} of SLURM is not over" for one in sorted(self.nodes.settle())]
 
+    def end_all(self) -> None:
+        """Kills what runs of the campaign, which its own end interrupts."""
+        for one in victims(self.state.campaign):
+            send(self.state.campaign, one.pid, signal.SIGKILL)
+
     def _there(self, command: Command) -> tuple[int, int]:
         """Returns how many of the command's launches have ended as in the calm sweep, and their number."""
         rows = latest(self.fired)
@@ -193,8 +198,7 @@ class Campaign:
         """Records a start that hangs, and ends its processes."""
         mine = [one for one in victims(self.state.campaign) if one.start == number]
         self.state.hung.append(f"start {number}: {', '.join(f'{one.role} {one.pid}' for one in mine)}")
-        for one in mine:
-            send(self.state.campaign, one.pid, signal.SIGKILL)
+        self.end_all()
         if self.nodes is not None:
             self.nodes.cancel()
 
