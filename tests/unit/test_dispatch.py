@@ -364,6 +364,16 @@ def test_jobs_of_a_killed_sweep_are_followed_while_they_live_and_their_folders_g
     assert run_job(str(tmp_path / JOBS / "3-removed"), ["false"], str(tmp_path)) is None, "its folder is gone"
 
 
+@pytest.mark.parametrize("end", ["exit 130", "kill -TERM $$"])
+def test_a_task_that_slurm_has_ended_leaves_no_result(end: str, tmp_path: Path, monkeypatch) -> None:
+    """With one the job would be over for submitit, and SLURM may run it again."""
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    with pytest.raises(SystemExit) as ended:
+        run_job(str(tmp_path), ["sh", "-c", end], str(tmp_path))
+    assert ended.value.code == 130
+    assert run_job(str(tmp_path), ["sh", "-c", "exit 1"], str(tmp_path)) == 1
+
+
 def test_only_folders_of_jobs_are_taken_for_abandoned_ones(tmp_path: Path) -> None:
     """Neither others' nor those behind a link."""
     (tmp_path / "runs" / JOBS / "2024-01").mkdir(parents=True)

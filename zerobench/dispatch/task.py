@@ -32,6 +32,9 @@ GRACE_S = 20.0
 ENDED = 130
 """Exit code of a command that a signal has ended."""
 
+BY_SIGNAL = (ENDED, -signal.SIGTERM)
+"""Exit codes of such a command; SLURM may send another signal before the first is dealt with."""
+
 EXECUTOR = "SUBMITIT_EXECUTOR"
 """Environment variable by which submitit names the launcher of a job to it."""
 
@@ -57,7 +60,7 @@ def run_job(folder: str, command: Sequence[str], cwd: str, _config: Any = None) 
                 time.sleep(POLL_S)
         finally:
             _end(process)
-    if process.returncode == ENDED and os.environ.get(EXECUTOR) == "slurm" and not (place / "stop").exists():
+    if process.returncode in BY_SIGNAL and os.environ.get(EXECUTOR) == "slurm" and not (place / "stop").exists():
         raise SystemExit(ENDED)
     return process.returncode
 
