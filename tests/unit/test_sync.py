@@ -15,6 +15,7 @@ import zerobench
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.commands.sync import merge
+from zerobench.commands.sync.command import _tell_of_wait
 from zerobench.commands.sync.contents import files_of
 from zerobench.records import SearchRow
 from zerobench.results.folders import claim_folder, write_search
@@ -208,3 +209,9 @@ def test_what_cannot_be_merged_is_one_sentence(folders, tmp_path: Path, capsys) 
     assert {json.loads((one / "run.json").read_text())["run_id"] for one in a.iterdir()} == {
         p.name for p in a.iterdir()
     }
+
+
+def test_a_wait_for_another_merge_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for waits in (True, False):
+        _tell_of_wait(tmp_path, waits)
+    assert capsys.readouterr().err.count("another process merges into") == 1

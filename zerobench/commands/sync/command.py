@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -101,7 +102,7 @@ def _merge(source: Path, target: Path, dry_run: bool) -> int:
         return 0
     done: list[Item] = []
     try:
-        with nullcontext() if dry_run else turn(target, "sync", lambda _: _wait(target)):
+        with nullcontext() if dry_run else turn(target, "sync", partial(_tell_of_wait, target)):
             merge = Merge(source, target)
             items = _planned(merge)
             if dry_run:
@@ -140,8 +141,9 @@ def _copy(merge: Merge, items: list[Item], done: list[Item]) -> None:
             advance()
 
 
-def _wait(target: Path) -> None:
-    print(printable(f"another process merges into {target}; waiting for it"), file=sys.stderr)
+def _tell_of_wait(target: Path, waits: bool) -> None:
+    if waits:
+        print(printable(f"another process merges into {target}; waiting for it"), file=sys.stderr)
 
 
 @contextmanager
