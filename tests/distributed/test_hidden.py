@@ -100,7 +100,9 @@ def read_in_parts(rank: int, n: int) -> str:
         with pytest.raises(RuntimeError, match=f"{sentence}.*read it inside `with engine.full_parameters"):
             weight.norm()
         assert weight.shape == (WIDTH, WIDTH)
-        assert weight.detach().isnan().all()
+        for read in (torch.Tensor.detach, lambda p: p.data, lambda p: p.data.zero_(), copy.deepcopy):
+            with pytest.raises(RuntimeError, match=sentence):
+                read(weight)
         assert torch.zeros_like(weight).sum() == 0
         assert "nan" in repr(weight)
         with pytest.raises(RuntimeError, match=r"state_dict: .* is in parts, one on each rank; use engine"):
@@ -108,7 +110,8 @@ def read_in_parts(rank: int, n: int) -> str:
         with pytest.raises(RuntimeError, match="it is read outside of the forward"):
             pickle.dumps(engine.module)
         assert engine.module.state_dict(keep_vars=True)["blocks.0.weight"] is weight
-        fresh = copy.deepcopy(engine.module)
+        with engine.full_parameters():
+            fresh = copy.deepcopy(engine.module)
         assert all(type(p) is nn.Parameter for p in fresh.parameters())
         fresh.load_state_dict(engine.full_state_dict())
         with engine.full_parameters():

@@ -74,6 +74,8 @@ class HostValues(TorchDispatchMode):
             return args[0] if func._schema.returns else None
         if func is _ATEN._local_scalar_dense.default:
             return self._read(args[0])
+        if func is _ATEN.equal.default and not self.of_model:  # nothing has been written beside the engine
+            return True
         try:
             out = self._remembered.call(func, args, named)
             if func in ANY:

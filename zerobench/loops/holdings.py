@@ -101,7 +101,7 @@ class Holdings:
         self._ledger.lines.silent = True
         if not self._engines:
             for name, parameter in self._model.named_parameters():
-                label_parts(parameter.data, labels.PARAMETERS, name)
+                label_parts(parameter, labels.PARAMETERS, name)
                 if parameter.grad is not None:
                     label_parts(parameter.grad, labels.GRADIENTS, name)
         for name, buffer in self._model.named_buffers():

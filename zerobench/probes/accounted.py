@@ -175,13 +175,13 @@ class AccountedPass:
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 label_parts(parameter.grad, labels.GRADIENTS, name)
-            if contains_others(parameter.data):
+            if contains_others(parameter):
                 label_parts(parameter.data, labels.PARAMETERS, name)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Labels optimizer states; ZeroRedundancyOptimizer's are those of the optimizer inside it."""
         for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
-            tier = self.ledger.tier_of(parameter) if not contains_others(parameter.data) else None
+            tier = self.ledger.tier_of(parameter) if not contains_others(parameter) else None
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
                     label_parts(value, labels.OPTIMIZER, name, tier)

@@ -111,7 +111,7 @@ class ModelListener:
         there temporarily.
         """
         for own, parameter in module.named_parameters(recurse=False):
-            if (module, own) in self._places and not contains_others(parameter.data):
+            if (module, own) in self._places and not contains_others(parameter):
                 number, name = self._places[module, own]
                 labels.label(parameter, labels.PARAMETERS, "" if parameter in self._hooked else name)
                 if torch.is_grad_enabled():

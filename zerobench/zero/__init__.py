@@ -25,6 +25,7 @@ from .comm.checked_later import sealed
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import Megatron
 from .modules import meta_init
+from .modules.shared_memory import check_memory
 from .offload.policy import NvmeOffload, Offload
 from .optim.guards import check_groups
 from .optim.segments import ELEMENTWISE, check_optimizer
@@ -87,6 +88,7 @@ def initialize(
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
     _check(model, optimizer, chosen)
     check_groups(optimizer, updated_by)
+    check_memory(model, moves_frozen=strategy == "zero3")
     if strategy == "zero3":
         _check_units(model)
     elif chosen.zeropp is not None:

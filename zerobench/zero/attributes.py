@@ -89,7 +89,7 @@ def sizes_of(engine: Any) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for name, tensors in parts.items():
         for tensor in tensors:
-            storage = tensor.detach().untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
             if storage is not None and storage.nbytes() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
                 sizes[name] += storage.nbytes()

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn, optim
+from torch.optim.optimizer import _foreach_supported_types
 
 from . import labels
 
@@ -145,6 +146,22 @@ class LossScaler:
         self._since.fill_(int(state["since"]))
 
 
+class Counted(nn.Parameter):
+    """A parameter of an optimizer whose writes are all counted: `.data`, too, has its version counter."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The tensor without a gradient."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]
+
+
+_foreach_supported_types.append(Counted)  # torch chooses its foreach kernels by the type of parameters
+
+
 class Share:
     """A segment of one parameter as the optimizer holds it.
 
@@ -157,7 +174,7 @@ class Share:
     tier = labels.DEVICE
 
     def __init__(self, master: torch.Tensor) -> None:
-        self.tensor = nn.Parameter(master)
+        self.tensor: nn.Parameter = Counted(master.data)
 
     def gradient(self) -> torch.Tensor | None:
         """The reduced gradient."""

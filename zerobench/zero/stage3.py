@@ -65,7 +65,7 @@ class Stage3(Stage2):
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[GatheredUnit] = []
-        self.hiding = Hiding(self.refuse_read, lets_detach=True)
+        self.hiding = Hiding(self.refuse_read, lets_write=True)
         # room for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
@@ -145,7 +145,7 @@ class Stage3(Stage2):
         finally:
             unit.held -= 1
             if not was_whole:
-                unit.reshard()
+                unit.reshard(keeps=False)  # what was written inside has been kept (parameters/writes.py)
 
     # -- the events -------------------------------------------------------------------------------------
 
@@ -275,12 +275,12 @@ class Stage3(Stage2):
         self._ahead.forget()
         self._order.end_backward(closes_all)
 
-    def _reshard_all(self) -> None:
+    def _reshard_all(self, keeps: bool = True) -> None:
         for unit in self._all_units:
-            unit.reshard()
+            unit.reshard(keeps)
 
     def after_update(self) -> None:
-        self._reshard_all()
+        self._reshard_all(keeps=False)
         self._end_backward(closes_all=True)
         for unit in self._all_units:
             if unit.trainable:
@@ -295,4 +295,7 @@ class Stage3(Stage2):
     def refuse_read(self, parameter: nn.Parameter) -> None:
         """Raises RuntimeError: `parameter` is about to be read, and a part of it is here."""
         name = next(name for name, p in self.module.named_parameters() if p is parameter)
-        raise RuntimeError(f"{name}: it is read outside of the forward of {self._unit_of[parameter].name}, {IN_PARTS}")
+        unit = self._unit_of[parameter]
+        in_hook = inside_backward() and self._root.comes_for_itself(unit)
+        way = "; a hook that reads it in backward needs keep_root=True" if in_hook else ""
+        raise RuntimeError(f"{name}: it is read outside of the forward of {unit.name}, {IN_PARTS}{way}")

@@ -140,7 +140,8 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """
         torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
         with as_they_are():
-            self.writes.check()
+            self.writes.check_places()
+            self.writes.follow()
         if self.options.broadcast_buffers and self._buffers_due:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -186,6 +187,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         self._check_frozen()
         self.settle()  # a unit that was not used since the last update may still be on its way
         self.writes.follow()
+        self.writes.follow_unseen()
         self.gradients.stand_ins.take_away()
         with torch.no_grad():
             # 1 update the masters, if no gradient overflowed

@@ -58,6 +58,14 @@ class StateFace:
             yield self.module
         self.writes.check()
 
+    def sync_parameters(self: Any) -> None:
+        """The parameters of all ranks become the values in `optimizer.param_groups`; collective.
+
+        For writes to these tensors outside of a step, each rank to its own part: an optimizer's `eval()` and `train()`,
+        decay by hand. Raises RuntimeError while a delayed update runs, and where masters lie in files.
+        """
+        sync_parameters(self)
+
     def save(
         self: Any, path: str | PathLike[str], *, asynchronous: bool = False, user_state: dict[str, Any] | None = None
     ) -> SaveHandle | None:
@@ -114,6 +122,18 @@ class StateFace:
 
     def _load_extra_state(self, extra: dict[str, Any]) -> None:
         """Restores the result of `_extra_state`."""
+
+
+def sync_parameters(engine: CheckpointEngine) -> None:
+    """Rounds the masters, and has everyone get the parameters."""
+    engine.schedule.check_writable("sync_parameters")
+    if not all(one.is_present for one in engine.placement.all_ranges()):
+        raise RuntimeError(
+            "sync_parameters: masters lie in files (offload=nvme), where writes to optimizer.param_groups do not reach"
+            " them; write to the parameters inside `with engine.full_parameters()`"
+        )
+    engine.settle()
+    engine.after_load()
 
 
 def full_state_dict(engine: CheckpointEngine, rank0_only: bool) -> dict[str, Any]:

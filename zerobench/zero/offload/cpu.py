@@ -233,9 +233,11 @@ class HostPlacement(Placement):
     """Host memory for what a policy lets leave."""
 
     tiles_always = True
+    is_tiered = True
 
     def __init__(self, policy: Offload, device: torch.device) -> None:
         super().__init__()
+        self._host_shards: set[UnitView] = set()
         self._policy, self._device = policy, device
         self._sinks: list[HostGradients] = []
         self._streams = CopyStreams(device)
@@ -274,8 +276,12 @@ class HostPlacement(Placement):
     def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
+        self._host_shards.add(unit)
         kept = host_tensor(shard.numel(), shard.dtype, self._device, labels.PARAMETERS, unit.name)
         return kept.copy_(shard)
+
+    def has_parameters(self, unit: UnitView) -> bool:
+        return unit not in self._host_shards
 
     def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
         if self.keeps_parameters:

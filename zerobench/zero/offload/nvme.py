@@ -59,6 +59,7 @@ class FilePlacement(FileTier):
     """Files for what a policy lets leave."""
 
     tiles_always = True
+    is_tiered = True
     optimizer: optim.Optimizer
 
     def __init__(self, policy: NvmeOffload, device: torch.device) -> None:
@@ -108,6 +109,9 @@ class FilePlacement(FileTier):
         self._parameters[unit] = kept = self.swapper.keep(shard.numel(), shard.dtype, labels.PARAMETERS, unit.name)
         kept.write_all(shard)
         return self.absent(shard.numel(), shard.dtype)
+
+    def has_parameters(self, unit: UnitView) -> bool:
+        return unit not in self._parameters
 
     def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:

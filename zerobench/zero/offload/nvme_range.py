@@ -81,6 +81,10 @@ class FileRange(ShardRange):
     def group(self) -> object:
         return self
 
+    @property
+    def is_present(self) -> bool:
+        return self._tier.is_in_memory
+
     def make_master(self) -> None:
         master = self.kept[MASTER].open(self.chunk)
         self._tier.read(self.unit, self.start, master)
@@ -94,12 +98,12 @@ class FileRange(ShardRange):
         self._tier.give_back(self, self.kept[MASTER].present(self.chunk))
         self.kept[MASTER].drop(self.chunk)
 
-    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
         if self._tier.is_in_memory:
-            self._follow(self.master, loaded)
+            self._follow(self.master, loaded, asks)
             return
         self.kept[MASTER].load(self.chunk)
-        self._follow(self.kept[MASTER].present(self.chunk), loaded)
+        self._follow(self.kept[MASTER].present(self.chunk), loaded, asks)
         self.kept[MASTER].write_back(self.chunk)
 
     @contextmanager

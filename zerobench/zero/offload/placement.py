@@ -24,6 +24,7 @@ import torch
 from torch import nn, optim
 
 from .. import labels
+from ..fingerprint import fingerprint
 from ..layout import Layout, Segment
 from ..protocols import GradientSink, UnitView
 
@@ -56,6 +57,7 @@ class ShardRange:
     rounds_late = True
     """True where the parameters become the rounded masters after the update, all at once; else as each tile is done."""
     master: torch.Tensor
+    _left: torch.Tensor | None = None  # the fingerprint of the parameters as the engine left them
 
     def __init__(self, placement: Placement, unit: UnitView, start: int, stop: int) -> None:
         self.unit, self.start, self.stop = unit, start, stop
@@ -95,22 +97,53 @@ class ShardRange:
         if not self.is_parameters:
             self._placement.put(self.unit, self.start, self.master)
 
-    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = ()) -> None:
+    def follow_parameters(self, loaded: Sequence[tuple[int, int]] = (), asks: bool = False) -> None:
         """The master becomes the parameters: in `loaded`, [start, stop) of the shard, all of it, elsewhere where these
         are not its rounded values any more. Bits that parameters do not hold so stay where nothing was written.
+
+        `asks`: the host may compare first, which is faster, and waits for a device.
         """
         if not self.is_parameters:
-            self._follow(self.master, loaded)
+            self._follow(self.master, loaded, asks)
 
-    def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]]) -> None:
+    def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]], asks: bool) -> None:
         for start in range(0, master.numel(), COMPARED):
             part = master[start : start + COMPARED]
-            written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
-            self._placement.read(self.unit, self.start + start, written)
-            part.copy_(torch.where(part.to(written.dtype) == written, part, written.to(part.dtype)))
+            written, rounded = self._written(start, part), part.to(self.unit.dtypes.parameters)
+            if not (asks and torch.equal(written, rounded)):
+                part.copy_(torch.where(rounded == written, part, written.to(part.dtype)))
             for first, last in loaded:
                 here = slice(max(0, first - self.start - start), max(0, last - self.start - start))
                 part[here].copy_(written[here])
+
+    def _written(self, start: int, part: torch.Tensor) -> torch.Tensor:
+        """The parameters of `part`, which is the master from element `start` of the range on, where the master is."""
+        if self.tier == labels.DEVICE and self._placement.has_parameters(self.unit):
+            return self.parameters.narrow(0, start, part.numel())
+        written = torch.empty(part.shape, dtype=self.unit.dtypes.parameters, device=part.device)
+        self._placement.read(self.unit, self.start + start, written)
+        return written
+
+    def note_parameters(self) -> None:
+        """The parameters are as the engine left them: later writes to them are a user's."""
+        compares = self._placement.is_tiered and self._placement.has_parameters(self.unit)
+        self._left = fingerprint(self.parameters) if compares and not self.is_parameters else None
+
+    @property
+    def is_present(self) -> bool:
+        """True where the master is in memory."""
+        return True
+
+    @property
+    def may_be_written(self) -> bool:
+        """True where the parameters may not be as the engine left them: without tiers, that is found by comparing them
+        with the master.
+        """
+        if self.is_parameters:
+            return False
+        if self._left is None:
+            return not self._placement.is_tiered
+        return bool(self._left != fingerprint(self.parameters))
 
     @contextmanager
     def visit(self, tile: Sequence[SegmentView]) -> Iterator[None]:
@@ -140,6 +173,8 @@ class Placement:
     """True where updates go in tiles even where the optimizer needs none."""
     keeps_parameters = True
     """True where the shards of parameters are on the device."""
+    is_tiered = False
+    """True where masters may be elsewhere, so that to compare all of them with the parameters would cost a transfer."""
 
     def __init__(self) -> None:
         self.ranges: dict[UnitView, list[ShardRange]] = {}
@@ -192,22 +227,35 @@ class Placement:
         for one in self.all_ranges():
             one.round_master()
 
-    def follow(self, unit: UnitView, loaded: Collection[int]) -> None:
+    def follow(self, unit: UnitView, loaded: Collection[int], asks: bool = False) -> None:
         """The shard of parameters was written to: the masters follow. `loaded`: parameters, by number, whose values are
-        new even where they are the old ones rounded.
+        new even where they are the old ones rounded. `asks`: the host may wait for a comparison.
         """
         self.wait()
         self.settle()  # what was read ahead is old
         segments = unit.layout.segments(unit.rank)
         ranges = [(one.offset, one.offset + one.numel) for one in segments if one.parameter in loaded]
         for one in self.ranges.get(unit, []):  # a frozen unit has no masters
-            one.follow_parameters(ranges)
+            one.follow_parameters(ranges, asks)
+
+    def note_parameters(self, unit: UnitView) -> None:
+        """The unit's shard of parameters is as the engine left it."""
+        for one in self.ranges.get(unit, []):
+            one.note_parameters()
+
+    def may_be_written(self, unit: UnitView) -> bool:
+        """True where that may not be so any more."""
+        return any(one.may_be_written for one in self.ranges.get(unit, []))
 
     # -- where shards of parameters are -----------------------------------------------------------------------
 
     def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
         """A unit's shard of parameters, (shard_numel,), a copy of one on the device."""
         return labels.label(shard.clone(), labels.PARAMETERS, unit.name)
+
+    def has_parameters(self, unit: UnitView) -> bool:
+        """True where the unit's shard of parameters is on the device."""
+        return True
 
     def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
         """place := the unit's shard of parameters, for a gather."""

@@ -129,13 +129,14 @@ class UpdateSchedule:
 
     def forget(self) -> None:
         """The gradients are gone; those that an update in the background is at are not these."""
-        if self._is_at_work:
+        if self.is_at_work:
             self._update.forget_use()
         else:
             self._update.forget()
 
     @property
-    def _is_at_work(self) -> bool:
+    def is_at_work(self) -> bool:
+        """True while the pending update is being made."""
         return self.pending is not None and self.pending.thread is not None
 
     def _join(self, thread: threading.Thread) -> None:
@@ -171,12 +172,12 @@ class UpdateSchedule:
 
     def check_saveable(self) -> None:
         """Raises ValueError while the pending update is being made."""
-        if self._is_at_work:
+        if self.is_at_work:
             raise ValueError("save: a delayed update is running since the last forward; save between step and forward")
 
     def check_writable(self, name: str) -> None:
         """Raises RuntimeError while the pending update is being made: masters cannot follow writes to `name`."""
-        if self._is_at_work:
+        if self.is_at_work:
             raise RuntimeError(
                 f"{name}: it was written to while a delayed update runs, which would undo that; write between step and"
                 " forward"

@@ -32,9 +32,12 @@ _VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 """Properties that return the values, or views of them."""
 
 _PLACES = frozenset((
-    "data", "detach", "data_ptr", "untyped_storage", "storage_offset", "stride", "is_contiguous", "__len__", "__repr__",
+    "data_ptr", "untyped_storage", "storage_offset", "stride", "is_contiguous", "__len__", "__repr__",
 ))  # fmt: skip
-"""Methods that describe the memory, or return it, and do not compute."""
+"""Methods that describe the memory and neither compute nor return a tensor."""
+
+_DETACHED = frozenset(("data", "detach"))
+"""The ways to the values without a gradient."""
 
 _nan: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -43,12 +46,15 @@ class Hiding:
     """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
     parameter.
 
-    With `lets_detach` operations that do not compute pass too: views without a gradient, addresses, writes, copies.
+    `lets_write`: addresses, and writes to the parameter itself or to its `.data`, pass: they are found afterwards.
+    `lets_detach`: reads without a gradient pass, too.
     """
 
-    def __init__(self, asked: Callable[[nn.Parameter], None], lets_detach: bool = False) -> None:
+    def __init__(
+        self, asked: Callable[[nn.Parameter], None], lets_write: bool = False, lets_detach: bool = False
+    ) -> None:
         self._asked = weakref.WeakMethod(asked)
-        self.lets_detach = lets_detach
+        self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
 
     def hide(self, parameter: nn.Parameter, hole: torch.Tensor) -> None:
@@ -90,13 +96,15 @@ class Hiding:
     def is_asked(self, operation: Any) -> bool:
         """Returns True where a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
+        is_write = name == "__set__" or (name.endswith("_") and not name.endswith("__"))
         if name in ("__get__", "__set__", "__delete__"):
             name = getattr(operation.__self__, "__name__", "data")
-            return name in _VALUES and not (self.lets_detach and name in _PLACES)
+            if name not in _VALUES:
+                return False
         if name in _NO_VALUES or name.startswith("new_") or name.endswith("_like"):
             return False
-        is_write = name.endswith("_") and not name.endswith("__")
-        return not (self.lets_detach and (is_write or name in _PLACES))
+        passes = self.lets_write and (is_write or name in _PLACES)
+        return not (passes or (self.lets_detach and name in _DETACHED))
 
 
 def let_look(model: nn.Module, hiding: Hiding) -> None:
@@ -124,12 +132,12 @@ class _Hidden:
             return operation(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if not self.hiding.lets_detach:
-            self.hiding.ask(self)  # type: ignore[arg-type]
-            return type(self).__deepcopy__(self, memo)  # shown again: of its own class
+        """Copies the values as a parameter of its own class, or raises; never copies the NaN."""
+        kind: Any = self.kind
+        self.hiding.ask(self)  # type: ignore[arg-type]
         with as_they_are():
-            copied = self.kind.__deepcopy__(self, memo)  # type: ignore[attr-defined]
-        copied.__class__ = self.kind
+            copied = kind.__deepcopy__(self, memo)
+        copied.__class__ = kind
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,15 @@ class ParameterPlacement(Protocol):
 
     def wait(self) -> None:
         """Masters may change afterwards."""
+
+    def follow(self, unit: Any, loaded: Collection[int], asks: bool) -> None:
+        """The masters of a unit follow its shard of parameters."""
+
+    def note_parameters(self, unit: Any) -> None:
+        """A unit's shard of parameters is as the engine left it."""
+
+    def may_be_written(self, unit: Any) -> bool:
+        """True where that may not be so any more."""
 
 
 class ParameterUnit(Protocol):
@@ -36,6 +45,12 @@ class ParameterUnit(Protocol):
     def own_slice(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's view of a full tensor."""
 
+    def keep_written(self) -> None:
+        """The shard follows what a forward wrote to the full parameters."""
+
+    def check_kept(self) -> None:
+        """Raises RuntimeError where it could not."""
+
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """Shards and masters follow the full parameters."""
 
@@ -43,8 +58,24 @@ class ParameterUnit(Protocol):
         """Masters follow the shard."""
 
 
+class CommView(Protocol):
+    """Collectives (comm/base.py). `on_streams`: they and the computation run behind the host."""
+
+    on_streams: bool
+
+
+class SegmentView(Protocol):
+    """A segment of the optimizer's (optim/segments.py)."""
+
+    tensor: nn.Parameter
+
+
 class ScheduleView(Protocol):
     """When updates are made (optim/delayed_update.py)."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """True while masters are being updated."""
 
     def check_writable(self, name: str) -> None:
         """Raises RuntimeError where masters cannot follow what was written to `name` now."""
@@ -65,6 +96,14 @@ class ParameterEngine(Protocol):
 
     module: nn.Module
     trainable: list[nn.Parameter]
+
+    @property
+    def comm(self) -> CommView:
+        """Its collectives."""
+
+    @property
+    def segments(self) -> Sequence[SegmentView]:
+        """The optimizer's parameters."""
 
     @property
     def schedule(self) -> ScheduleView:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..modules.wrapping import Hook
-from .absent import is_placeholder, placeholder
+from .absent import as_they_are, is_placeholder, placeholder
 from .engine_view import LoadingEngine, ParameterUnit
 
 
@@ -75,9 +75,10 @@ class Load:
         versions, lent = self._versions, self._lent
         self._versions, self._lent = {}, set()
         for parameter, version in versions.items():
-            values = parameter.data
-            if parameter in lent:
-                parameter.data = placeholder(parameter)
+            with as_they_are():
+                values = parameter.data
+                if parameter in lent:
+                    parameter.data = placeholder(parameter)
             if parameter._version != version:
                 self._engine.writes.loaded(parameter)
                 if parameter in lent:

@@ -21,13 +21,20 @@ class Versions:
 
     def note(self) -> None:
         """Records the current versions."""
+        self._known = self._now()
+
+    @property
+    def have_moved(self) -> bool:
+        """True from a write to one of them until the next `note` or `written`."""
+        return self._now() != self._known
+
+    def _now(self) -> list[int]:
         with as_they_are():
-            self._known = [parameter._version for parameter in self.parameters]
+            return [parameter._version for parameter in self.parameters]
 
     def written(self) -> list[nn.Parameter]:
         """Returns the parameters that have been written to since the last `note`."""
-        with as_they_are():
-            now = [parameter._version for parameter in self.parameters]
+        now = self._now()
         if now == self._known:
             return []
         before, self._known = self._known, now

@@ -1,15 +1,19 @@
 """Writes to parameters outside of the optimizer, and their consequences.
 
     p.mul_(), nn.init, load_state_dict     found by the parameter's version: the masters follow
+    p.data.mul_(), NumPy, in a forward     kept as the unit is resharded; where that cannot be, refused at the step
+    p.data.mul_(), NumPy, between steps    found by comparing values, at a step and before a checkpoint: masters follow
     anything inside full_parameters()      values are compared at its end: shards and masters follow
     p.data = ..., module.double()          found by the parameter's address: refused at the next forward or step, but
                                            copied back at the end of full_parameters()
     module.weight = nn.Parameter(...)      found in the module: refused
+    writes to optimizer.param_groups       found by the tensor's version: refused at the next forward or step
     edits of optimizer.param_groups        found in the groups: refused at the next step
 
 A rank updates its own part only, without a collective: every rank must write equal values, as under DDP.
 
-A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in all.
+A forward checks addresses and versions, a step versions: about 0.3 µs of host time per parameter in all. Values are
+compared where masters are apart from parameters: each rank its own part.
 """
 
 from __future__ import annotations
@@ -31,6 +35,13 @@ HOW = (
 )
 
 
+UNSENT = (
+    "optimizer: a tensor of its param_groups was written to outside of a step; it is this rank's part alone, and the"
+    " parameters do not follow by themselves: call engine.sync_parameters() on every rank after such writes"
+    " (optimizer.eval(), optimizer.train(), decay by hand), or write to the parameters in place"
+)
+
+
 class Writes:
     """The state that the engine left, for comparison.
 
@@ -48,18 +59,24 @@ class Writes:
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
         self._stored: dict[ParameterUnit, None] = {}  # units with parameters written while sharded
+        self._asks = not engine.comm.on_streams and all(p.device.type == "cpu" for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
+        self._segments = Versions([segment.tensor for segment in engine.segments])
+        self._note_values()
 
     # -- the check ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Updates masters after in-place writes. Raises RuntimeError for changes that cannot be followed."""
+        """Updates masters after all writes. Raises RuntimeError for changes that cannot be followed."""
         self.check_places()
         self.follow()
+        self.follow_unseen()
 
     def follow(self) -> None:
         """Updates masters after in-place writes, without the check of addresses, which the next forward makes."""
+        if not self._engine.schedule.is_at_work and self._segments.have_moved:
+            raise RuntimeError(UNSENT)
         for unit in self._stored:
             unit.follow(self._loaded)
         self._stored.clear()
@@ -68,8 +85,24 @@ class Writes:
                 self._follow(unit, written[0])
         self._loaded.clear()
 
+    def follow_unseen(self) -> None:
+        """Updates masters after writes that no version tells: values are compared."""
+        for unit in self._units:
+            unit.keep_written()
+            unit.check_kept()
+            if unit.placement.may_be_written(unit):
+                self._engine.schedule.check_writable(unit.name)
+                unit.placement.follow(unit, (), self._asks)
+        self._segments.note()
+
+    def _note_values(self) -> None:
+        for unit in self._units:
+            unit.placement.note_parameters(unit)
+
     def note(self) -> None:
         """Records the engine's own writes, which replace all others."""
+        self._segments.note()
+        self._note_values()
         self._loaded.clear()
         self._stored.clear()
         for unit in self._units:

@@ -24,6 +24,7 @@ from .. import labels
 from ..comm.base import Comm
 from ..comm.desync import Stamp
 from ..comm.streams import Handle
+from ..fingerprint import fingerprint
 from ..layout import Layout
 from ..offload.placement import Placement
 from ..parameters.absent import Hiding, placeholder
@@ -37,6 +38,11 @@ FREED = "storage of size 0"
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
     " persistence_numel keep it whole; elsewhere, read it inside `with engine.full_parameters()`"
+)
+
+LOST = (
+    "a forward wrote to its parameters by .data, or by what else autograd does not count, and that is lost where {}"
+    " holds them; write in place under torch.no_grad(), as `p.clamp_()`, or inside `with engine.full_parameters()`"
 )
 
 UNHEARD = (
@@ -53,6 +59,8 @@ class GatheredUnit(Unit):
     is_whole = True
     is_from_source = False  # False for the model's own values, and for an exact gather
     held = 0
+    _gathered: torch.Tensor | None = None  # the fingerprint of the own slice as it was gathered
+    _lost: torch.Tensor | None = None  # 0-dim: something was written to a slice that is not kept
 
     def __init__(
         self, name: str, layout: Layout, comm: Comm, dtypes: Dtypes, placement: Placement,
@@ -80,7 +88,7 @@ class GatheredUnit(Unit):
         self.parameter_shard = self.own_slice(self.full_parameters)
         if not self.stays:
             self.parameter_shard = placement.keep_parameters(self, self.parameter_shard)
-        self.reshard()
+        self.reshard(keeps=False)
 
     def _make_views(self) -> list[torch.Tensor]:
         """Each parameter's view of the full buffer, good for life: its storage comes and goes, and stays the same."""
@@ -137,17 +145,22 @@ class GatheredUnit(Unit):
             return
         self.gather.wait()
         self.gather, self.is_whole = None, True
+        self._gathered = None if self._keeps_slice else fingerprint(self.own_slice(self.full_parameters))
         labels.unit(labels.GATHERED, self.name, self.full_parameters.nbytes)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             self._hiding.show(parameter, view)
 
-    def reshard(self) -> None:
-        """unsharded -> sharded: the storage is given back, the parameters read as NaN."""
+    def reshard(self, keeps: bool = True) -> None:
+        """unsharded -> sharded: the storage is given back, the parameters read as NaN.
+
+        `keeps`: the shard becomes the own slice, which a forward may have written to, by every rank alike. False where
+        the slice is older than the shard.
+        """
         if self.stays or self.held or not (self.is_whole or self.gather):
             return
         self.unshard()  # a gather that was launched ahead and not needed must still be completed
-        if self.versions.written():  # in the forward, say: in place, and by every rank alike
-            self.keep_parameters(())
+        if keeps:
+            self.keep_written()
         for parameter, hole in zip(self.parameters, self._holes, strict=True):
             self._hiding.hide(parameter, hole)
         torch.clear_autocast_cache()  # which would keep a copy of each parameter
@@ -157,6 +170,31 @@ class GatheredUnit(Unit):
         self.full_parameters.untyped_storage().resize_(0)
         labels.unit(labels.FREED, self.name, size)
         self.is_whole = self.is_from_source = False
+
+    @property
+    def _keeps_slice(self) -> bool:
+        """True where the shard is on the device, and the slice has its exact values."""
+        return self.placement.has_parameters(self) and (self.comm.exact is self.comm or not self.is_from_source)
+
+    def keep_written(self) -> None:
+        """The shard becomes what a forward has left in the own slice, in whatever way it was written."""
+        if self.stays or self.held or not self.is_whole:
+            return
+        own = self.own_slice(self.full_parameters)
+        if self.versions.written():
+            self.keep_parameters(())
+        elif self._gathered is None:
+            self.parameter_shard.copy_(own)
+        else:  # the flag is read at the step, for the host would wait for it
+            differs = self._gathered != fingerprint(own)
+            self._lost = differs if self._lost is None else self._lost | differs
+
+    def check_kept(self) -> None:
+        """Raises RuntimeError where something was written in a forward that the shard could not take."""
+        lost, self._lost = self._lost, None
+        if lost is not None and bool(lost):
+            holder = "offload" if self.comm.exact is self.comm else "ZeRO++"
+            raise RuntimeError(f"{self.name}: {LOST.format(holder)}")
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and self.comm.exact is not self.comm:

@@ -57,7 +57,7 @@ class Root:
         self.goes = goes and has_others and not any(is_read_anywhere(root, owner) for owner, _ in held)
         self._reading: Counter[nn.Parameter] = Counter()
         self._read_at: list[int] = []
-        self._hearing = Hiding(self._heard, lets_detach=True)
+        self._hearing = Hiding(self._heard, lets_write=True, lets_detach=True)
         self._forwards = LISTENED
         self._uses: Callable[[], int] = lambda: 0
         for module in dict.fromkeys(owner for owner, _ in held) if self.goes else ():

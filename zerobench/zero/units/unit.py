@@ -85,6 +85,12 @@ class Unit:
         """Each parameter of a unit that is not always whole, with its view of the full buffer."""
         return ()
 
+    def keep_written(self) -> None:
+        """A forward may have written to the full parameters: where the shard is apart from them, it follows."""
+
+    def check_kept(self) -> None:
+        """Raises RuntimeError where the shard could not."""
+
     def keep_parameters(self, loaded: Collection[int]) -> None:
         """The full parameters were written to, by every rank alike: what this rank keeps of them follows.
 

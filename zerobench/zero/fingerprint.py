@@ -1,0 +1,35 @@
+"""A number that changes when a tensor's values change, for writes that autograd's version counters do not see.
+
+`.data` has a counter of its own, NumPy's views and kernels of others have none. A fingerprint depends on the bits of
+every element and on its position; two different tensors have equal ones with a probability of about 2^-64.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+CHUNK = 2**14
+"""Words of 64 bits that are mixed at once: temporaries fit in a processor's cache."""
+
+_MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: odd, with no pattern in its bits
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the fingerprint of a contiguous (numel,) tensor, whole words of 64 bits: int64, 0-dim, on its device."""
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for words in tensor.view(torch.int64).split(CHUNK):
+        mixed = words ^ (words >> 29)  # so that the highest bits, signs for example, reach the lower ones
+        mixed.mul_(_weights(tensor.device)[: words.numel()])
+        mixed.bitwise_xor_(mixed >> 32)
+        total.mul_(_MULTIPLIER).add_(mixed.sum())
+    return total
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """(CHUNK,) odd numbers, one for each position of a chunk."""
+    numbers = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device)
+    mixed = numbers * _MULTIPLIER
+    return (mixed ^ (mixed >> 31)) * _MULTIPLIER | 1
