@@ -33,7 +33,7 @@ LAYERS = {
         {"__main__"},
     ],
     "zerobench.zero": [
-        {"labels", "layout", "strides", "precision"},
+        {"labels", "fingerprint", "layout", "strides", "precision"},
         {"comm", "arena"},
         {"protocols"},
         {"modules"},

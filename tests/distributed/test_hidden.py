@@ -11,6 +11,7 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
+from torch.optim.swa_utils import AveragedModel
 
 from tests.ranks import run_ranks
 from zerobench.zero import STAGES, initialize
@@ -100,7 +101,7 @@ def read_in_parts(rank: int, n: int) -> str:
         with pytest.raises(RuntimeError, match=f"{sentence}.*read it inside `with engine.full_parameters"):
             weight.norm()
         assert weight.shape == (WIDTH, WIDTH)
-        for read in (torch.Tensor.detach, lambda p: p.data, lambda p: p.data.zero_(), copy.deepcopy):
+        for read in (torch.Tensor.detach, lambda p: p.data, lambda p: p.data.zero_(), copy.deepcopy, AveragedModel):
             with pytest.raises(RuntimeError, match=sentence):
                 read(weight)
         assert torch.zeros_like(weight).sum() == 0
@@ -119,12 +120,46 @@ def read_in_parts(rank: int, n: int) -> str:
     return "read"
 
 
-def both(rank: int, n: int) -> Any:
-    return read_late(rank, n), read_in_parts(rank, n)
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x.square().mean()
+
+
+def read_in_hooks(rank: int, n: int) -> str:
+    """A hook on a gradient reads its own parameter: a block's is there, the embedding's with keep_root=True alone."""
+    found = []
+    for strategy, options in (("zero2", {}), ("zero3", {"keep_root": True}), ("zero3", {})):
+        torch.manual_seed(0)
+        model = Language()
+        engine = initialize(model, optim.SGD(model.parameters(), lr=0.1), strategy, **options)
+        for p in model.parameters():
+            p.register_hook(lambda gradient, p=p: gradient + 0.1 * p.detach())
+        loss = engine(torch.arange(4) + rank)
+        if not options and strategy == "zero3":
+            with pytest.raises(RuntimeError, match=r"embedding\.weight: .* a hook .* in backward needs keep_root=True"):
+                engine.backward(loss)
+            continue
+        engine.backward(loss)
+        engine.step()
+        found.append(engine.full_state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(*(one.values() for one in found), strict=True))
+    return "read"
+
+
+def each(rank: int, n: int) -> Any:
+    return read_late(rank, n), read_in_parts(rank, n), read_in_hooks(rank, n)
 
 
 def test_values_that_are_away_are_brought_or_refused() -> None:
-    assert run_ranks(2, both) == [([], "read")] * 2
+    assert run_ranks(2, each) == [([], "read", "read")] * 2
 
 
 class Encoder(nn.Module):

@@ -32,6 +32,15 @@ def test_writes_inside_the_forward_count_in_every_stage() -> None:
             for other, weights in others:
                 assert other == losses
                 assert all(torch.equal(value, weights[name]) for name, value in state.items())
+                assert max(value.abs().max() for name, value in state.items() if "weight" in name) < 0.2
+
+
+def test_writes_that_a_forward_would_lose_are_refused(tmp_path: Path) -> None:
+    run_ranks(2, writes.lost_inside_forward, str(tmp_path))
+
+
+def test_writes_to_param_groups_are_refused_until_all_ranks_take_them(tmp_path: Path) -> None:
+    run_ranks(2, writes.to_param_groups, str(tmp_path))
 
 
 def test_parameters_in_parts_are_not_written_to_in_silence() -> None:

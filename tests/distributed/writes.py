@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from tests import zoo
-from zerobench.zero import STAGES, NvmeOffload, Offload, initialize
+from zerobench.zero import STAGES, NvmeOffload, Offload, Zeropp, initialize
 from zerobench.zero.parameters.absent import as_they_are
 
 HALF = torch.bfloat16
@@ -242,14 +242,18 @@ def clamp(module: nn.Module, _inputs: Any) -> None:
         module.weight.clamp_(-0.12, 0.12)
 
 
+def clamp_data(module: nn.Module, _inputs: Any) -> None:
+    module.weight.data.clamp_(-0.12, 0.12)
+
+
 def inside_forward(rank: int, n: int) -> dict[str, Any]:
     """Losses by stage, fp32 and bf16, of a model that writes to its weights as it runs."""
     found = {}
-    for stage in STAGES:
+    for stage, write in [*((stage, clamp) for stage in STAGES), *((stage, clamp_data) for stage in STAGES)]:
         for dtype in (torch.float32, HALF):
             model = Clamped().to(dtype)
             for block in model.blocks:
-                block.register_forward_pre_hook(clamp)
+                block.register_forward_pre_hook(write)
             engine = engine_of(stage, model, {"gradient_dtype": dtype} if stage == "megatron" else {})
             losses = []
             for _ in range(4):
@@ -257,8 +261,63 @@ def inside_forward(rank: int, n: int) -> dict[str, Any]:
                 engine.backward(loss)
                 engine.step()
                 losses.append(loss.item())
-            found[f"{stage} {dtype}"] = losses, engine.full_state_dict()
+            found[f"{stage} {write.__name__} {dtype}"] = losses, engine.full_state_dict()
     return found
+
+
+def lost_inside_forward(rank: int, n: int, folder: str) -> None:
+    """Parameters that are elsewhere, or that ZeRO++ has rounded, do not take what `.data` wrote: the step says so."""
+    nvme = NvmeOffload(path=folder, block_bytes=4096, buffers=24, parameters=True)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("offload", {"offload": Offload(parameters=True)}), ("offload", {"offload": nvme}),
+        ("ZeRO++", {"zeropp": Zeropp(quantize_weights=True)}),
+    ]  # fmt: skip
+    for holder, options in cases:
+        model = nn.Sequential(*(nn.Linear(zoo.WIDTH, zoo.WIDTH) for _ in range(3)))
+        engine = engine_of("zero3", model, options)
+        engine.backward(engine(torch.ones(2, zoo.WIDTH)).square().mean())
+        engine.step()
+        handle = model[1].register_forward_pre_hook(clamp_data)
+        engine.backward(engine(torch.ones(2, zoo.WIDTH)).square().mean())
+        with pytest.raises(RuntimeError, match=rf"1: a forward wrote to its parameters .* where {holder}"):
+            engine.step()
+        handle.remove()
+        engine.step()
+
+
+def to_param_groups(rank: int, n: int, folder: str) -> None:
+    """What is written to the optimizer's tensors is refused until every rank takes it, and then it is trained."""
+    for stage, name, dtype, options in kinds(n, folder):
+        halved = zoo.build(name).to(dtype)
+        with torch.no_grad():
+            for p in (p for p in halved.parameters() if p.requires_grad):
+                p.mul_(0.5)
+        engine, oracle = engine_of(stage, zoo.build(name).to(dtype), options), engine_of(stage, halved, options)
+        held = [p for group in engine.optimizer.param_groups for p in group["params"]]
+        in_files = isinstance(options.get("offload"), NvmeOffload)
+        with torch.no_grad():
+            for p in held:
+                p.fill_(0.5) if in_files else p.mul_(0.5)
+        refuse_forward(engine, rank, n)
+        if in_files:
+            with pytest.raises(RuntimeError, match="masters lie in files"):
+                engine.sync_parameters()
+            continue
+        engine.sync_parameters()
+        assert steps(engine, rank, n, range(3, 5)) == steps(oracle, rank, n, range(3, 5)), (stage, options)
+        for p in held:
+            p.data.zero_()
+        refuse_forward(engine, rank, n)
+        engine.sync_parameters()
+        state = engine.full_state_dict()
+        assert not any(state[key].any() for key, p in engine.module.named_parameters() if p.requires_grad)
+
+
+def refuse_forward(engine: Any, rank: int, n: int) -> None:
+    """As often as it is tried."""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"call engine\.sync_parameters\(\) on every rank"):
+            engine(*zoo.tokens(rank, n, 3))
 
 
 def sharded(rank: int, n: int) -> None:

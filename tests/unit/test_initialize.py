@@ -88,3 +88,41 @@ def test_backward_must_go_through_the_engine() -> None:
     engine = zerobench.initialize(model, adam(model))
     with pytest.raises(RuntimeError, match=r"engine\.backward"):
         engine(torch.ones(4)).sum().backward()
+
+
+class Shares(nn.Module):
+    """A weight whose memory another tensor of the model has."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        if how == "tied by .data":
+            self.head.weight.data = self.embedding.weight.data
+        elif how == "a buffer":
+            self.head.register_buffer("kept", self.embedding.weight.data)
+        elif how == "a view in an attribute":
+            self.head.kept = self.embedding.weight.t()
+        elif how == "rows in a list":
+            self.rows = [self.embedding.weight.detach()[3:5]]
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "megatron"])
+@pytest.mark.parametrize("how", ["tied by .data", "a buffer", "a view in an attribute", "rows in a list"])
+def test_memory_that_is_shared_is_refused(how: str, strategy: str) -> None:
+    model = Shares(how)
+    with pytest.raises(ValueError, match=r"its memory is also that of embedding\.weight.*tie modules by one Parameter"):
+        zerobench.initialize(model, adam(model), strategy)
+
+
+def test_memory_that_is_shared_without_harm_is_accepted() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    frozen = Shares("a buffer")
+    frozen.embedding.requires_grad_(False)
+    flat = torch.zeros(20)
+    parts = nn.Linear(4, 4)
+    parts.weight.data, parts.bias.data = flat[:16].view(4, 4), flat[16:]
+    spectral = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)))
+    for model in (tied, frozen, parts, spectral, nn.GRU(4, 4)):
+        zerobench.initialize(model, adam(model), "zero2")

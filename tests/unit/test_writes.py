@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _foreach_supported_types
 
 import zerobench
 from zerobench.zero import STAGES, Offload
+from zerobench.zero.fingerprint import CHUNK, fingerprint
 from zerobench.zero.gradients.placeholders import StandIn
 from zerobench.zero.parameters.versions import Versions
 
@@ -128,15 +130,31 @@ KINDS = [(stage, dtype, options) for stage in STAGES for dtype in (torch.float32
 KINDS += [("zero2", torch.float32, {"offload": Offload()}), ("zero3", torch.bfloat16, {"offload": Offload()})]
 
 
+def in_place(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
+        p.fill_(0.125)
+    torch._foreach_mul_(parameters, 2.0)
+
+
+def by_data(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
+        p.data.fill_(0.25)
+
+
+def by_numpy(parameters: list[nn.Parameter]) -> None:
+    for p in parameters:
+        bits = torch.int32 if p.dtype == torch.float32 else torch.int16
+        p.detach().view(bits).numpy()[...] = torch.tensor(0.25, dtype=p.dtype).view(bits).item()
+
+
+@pytest.mark.parametrize("write", [in_place, by_data, by_numpy])
 @pytest.mark.parametrize(("stage", "dtype", "options"), KINDS)
-def test_writes_in_place_count(stage: str, dtype: torch.dtype, options: dict) -> None:
+def test_writes_count(stage: str, dtype: torch.dtype, options: dict, write) -> None:
     """As on an engine that started there: between steps, and between backward and step."""
     engine = engine_of(stage, dtype, **options)
     train(engine, 2)
     with torch.no_grad():
-        for p in engine.module.parameters():
-            p.fill_(0.125)
-        torch._foreach_mul_(list(engine.module.parameters()), 2.0)
+        write(list(engine.module.parameters()))
     model = net(dtype)
     model.load_state_dict({name: torch.full_like(value, 0.25) for name, value in model.state_dict().items()})
     oracle = zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), stage, **options)
@@ -144,7 +162,7 @@ def test_writes_in_place_count(stage: str, dtype: torch.dtype, options: dict) ->
     for one in (engine, oracle):
         backward(one)
         with torch.no_grad(), one.full_parameters() if one is oracle else torch.no_grad():
-            one.module[0].weight.clamp_(-0.1, 0.1)
+            (one.module[0].weight if write is in_place else one.module[0].weight.data).clamp_(-0.1, 0.1)
         one.step()
     assert_same(train(engine), train(oracle))
 
@@ -238,6 +256,31 @@ def test_torch_counts_writes_as_is_believed() -> None:
         p.detach().mul_(2)
     assert versions.written() == [p]
     assert versions.written() == []
+
+
+def test_writes_to_an_optimizers_tensors_are_counted() -> None:
+    """By `.data`, too; and torch takes them for plain parameters where it chooses its foreach kernels."""
+    engine = engine_of("zero2")
+    segments = [p for group in engine.optimizer.param_groups for p in group["params"]]
+    versions = Versions(segments)
+    segments[0].data.mul_(2)
+    assert versions.have_moved
+    assert versions.written() == segments[:1]
+    assert not versions.have_moved
+    assert type(segments[0]) in _foreach_supported_types
+
+
+def test_a_fingerprint_is_of_every_bit_and_its_place() -> None:
+    values = torch.arange(1.0, 2 * CHUNK + 33.0, dtype=torch.float64)
+    before = fingerprint(values)
+    assert torch.equal(before, fingerprint(values.clone()))
+    one = values.clone()
+    one[-1] += 1
+    swapped = values.clone()
+    swapped[[0, CHUNK]] = values[[CHUNK, 0]]
+    for other in (one, swapped, -values, values.flip(0), values * 2, values.roll(2048)):
+        assert not torch.equal(before, fingerprint(other))
+    assert not torch.equal(fingerprint(values.bfloat16()), fingerprint(-values.bfloat16()))
 
 
 def test_torch_makes_tensors_without_memory() -> None:

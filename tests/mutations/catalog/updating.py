@@ -6,8 +6,12 @@ from ..mutant import Mutant
 
 ACCUMULATION = "tests/unit/test_accumulation.py"
 BRANCHES = "tests/distributed/test_branches.py"
+HIDDEN = "tests/distributed/test_hidden.py"
+INITIALIZE = "tests/unit/test_initialize.py"
 OFFLOAD = "tests/distributed/test_offload.py"
 TRAINING_CHECK = "tests/distributed/test_training_check.py"
+UNIT_WRITES = "tests/unit/test_writes.py"
+WRITES = "tests/distributed/test_writes.py"
 
 MUTANTS = (
     Mutant(
@@ -17,6 +21,62 @@ MUTANTS = (
         "        if self._engine.update.is_running:\n            return",
         "        if False:\n            return",
         (f"{OFFLOAD}::test_a_backward_leaves_the_gradients_of_a_late_update_alone",),
+    ),
+    Mutant(
+        "data-in-forward-lost",
+        "What a forward writes by .data is lost when a unit of stage 3 is resharded.",
+        "zerobench/zero/units",
+        "            self.parameter_shard.copy_(own)",
+        "            pass",
+        (f"{WRITES}::test_writes_inside_the_forward_count_in_every_stage",),
+    ),
+    Mutant(
+        "data-in-forward-lost-in-silence",
+        "What a forward writes by .data to parameters that are offloaded, or rounded by ZeRO++, is lost in silence.",
+        "zerobench/zero/units",
+        "        if lost is not None and bool(lost):",
+        "        if False:",
+        (f"{WRITES}::test_writes_that_a_forward_would_lose_are_refused",),
+    ),
+    Mutant(
+        "data-between-steps-undone",
+        "A write by .data between steps does not reach masters that are apart, and the next step undoes it.",
+        "zerobench/zero/parameters",
+        "            if unit.placement.may_be_written(unit):",
+        "            if False:",
+        (f"{UNIT_WRITES}::test_writes_count",),
+    ),
+    Mutant(
+        "param-groups-mixture",
+        "Writes to an optimizer's tensors between steps leave every rank with another mixture of weights.",
+        "zerobench/zero/parameters",
+        "        if not self._engine.schedule.is_at_work and self._segments.have_moved:",
+        "        if False:",
+        (f"{WRITES}::test_writes_to_param_groups_are_refused_until_all_ranks_take_them",),
+    ),
+    Mutant(
+        "param-groups-data-unseen",
+        "A write by .data to an optimizer's tensor does not count.",
+        "zerobench/zero",
+        "        return self.detach()\n\n    @data.setter",
+        "        return torch.Tensor.data.__get__(self)\n\n    @data.setter",
+        (f"{UNIT_WRITES}::test_writes_to_an_optimizers_tensors_are_counted",),
+    ),
+    Mutant(
+        "hidden-detach-is-nan",
+        "Under zero3 a detached parameter reads as NaN, and an average of weights becomes NaN, without a word.",
+        "zerobench/zero",
+        "Hiding(self.refuse_read, lets_write=True)",
+        "Hiding(self.refuse_read, lets_write=True, lets_detach=True)",
+        (f"{HIDDEN}::test_values_that_are_away_are_brought_or_refused",),
+    ),
+    Mutant(
+        "shared-memory-cut",
+        "Weights that share memory before initialize are trained apart.",
+        "zerobench/zero",
+        '    check_memory(model, moves_frozen=strategy == "zero3")\n',
+        "",
+        (f"{INITIALIZE}::test_memory_that_is_shared_is_refused",),
     ),
     Mutant(
         "update-unused-decay",

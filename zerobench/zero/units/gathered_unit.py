@@ -41,8 +41,8 @@ IN_PARTS = (
 )
 
 LOST = (
-    "a forward wrote to its parameters by .data, or by what else autograd does not count, and that is lost where {}"
-    " holds them; write in place under torch.no_grad(), as `p.clamp_()`, or inside `with engine.full_parameters()`"
+    "a forward wrote to its parameters by .data, or in another way that autograd does not count, and that is lost where"
+    " {} them; write inside `with engine.full_parameters()`"
 )
 
 UNHEARD = (
@@ -193,8 +193,9 @@ class GatheredUnit(Unit):
         """Raises RuntimeError where something was written in a forward that the shard could not take."""
         lost, self._lost = self._lost, None
         if lost is not None and bool(lost):
-            holder = "offload" if self.comm.exact is self.comm else "ZeRO++"
-            raise RuntimeError(f"{self.name}: {LOST.format(holder)}")
+            why = "offload keeps" if self.comm.exact is self.comm else "ZeRO++ rounds"
+            way = ", or in place under torch.no_grad() (`p.clamp_()`)" if self.comm.exact is self.comm else ""
+            raise RuntimeError(f"{self.name}: {LOST.format(why)}{way}")
 
     def keep_parameters(self, loaded: Collection[int]) -> None:
         if self.is_from_source and self.comm.exact is not self.comm:
