@@ -6,30 +6,26 @@ every element and on its position; two different tensors have equal ones with a 
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
-CHUNK = 2**14
-"""Words of 64 bits that are mixed at once: temporaries fit in a processor's cache."""
+CHUNK = 2**12
+"""Words of 64 bits that are mixed at once, so that a fingerprint needs 64 KiB beside the tensor."""
 
 _MULTIPLIER = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: odd, with no pattern in its bits
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the fingerprint of a contiguous (numel,) tensor, whole words of 64 bits: int64, 0-dim, on its device."""
+    weights = _weights(tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for words in tensor.view(torch.int64).split(CHUNK):
-        mixed = words ^ (words >> 29)  # so that the highest bits, signs for example, reach the lower ones
-        mixed.mul_(_weights(tensor.device)[: words.numel()])
-        mixed.bitwise_xor_(mixed >> 32)
+        mixed = words >> 29  # so that the highest bits, signs for example, reach the lower ones
+        mixed.bitwise_xor_(words).mul_(weights[: words.numel()])
         total.mul_(_MULTIPLIER).add_(mixed.sum())
     return total
 
 
-@cache
 def _weights(device: torch.device) -> torch.Tensor:
     """(CHUNK,) odd numbers, one for each position of a chunk."""
-    numbers = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device)
-    mixed = numbers * _MULTIPLIER
-    return (mixed ^ (mixed >> 31)) * _MULTIPLIER | 1
+    numbers = torch.arange(1, CHUNK + 1, dtype=torch.int64, device=device).mul_(_MULTIPLIER)
+    return numbers.bitwise_xor_(numbers >> 31).mul_(_MULTIPLIER).bitwise_or_(1)

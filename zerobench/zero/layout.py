@@ -66,8 +66,16 @@ class Layout:
     @cached_property
     def shard_numel(self) -> int:
         """Elements per rank, a multiple of `align`."""
-        end = self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
-        return _round_up(-(-(end + self.tail) // self.world_size), self.align)
+        return _round_up(-(-(self._end + self.tail) // self.world_size), self.align)
+
+    @property
+    def _end(self) -> int:
+        """The end of the last parameter: only padding follows."""
+        return self.pieces[-1].offset + self.pieces[-1].numel if self.pieces else 0
+
+    def filled_numel(self, rank: int) -> int:
+        """Elements of `rank`'s shard in front of the padding at the unit's end."""
+        return min(max(0, self._end - rank * self.shard_numel), self.shard_numel)
 
     @property
     def padded_numel(self) -> int:

@@ -28,8 +28,8 @@ from ..fingerprint import fingerprint
 from ..layout import Layout, Segment
 from ..protocols import GradientSink, UnitView
 
-COMPARED = 2**20
-"""Elements of a master that are compared with its parameters at once."""
+COMPARED = {"cpu": 2**16, "cuda": 2**24}
+"""Elements of a master that are compared with its parameters at once: few in a cache, many for a kernel's launch."""
 
 
 class SegmentView(Protocol):
@@ -107,8 +107,9 @@ class ShardRange:
             self._follow(self.master, loaded, asks)
 
     def _follow(self, master: torch.Tensor, loaded: Sequence[tuple[int, int]], asks: bool) -> None:
-        for start in range(0, master.numel(), COMPARED):
-            part = master[start : start + COMPARED]
+        most = COMPARED.get(master.device.type, COMPARED["cuda"])
+        for start in range(0, master.numel(), most):
+            part = master[start : start + most]
             written, rounded = self._written(start, part), part.to(self.unit.dtypes.parameters)
             if not (asks and torch.equal(written, rounded)):
                 part.copy_(torch.where(rounded == written, part, written.to(part.dtype)))

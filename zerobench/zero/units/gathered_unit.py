@@ -184,7 +184,8 @@ class GatheredUnit(Unit):
         if self.versions.written():
             self.keep_parameters(())
         elif self._gathered is None:
-            self.parameter_shard.copy_(own)
+            numel = self.layout.filled_numel(self.rank)  # the padding has the stamps of collectives
+            self.parameter_shard.narrow(0, 0, numel).copy_(own.narrow(0, 0, numel))
         else:  # the flag is read at the step, for the host would wait for it
             differs = self._gathered != fingerprint(own)
             self._lost = differs if self._lost is None else self._lost | differs
