@@ -56,6 +56,7 @@ def exact(values: dict[str, Any]) -> dict[str, Limit]:
         ("step_s", "0.25 ± 25 %", Limit(0.25, "", 0.25)),
         ("tokens_per_s", ">= 1000", Limit(1000, ">=")),
         ("volume_psi", 2.986, Limit(2.986)),
+        ("outside_ledger_bytes", -4, Limit(-4)),
     ],
 )
 def test_limits_are_read_and_written(metric: str, text: Any, limit: Limit) -> None:
@@ -74,6 +75,10 @@ def test_a_limit_that_is_none_gets_a_sentence(text: Any) -> None:
 @pytest.mark.parametrize(
     ("metric", "limit", "value", "verdict"),
     [
+        ("outside_ledger_bytes", Limit(58_240), -5_300_000, "regression"),  # a ledger above the allocator cannot be
+        ("outside_ledger_bytes", Limit(2**20, "<="), -5_300_000, "regression"),
+        ("outside_ledger_bytes", Limit(-5_300_000), -5_300_000, "ok"),
+        ("outside_ledger_bytes", Limit(2**20), 0, "improvement"),
         ("peak_bytes", Limit(100), 100, "ok"),
         ("peak_bytes", Limit(100), 101, "regression"),
         ("peak_bytes", Limit(100), 99, "improvement"),
