@@ -64,7 +64,7 @@ def test_libraries_of_a_peer_may_take_memory_beside_the_ledger_and_the_accounted
 
 
 def test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_rank() -> None:
-    """Parameters that stay raise the sum by less than their own maximum; another rank has less of the optimizer."""
+    """Parameters that stay raise the sum and not their own maximum; another rank has fewer states, and other ones."""
 
     def rows(rank: int, at_most: list[int], highest: list[int]) -> list[MemoryRow]:
         parts = zip(STATES, at_most, highest, strict=True)
@@ -73,7 +73,7 @@ def test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_r
 
     expected = dict(zip(STATES, [20, 30, 0, 80, 40], strict=True))
     fullest = rows(1, [60, 30, 0, 80, 38], [60, 30, 0, 80, 40])
-    other = rows(0, [60, 30, 0, 10, 38], [60, 30, 0, 10, 40])
+    other = rows(0, [20, 30, 0, 10, 45], [60, 30, 0, 10, 45])
     prediction = Prediction(170, dict(zip(STATES, [60, 30, 0, 80, 40], strict=True)), expected)
     said = said_of(
         memory=[*fullest, *other], expected=Expected(prediction), states_bytes=208, predicted_states_bytes=170
