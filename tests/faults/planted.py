@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.precision import Precision
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
+from zerobench.probes.ledger import Ledger
 from zerobench.strategies.ddp import DdpEngine
 from zerobench.worker import RankJob, run_rank
 from zerobench.zero import labels, stage1
@@ -262,6 +264,40 @@ def activations_kept() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def output_kept() -> Iterator[None]:
+    """Until the next forward, in which as much was alive anyway."""
+    forward = Block.forward
+
+    def keeps(self: Block, x: torch.Tensor) -> torch.Tensor:
+        mixed = forward(self, x)
+        self.last = mixed.detach()
+        return mixed
+
+    with patch.object(Block, "forward", keeps):
+        yield
+
+
+def every_fourth_step() -> AbstractContextManager[Any]:
+    kept: list[torch.Tensor] = []
+    number = count(1)
+    return after_step(lambda _: kept.append(torch.zeros(MIB // 4 if next(number) % 4 == 0 else 1)))
+
+
+@contextmanager
+def frees_missed() -> Iterator[None]:
+    """The ledger does not hear that large storages die."""
+    bury = Ledger._bury
+
+    def deaf(self: Ledger, key: int) -> None:
+        stored = self._live.get(key)
+        if stored is None or stored.bytes < 16 * 1024:
+            bury(self, key)
+
+    with patch.object(Ledger, "_bury", deaf):
+        yield
+
+
 def cloned_gradients(engine: Any) -> list[torch.Tensor]:
     return [p.grad.clone() for p in engine.module.parameters()]
 
@@ -327,6 +363,7 @@ FAULTS = [
     Fault("padding of 16 elements", "zero1", partial(padded, 16), ("reduce_scatter", "all_gather")),
     Fault("a bucket never reduced", "zero1", never_reduced, ("reduce_scatter",)),
     Fault("a host upload twice", "zero2", uploads_twice, ("up:",), {"offload": "cpu"}),
+    Fault("a host upload twice, updates late", "zero2", uploads_twice, ("up:",), {"offload": "cpu_delayed"} | BF16),
     Fault("a file pool of double size", "zero2", larger_pool, ("communication",), {"offload": "nvme"}),
     Fault("a file read twice", "zero2", reads_twice, ("read:",), {"offload": "nvme"}),
     Fault("fp32 on the wire, zero1", "zero1", sent_in_fp32, ("reduce_scatter",), BF16),
@@ -338,6 +375,9 @@ FAULTS = [
     Fault("an int32 all-reduce of 1 MiB", "zero2", sending(lambda: torch.zeros(MIB // 4, dtype=torch.int32)),
           ("all_reduce",)),
     Fault("activations kept", "zero2", activations_kept, ("activations: ",)),
+    Fault("outputs kept until the next forward", "zero2", output_kept, ("between_steps_activations_bytes",)),
+    Fault("a leak on every 4th step", "zero2", every_fourth_step, ("more after the measured steps than before them",)),
+    Fault("the ledger misses frees", "zero2", frees_missed, ("outside the ledger: -",)),
     Fault("a temporary of 4 MiB", "zero2", lambda: after_step(lambda _: torch.zeros(MIB)), ("temporary",)),
     Fault("DDP's gradients cloned", "ddp", lambda: before_step(cloned_gradients, DdpEngine), ("gradients",)),
     Fault("1 MiB of states mislabeled", "zero2", keeping(mislabeled, 1), ("a third momentum",)),

@@ -70,13 +70,18 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
     def rows(rank: int, size: int) -> list[MemoryRow]:
         parts = [MemoryRow(rank, "step", c, size, size, size + rank) for c in CATEGORIES]
         return [*parts, MemoryRow(rank, "step", "states", 5 * size, 5 * size, 5 * size),
-                MemoryRow(rank, "step", "total", 8 * size, 8 * size, 8 * size)]  # fmt: skip
+                MemoryRow(rank, "step", "total", 8 * size, 8 * size, 8 * size),
+                MemoryRow(rank, "update", "total", size, size, size + 7),
+                MemoryRow(rank, "between", "activations", 0, 0, 50 - size),
+                MemoryRow(rank, "step", "outside_ledger", None, None, 25 - 3 * size)]  # fmt: skip
 
     one = row()
     _join_memory(one, [*rows(0, 10), *rows(1, 30), *rows(2, 20)])
     assert (one.peak_bytes, one.states_bytes) == (240, 150)
     assert one.peak_optimizer_bytes == 30
     assert one.max_inputs_bytes == 31
+    assert (one.update_peak_bytes, one.between_steps_activations_bytes) == (37, 40)
+    assert one.outside_ledger_bytes == -65, "a rank above the allocator is not hidden by another below it"
 
 
 def test_replicas_of_a_gradient_count_once_in_its_norm() -> None:

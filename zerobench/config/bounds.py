@@ -59,7 +59,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "optimizer.beta2": (0, 0.9999999),
     "optimizer.eps": (0, 1e6),
     "offload.fraction": (1e-9, 1),
-    "offload.delayed_after": (0, 1e9),
+    "offload.delayed_after": (0, 1e6),
     "offload.block_bytes": (4096, 2**30),
     "offload.buffers": (8, 65536),
     "offload.depth": (1, 256),

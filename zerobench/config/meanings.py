@@ -124,7 +124,11 @@ KEYS: dict[str, tuple[str, str]] = {
     "precision.interval": ("steps", "without overflow after which the scale grows"),
     "precision.minimum_scale": ("", "least scale"),
     "measure.steps": ("steps", "measured in each pass"),
-    "measure.warmup": ("steps", "unmeasured ones before; at least 2, so that optimizer states exist"),
+    "measure.warmup": (
+        "steps",
+        "unmeasured ones before; at least 2, so that optimizer states exist; with offload.delayed at least"
+        " offload.delayed_after + 1",
+    ),
     "measure.repeats": ("launches", "per cell, interleaved with the other cells'; from 3 on there is an interval"),
     "measure.passes": ("", "both, timed (no bytes, no volumes) or accounted (no times)"),
     "measure.trace": ("", "one more pass tells how much communication is hidden behind computation"),

@@ -43,6 +43,13 @@ class Offload(Axis):
         return None
 
     @property
+    def settles_after(self) -> int:
+        """Number of steps before the first that every later one is like. The step after the last update on time makes
+        none: its gradients are kept for the next.
+        """
+        return 0 if self.exact_steps is None else self.exact_steps + 1
+
+    @property
     def label(self) -> str:
         """The choice as on a command line: "offload=cpu"."""
         return "" if self.name == "none" else f"offload={self.name}"

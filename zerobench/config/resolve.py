@@ -239,7 +239,7 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
 
 
 def _resolve_training(draft: Config, problems: list[str]) -> None:
-    """The optimizer, the precision, clipping; and the tiers that follow from the strategy."""
+    """The optimizer, the precision, clipping; the tiers that follow from the strategy, and the warm-up they take."""
     optimizer, strategy = draft.optimizer, draft.strategy.name
     updated_by = "cuda" if draft.device == "cuda" and not draft.offload.updates_on_host else "cpu"
     if optimizer.implementation == "auto":
@@ -248,6 +248,8 @@ def _resolve_training(draft: Config, problems: list[str]) -> None:
     draft.precision = draft.precision.resolved(strategy, updated_by)
     problems += draft.precision.problems(strategy)
     draft.offload = draft.offload.resolved(strategy)
+    # Measured steps are alike: updates that become late do so before the first of them.
+    draft.measure.warmup = max(draft.measure.warmup, draft.offload.settles_after)
     if draft.clip is not None and not 0 < draft.clip < math.inf:
         problems.append(f"clip={draft.clip:g}: a norm to clip at must be above 0 and finite; null clips nothing")
     if draft.clip_norm not in NORMS:

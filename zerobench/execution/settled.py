@@ -14,10 +14,9 @@ def settled(config: CellConfig) -> CellConfig:
     """Returns the cell with one measured step, after as many as the strategy takes to settle. Updates that a run would
     delay after some steps are delayed from the second on.
     """
-    warmup = strategies.spec_of(config.strategy.name).settles_after
     if isinstance(config.offload, CpuOffload) and config.offload.delayed:
         config = replace(config, offload=replace(config.offload, delayed_after=1))
-        warmup = 2
+    warmup = max(strategies.spec_of(config.strategy.name).settles_after, config.offload.settles_after)
     return replace(config, measure=Measure(steps=1, warmup=warmup, passes="both", events=config.measure.events))
 
 

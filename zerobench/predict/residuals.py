@@ -6,10 +6,12 @@ the engine; the column `unexplained` of a run is empty where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from ..records import COLLECTIVES, LINKS, STATES, MemoryRow, RunRow, TrafficRow
+from ..records import COLLECTIVES, LINKS, STATES, LineRow, MemoryRow, RunRow, TrafficRow
 from ..theory.groups import Moved
+from ..theory.replay.states import Prediction
 
 STATES_SHARE = 0.01
 """Relative to a prediction: a gradient may exist beside another for a moment, and order decides which two."""
@@ -20,8 +22,15 @@ LINKS_SHARE = 0.05
 OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
 """Kernels' scratch: a fraction of the peak, and at least so many bytes."""
 
+IMPOSSIBLE = "which cannot be: the ledger counts memory that the allocator does not hold, so it has missed a free"
+"""Said of an outside_ledger_bytes that is far below 0."""
+
 KEPT_BYTES = 4 * 1024
-"""Flags and scalars that live as long as the engine and that nothing labels."""
+"""Flags and scalars that live as long as the engine and that nothing labels; also of what a few steps leave behind."""
+
+TIMED_SHARE = {True: 0.01, False: 0.15}
+"""Fraction of the peak by which the passes of one run may differ: ours, and a peer, whose libraries free in threads.
+FSDP2 over gloo holds one or two units' gradients more in the timed pass."""
 
 HEAP_BYTES = {"fp32": 4 * 2**20}
 HEAP_BYTES_ELSE = 16 * 2**20
@@ -34,31 +43,49 @@ OWN_DATA = ("text", "synthetic")
 """Data that keep nothing outside of torch; a user's may."""
 
 
-def unexplained(
-    row: RunRow, memory: Iterable[MemoryRow], traffic: Iterable[TrafficRow], steps: int, parts: Mapping[str, Moved],
-    kept: str,
-) -> str:  # fmt: skip
-    """Returns sentences on a finished run, joined by "; ". `traffic`: of one rank; `parts`: theory's traffic by
-    collective;
-    `kept`: the largest storage of kept_bytes, in words.
+@dataclass(frozen=True)
+class Accounted:
+    """The accounted pass: `memory` of all ranks, `traffic` of the rank with most, over `steps`. `kept`: the largest
+    storage of kept_bytes, in words; `lines`: of the rank with most of growth_bytes.
     """
-    mine = [one for one in traffic if not one.control]
+
+    memory: list[MemoryRow]
+    traffic: list[TrafficRow]
+    steps: int
+    kept: str
+    lines: list[LineRow]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Prediction of the run: the states, and the traffic by collective; nothing for a peer."""
+
+    states: Prediction | None = None
+    parts: Mapping[str, Moved] = field(default_factory=dict)
+
+
+def unexplained(row: RunRow, seen: Accounted, expected: Expected) -> str:
+    """Returns sentences on a finished run, joined by "; "."""
+    mine = [one for one in seen.traffic if not one.control]
     sentences = [
-        *_states(row, list(memory)), *_activations(row), *_traffic(row, mine, steps, parts), *_links(row),
-        *_witnesses(row, kept),
+        *_states(row, seen.memory, expected.states), *_activations(row),
+        *_traffic(row, mine, seen.steps, expected.parts), *_links(row),
+        *_allocator(row), *_growth(row, seen.lines), *_witnesses(row, seen.kept),
         *(f"{one.operator}: an operator that is not counted" for one in mine if not one.known),
     ]  # fmt: skip
     return "; ".join(dict.fromkeys(sentences))
 
 
-def _states(row: RunRow, memory: list[MemoryRow]) -> Iterator[str]:
+def _states(row: RunRow, memory: list[MemoryRow], expected: Prediction | None) -> Iterator[str]:
     where = {"states": "device", "host_states": "host"}
     for name, tier in where.items():
         measured, predicted = getattr(row, f"{name}_bytes"), getattr(row, f"predicted_{name}_bytes")
         if measured is None or predicted is None or abs(measured - predicted) <= STATES_SHARE * predicted:
             continue
         where_of = " in host memory" * (tier == "host")
-        yield f"{_category(memory, tier)}: {_off(measured, predicted)} in the states{where_of}"
+        parts = expected.at_most_states(tier) if expected else {}
+        category = _category(memory, tier, parts, above=measured > predicted)
+        yield f"{category}: {_off(measured, predicted)} in the states{where_of}"
 
 
 def _activations(row: RunRow) -> Iterator[str]:
@@ -67,11 +94,15 @@ def _activations(row: RunRow) -> Iterator[str]:
         yield f"activations: {_off(measured, predicted)}, which the model needs by itself"
 
 
-def _category(memory: list[MemoryRow], tier: str) -> str:
-    """Returns the category that is furthest from its prediction; "states" where theory has none for categories."""
-    mine = [m for m in memory if (m.phase, m.tier) == ("step", tier) and m.category in STATES]
-    off = {m.category: abs(m.max_bytes - m.predicted_bytes) for m in mine if m.predicted_bytes is not None}
-    return max(off, key=lambda name: off[name], default="states")
+def _category(memory: list[MemoryRow], tier: str, expected: Mapping[str, int], above: bool) -> str:
+    """Returns the category that explains most of the states' deviation where their sum is largest, on that rank, at
+    that instant; "states" where theory has none for categories.
+    """
+    mine = [m for m in memory if (m.phase, m.tier) == ("step", tier)]
+    fullest = max((m for m in mine if m.category == "states"), key=lambda m: m.max_bytes, default=None)
+    parts = {m.category: m.at_states_peak_bytes or 0 for m in mine if fullest and m.rank == fullest.rank}
+    off = {name: parts[name] - expected[name] for name in STATES if name in parts and name in expected}
+    return max(off, key=lambda name: off[name] if above else -off[name], default="states")
 
 
 def _traffic(row: RunRow, traffic: list[TrafficRow], steps: int, parts: Mapping[str, Moved]) -> Iterator[str]:
@@ -101,11 +132,32 @@ def _size(part: Moved, name: str) -> float:
     return part.volume if name == "volume" else part.within + part.between
 
 
-def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
-    outside, peak = row.outside_ledger_bytes, row.allocator_peak_bytes
+def _allocator(row: RunRow) -> Iterator[str]:
+    """Yields disagreements with the allocator's total, in either direction, and between its totals of two passes."""
+    outside, peak, timed = row.outside_ledger_bytes, row.allocator_peak_bytes, row.timed_allocator_peak_bytes
     ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
-    if ours and outside is not None and peak is not None and outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * peak):
+    if peak is None:
+        return
+    if ours and outside is not None and outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
+    # arrays of numpy and a loader's shared memory, which inputs may be made of, are in no allocator
+    if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):
+        yield f"outside the ledger: {outside:,} B, {IMPOSSIBLE}"
+    if timed is not None and timed - peak > max(OUTSIDE_BYTES, TIMED_SHARE[ours] * peak):
+        yield f"timed pass: {timed - peak:,} B above the allocator's peak of {peak:,} B in the accounted pass"
+
+
+def _growth(row: RunRow, lines: list[LineRow]) -> Iterator[str]:
+    if row.growth_bytes is None or row.growth_bytes <= KEPT_BYTES:
+        return
+    grown = max((one for one in lines if one.at == "growth"), key=lambda one: one.bytes, default=None)
+    made = f", most of it made at {grown.source}" if grown and grown.source else ""
+    category = grown.category if grown else "growth"
+    yield f"{category}: {row.growth_bytes:,} B more after the measured steps than before them{made}"
+
+
+def _witnesses(row: RunRow, kept: str) -> Iterator[str]:
+    ours, peak = row.predicted_states_bytes is not None, row.allocator_peak_bytes
     if row.kept_bytes is not None and row.kept_bytes > KEPT_BYTES:
         yield f"kept from step to step: {row.kept_bytes:,} B, {kept}"
     most = HEAP_BYTES.get(row.precision, HEAP_BYTES_ELSE) + HEAP_SHARE * (peak or 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..records import CATEGORIES, STATES, TIERS
+from ..records import BETWEEN, CATEGORIES, STATES, TIERS
 from ..zero import labels
 from .history import Interval
 from .ledger_maxima import ASIDE, INSTANTS, Births, Event, Extremes, Instant, StorageRecord, thin_out
@@ -77,6 +77,8 @@ class IntervalSums:
             best_at = number if best.see(on_device) else best_at
             states_at = number if best.states > before else states_at
             instants.append(self._instant(number, event, interval.began, replay, whole))
+        if whole == "step":
+            self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)
         best.see_births(births.end())
         if best_at >= 0:
             best.alive = alive_after(interval, best_at)

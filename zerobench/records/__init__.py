@@ -9,17 +9,32 @@ from __future__ import annotations
 
 from .event_row import EVENTS, OF_STORAGES, EventRow
 from .long_rows import LineRow, MemoryRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from .names import ALLOCATOR, CATEGORIES, COLLECTIVES, LINKS, PHASES, SCHEMA_VERSION, STATES, TIERS
+from .names import (
+    ALLOCATOR,
+    BETWEEN,
+    BETWEEN_STEPS,
+    CATEGORIES,
+    COLLECTIVES,
+    LINKS,
+    PHASE_PEAKS,
+    PHASES,
+    SCHEMA_VERSION,
+    STATES,
+    TIERS,
+)
 from .run_row import RunRow, SearchRow
 
 __all__ = [
     "ALLOCATOR",
+    "BETWEEN",
+    "BETWEEN_STEPS",
     "CATEGORIES",
     "COLLECTIVES",
     "EVENTS",
     "LINKS",
     "OF_STORAGES",
     "PHASES",
+    "PHASE_PEAKS",
     "SCHEMA_VERSION",
     "STATES",
     "TIERS",

@@ -60,7 +60,8 @@ class MemoryRow:
     rank: int
     """The rank that measured it, from 0."""
     phase: str
-    """init (before the first step), forward, backward, update, or step: the whole step."""
+    """init (before the first step), data, forward, backward, update, between (the instants at which steps end), or
+    step: the whole step."""
     category: str
     """A category of the ledger, total, states, or a figure of the allocator."""
     at_peak_bytes: int | None

@@ -17,8 +17,17 @@ CPU's the first and outside_ledger alone."""
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "other")
 """Parts of the volume: logical collectives where the engine names them, physical ones elsewhere."""
 
-PHASES = ("init", "data", "forward", "backward", "update", "step")
-"""Phases in their order: init before the first step, then those of a step, and the step as a whole."""
+BETWEEN = "between"
+"""The instants at which measured steps end: what lives then lives between steps."""
+
+PHASES = ("init", "data", "forward", "backward", "update", BETWEEN, "step")
+"""Phases in their order: init before the first step, then those of a step, its end, and the step as a whole."""
+
+BETWEEN_STEPS = tuple(f"between_steps_{category}_bytes" for category in CATEGORIES)
+"""Columns of runs on what lives between steps."""
+
+PHASE_PEAKS = tuple(f"{phase}_peak_bytes" for phase in ("forward", "backward", "update"))
+"""Columns of runs on the peak of each phase."""
 
 TIERS = ("device", "host", "nvme")
 """Where bytes lie. A table's figures are the device's where none is named."""

@@ -47,7 +47,9 @@ class RunAllocator(RunMemory):
     heap_bytes: int | None = None
     """Memory that is not torch's: what malloc has handed out beyond torch's allocator at the end of a measured step of
     the accounted pass, less the same before the model was built. numpy's arrays, C libraries'; some KiB of Python's.
-    Without the buffers that MKL keeps for its matrix products."""
+    Without the buffers that MKL keeps for its matrix products, and without memory that is not malloc's: files and
+    anonymous memory of mmap, shared memory."""
     outside_ledger_bytes: int | None = None
     """The allocator's peak in a step of the accounted pass less the ledger's in the same memory: what kernels,
-    libraries and their threads take, on CUDA the allocator's rounding. Of several ranks the most."""
+    libraries and their threads take, on CUDA the allocator's rounding. Of several ranks the one furthest from 0; far
+    below 0 it cannot be: the ledger has missed that memory was freed."""

@@ -45,6 +45,28 @@ class RunMemory(RunSetting):
     """Batches and the model's buffers at their own maximum."""
     max_temporary_bytes: int | None = None
     """All else at its own maximum."""
+    between_steps_parameters_bytes: int | None = None
+    """Parameters that live when a measured step ends, at most over the steps and the ranks."""
+    between_steps_gradients_bytes: int | None = None
+    """Gradients that live when a measured step ends."""
+    between_steps_master_bytes: int | None = None
+    """fp32 master weights that live when a measured step ends."""
+    between_steps_optimizer_bytes: int | None = None
+    """Optimizer states that live when a measured step ends."""
+    between_steps_communication_bytes: int | None = None
+    """Communication buffers that live when a measured step ends."""
+    between_steps_activations_bytes: int | None = None
+    """Activations that live when a measured step ends: the loss, and outputs that a module keeps."""
+    between_steps_inputs_bytes: int | None = None
+    """Batches and the model's buffers that live when a measured step ends."""
+    between_steps_temporary_bytes: int | None = None
+    """All else that lives when a measured step ends."""
+    forward_peak_bytes: int | None = None
+    """Largest sum of live bytes at any instant of the measured steps' forwards, on the rank where it is largest."""
+    backward_peak_bytes: int | None = None
+    """Largest sum of live bytes in their backwards."""
+    update_peak_bytes: int | None = None
+    """Largest sum of live bytes in their updates."""
     predicted_activations_bytes: int | None = None
     """Of max_activations_bytes: the part that the model needs without an engine; None where it cannot be predicted."""
     growth_bytes: int | None = None

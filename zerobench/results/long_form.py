@@ -92,7 +92,7 @@ def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def _of_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
-    values = runs.loc[:, list(wanted)].astype("float64").assign(run_id=runs["run_id"])
+    values = pd.concat([runs[["run_id"]], runs.loc[:, list(wanted)].astype("float64")], axis="columns")
     return values.melt("run_id", var_name="metric", value_name="value").assign(rank=None)
 
 

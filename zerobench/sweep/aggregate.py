@@ -14,8 +14,9 @@ from ..config.world import has_times
 from ..host.environment import SIMULATED
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
+from ..predict.residuals import Expected
 from ..rank_record import RankRecord
-from ..records import CATEGORIES, COLLECTIVES, LINKS, MemoryRow, RunRow, StepRow, TrafficRow
+from ..records import BETWEEN, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS, MemoryRow, RunRow, StepRow, TrafficRow
 from ..strategies import predicts
 from .aggregate_theory import join_others, join_theory, join_transport, join_unexplained
 
@@ -60,10 +61,11 @@ def join(row: RunRow, config: CellConfig, records: list[RankRecord], theory: boo
         _join_gpu(row, timed)
         _join_trace(row, traced)
 
+    expected = Expected()
     if theory and predicts(config.strategy.values()):
-        join_theory(row, config, schedule, memory, (accounted or timed)[0])
+        expected = join_theory(row, config, schedule, memory, (accounted or timed)[0])
     if theory and accounted:
-        join_unexplained(row, config, schedule, accounted)
+        join_unexplained(row, config, accounted, expected)
     of_accounted = ("memory", "tensors", "lines", "traffic", "timeline", "events")
     tables = {name: [one for record in accounted for one in getattr(record, name)] for name in of_accounted}
     return {"steps": [step for record in records for step in record.steps], **tables}
@@ -85,7 +87,8 @@ def _join_accounted(row: RunRow, config: CellConfig, accounted: list[RankRecord]
 
 
 def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
-    whole = [m for m in memory if m.phase == "step" and m.tier == "device"]
+    on_device = [m for m in memory if m.tier == "device"]
+    whole = [m for m in on_device if m.phase == "step"]
     worst = max((m for m in whole if m.category == "total"), key=lambda m: m.max_bytes)
     row.peak_bytes = worst.max_bytes
     row.states_bytes = max(m.max_bytes for m in whole if m.category == "states")
@@ -93,16 +96,25 @@ def _join_memory(row: RunRow, memory: list[MemoryRow]) -> None:
         mine = [m for m in whole if m.category == category]
         setattr(row, f"max_{category}_bytes", max(m.max_bytes for m in mine))
         setattr(row, f"peak_{category}_bytes", next(m.at_peak_bytes for m in mine if m.rank == worst.rank))
+        setattr(row, f"between_steps_{category}_bytes", _most(on_device, BETWEEN, category))
+    for column in PHASE_PEAKS:
+        setattr(row, column, _most(on_device, column.removesuffix("_peak_bytes"), "total"))
     host, files = ([m for m in memory if m.phase == "step" and m.tier == tier] for tier in ("host", "nvme"))
     host_peaks = {m.rank: m.max_bytes for m in host if m.category == "total"}
     row.host_peak_bytes, row.host_peak_all_bytes = (
         max(host_peaks.values(), default=0),
         _fullest_node(row, host_peaks),
     )
-    row.host_states_bytes = max((m.max_bytes for m in host if m.category == "states"), default=0)
-    row.nvme_bytes = max((m.max_bytes for m in files if m.category == "total"), default=0)
-    row.allocator_peak_bytes = max((m.max_bytes for m in whole if m.category == "allocated"), default=None)
-    row.outside_ledger_bytes = max((m.max_bytes for m in whole if m.category == "outside_ledger"), default=None)
+    row.host_states_bytes = _most(host, "step", "states") or 0
+    row.nvme_bytes = _most(files, "step", "total") or 0
+    row.allocator_peak_bytes = _most(whole, "step", "allocated")
+    outside = [m.max_bytes for m in whole if m.category == "outside_ledger"]
+    row.outside_ledger_bytes = max(outside, key=abs, default=None)
+
+
+def _most(memory: list[MemoryRow], phase: str, category: str) -> int | None:
+    """Returns the largest maximum of any rank; None without such a row."""
+    return max((m.max_bytes for m in memory if (m.phase, m.category) == (phase, category)), default=None)
 
 
 def _fullest_node(row: RunRow, peaks: dict[int, int]) -> int:

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from ..config.cell import CellConfig
 from ..predict.estimate import links_of, links_of_states, norms_of, training_shapes
-from ..predict.residuals import unexplained
+from ..predict.residuals import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
 from ..records import LINKS, MemoryRow, RunRow
-from ..strategies import predicts, shape_of
+from ..strategies import shape_of
 from ..theory.choices import settle
 from ..theory.control import predict_control
 from ..theory.formula import to_json
@@ -24,9 +24,9 @@ from ..theory.volume import between_nodes_formula, bounded_volume
 
 def join_theory(
     row: RunRow, config: CellConfig, schedule: Schedule, memory: list[MemoryRow], record: RankRecord
-) -> None:
+) -> Expected:
     """Fills the columns of states, traffic, control and links, and the memory table's predictions, for DDP and our
-    stages.
+    stages; returns what `unexplained` is told against.
     """
     shapes, groups = training_shapes(config), config.groups
     strategy, tiers = shape_of(config.strategy.values()), config.offload.theory_shape()
@@ -62,6 +62,7 @@ def join_theory(
             m.predicted_bytes = prediction.of_category(m.category, m.tier)
         if (m.phase, m.tier, m.category) == ("step", "device", "activations"):
             m.predicted_bytes = record.own_activation_bytes
+    return Expected(prediction, predict_parts(strategy, schedule, row.world_size, groups, shapes[1]))
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
@@ -76,18 +77,17 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
 
 
-def join_unexplained(row: RunRow, config: CellConfig, schedule: Schedule, accounted: list[RankRecord]) -> None:
+def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord], expected: Expected) -> None:
     """Fills `unexplained`, for traffic of the rank with most, as the volume is, and for memory of all ranks."""
-    parts = {}
-    if predicts(config.strategy.values()):
-        shapes = training_shapes(config)[1]
-        strategy, groups = shape_of(config.strategy.values()), config.groups
-        parts = predict_parts(strategy, schedule, row.world_size, groups, shapes)
+
+    def most(name: str) -> RankRecord:
+        return max(accounted, key=lambda record: record.process_memory.get(name) or 0)
+
     moved = [[t for t in record.traffic if t.kind not in LINKS] for record in accounted]
     busiest = max(moved, key=lambda traffic: sum(t.volume_elements for t in traffic if not t.control))
-    kept = max(accounted, key=lambda record: record.process_memory.get("kept_bytes") or 0).kept
     memory = [m for record in accounted for m in record.memory]
-    row.unexplained = unexplained(row, memory, busiest, config.measure.steps, parts, kept)
+    kept, lines = most("kept_bytes").kept, most("growth_bytes").lines
+    row.unexplained = unexplained(row, Accounted(memory, busiest, config.measure.steps, kept, lines), expected)
 
 
 def join_transport(row: RunRow, accounted: list[RankRecord], steps: int) -> None:

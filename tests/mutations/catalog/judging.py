@@ -11,8 +11,10 @@ BUDGET_REPORTS = "tests/unit/test_budget_reports.py"
 APART = "tests/unit/test_apart.py"
 COMPARISON = "tests/unit/test_comparison.py"
 PARITY = "tests/unit/test_parity.py"
+PLANTED = "tests/faults/test_planted.py"
 PLUGIN = "tests/end_to_end/test_pytest_plugin.py"
 SEARCH = "tests/unit/test_search.py"
+UNEXPLAINED = "tests/unit/test_unexplained.py"
 
 MUTANTS = (
     Mutant(
@@ -38,6 +40,62 @@ MUTANTS = (
         "if abs(value - self.value) <= slack:",
         "if value - self.value <= slack:",
         (f"{BUDGET}::test_verdicts_go_both_ways",),
+    ),
+    Mutant(
+        "budget-impossible-is-better",
+        "A ledger above the allocator, which cannot be, is taken for an improvement.",
+        "zerobench/commands/budget",
+        "if metric in IMPOSSIBLE and value < min(self.value, 0) - slack:",
+        "if metric in ():",
+        (f"{BUDGET}::test_verdicts_go_both_ways",),
+    ),
+    Mutant(
+        "budget-record-below-zero-unread",
+        "A difference that was recorded below 0 is no limit when it is read.",
+        "zerobench/commands/budget",
+        'is_below_zero = metric in DIFFERENCES and text.startswith("-")',
+        "is_below_zero = False",
+        (f"{BUDGET}::test_limits_are_read_and_written",),
+    ),
+    Mutant(
+        "unexplained-ledger-above-the-allocator",
+        "A ledger above the allocator makes no sentence.",
+        "zerobench/predict/residuals.py",
+        "if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):",
+        "if False:",
+        (f"{UNEXPLAINED}::test_witnesses_that_disagree_are_named_for_peers_too",),
+    ),
+    Mutant(
+        "unexplained-timed-pass-above",
+        "What the timed pass alone keeps makes no sentence.",
+        "zerobench/predict/residuals.py",
+        "if timed is not None and timed - peak > max(",
+        "if timed is not None and peak - timed > max(",
+        (f"{UNEXPLAINED}::test_witnesses_that_disagree_are_named_for_peers_too",),
+    ),
+    Mutant(
+        "unexplained-growth",
+        "What some of the steps leave behind makes no sentence.",
+        "zerobench/predict/residuals.py",
+        "*_growth(row, seen.lines), ",
+        "",
+        (f"{PLANTED}::test_a_planted_mistake_is_seen_and_named[a leak on every 4th step]",),
+    ),
+    Mutant(
+        "unexplained-category-of-any-instant",
+        "The category of a deviation is found at each category's own maximum, not where the states are largest.",
+        "zerobench/predict/residuals.py",
+        "m.category: m.at_states_peak_bytes or 0 for m in mine",
+        "m.category: m.max_bytes for m in mine",
+        (f"{UNEXPLAINED}::test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_rank",),
+    ),
+    Mutant(
+        "unexplained-category-of-any-rank",
+        "The category of a deviation is found on another rank than that with the largest states.",
+        "zerobench/predict/residuals.py",
+        "if fullest and m.rank == fullest.rank}",
+        "if fullest}",
+        (f"{UNEXPLAINED}::test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_rank",),
     ),
     Mutant(
         "budget-missing-cell-passes",

@@ -21,6 +21,30 @@ TRAINING_CHECK = "tests/distributed/test_training_check.py"
 
 MUTANTS = (
     Mutant(
+        "between-steps-not-seen",
+        "What lives when a step ends is not recorded, so that a kept output moves no figure.",
+        "zerobench/probes/interval_sums.py",
+        "self.extremes.setdefault(BETWEEN, Extremes()).see(on_device)",
+        "pass",
+        (f"{PLANTED}::test_a_planted_mistake_is_seen_and_named[outputs kept until the next forward]",),
+    ),
+    Mutant(
+        "outside-of-the-largest-rank",
+        "A rank whose ledger is above the allocator is hidden by one with scratch of kernels.",
+        "zerobench/sweep/aggregate.py",
+        "max(outside, key=abs, default=None)",
+        "max(outside, default=None)",
+        (f"{JOIN}::test_memory_is_that_of_the_fullest_rank",),
+    ),
+    Mutant(
+        "measured-before-updates-are-late",
+        "The step at which updates become late, which gathers nothing, is one of the measured steps.",
+        "zerobench/config/resolve.py",
+        "max(draft.measure.warmup, draft.offload.settles_after)",
+        "draft.measure.warmup",
+        (f"{PLANTED}::test_an_honest_run_has_nothing_unexplained",),
+    ),
+    Mutant(
         "ledger-resize-not-seen",
         "Memory that a storage is given anew by resize_ is not counted.",
         "zerobench/probes",

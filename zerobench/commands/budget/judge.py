@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from ...config.cell import CellConfig
-from ...records import CATEGORIES, COLLECTIVES
+from ...records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, PHASE_PEAKS
 from ...sizes import parse_bytes, show_bytes
 from .line_table import Lines
 from .lines import Place, categories_of, largest_lines, lines_behind
@@ -34,7 +34,7 @@ BETWEEN = ("within_nodes_bytes", "between_nodes_bytes")
 SHARES = ("quantized_gather_share", "quantized_reduction_share")
 RECORDED = (
     "peak_bytes", "growth_bytes", "allocator_peak_bytes", "outside_ledger_bytes", "heap_bytes", "states_bytes", *MAXIMA,
-    *ELSEWHERE, *FILES,
+    *BETWEEN_STEPS, *PHASE_PEAKS, *ELSEWHERE, *FILES,
     "volume_psi", *PARTS, "wire_bytes", *BETWEEN, "control_bytes", *SHARES,
 )  # fmt: skip
 """Metrics that repeat exactly; the default of `record`."""
@@ -81,6 +81,12 @@ WHERE_READABLE = ("loopback_bytes",)
 SLACK = {"allocator_peak_bytes": 64 * 1024, "outside_ledger_bytes": 64 * 1024, "heap_bytes": 2 * 2**20}
 """Absolute slack in bytes: libraries' threads allocate at varying times."""
 
+DIFFERENCES = ("growth_bytes", "outside_ledger_bytes")
+"""Metrics that may be below 0, the latter by some bytes alone."""
+
+IMPOSSIBLE = {"outside_ledger_bytes": "the ledger counts memory that the allocator does not hold"}
+"""Metric -> the meaning of a value that is far below 0, which is no improvement."""
+
 OF_KERNELS = ("allocator_peak_bytes", "timed_allocator_peak_bytes", "outside_ledger_bytes")
 """Metrics that hold the scratch of kernels, of which each processor has its own: oneDNN's for bf16 take 150 KiB more
 where there are AMX tiles.
@@ -106,6 +112,8 @@ class Limit:
         """Returns ok, regression or improvement."""
         relative = self.tolerance if metric.endswith("_bytes") else max(self.tolerance, ROUNDING)
         slack = max(relative * abs(self.value), SLACK.get(metric, 0))
+        if metric in IMPOSSIBLE and value < min(self.value, 0) - slack:
+            return "regression"
         if self.bound:
             crossed = value > self.value + slack if self.bound == "<=" else value < self.value - slack
             return "regression" if crossed else "ok"
@@ -140,13 +148,19 @@ def parse_limit(metric: str, text: Any) -> Limit:
     if found is None or isinstance(text, bool):
         raise ValueError(wrong)
     try:
-        value = float(parse_bytes(found[2])) if metric.endswith("_bytes") else float(found[2])
+        value = _parse_bytes(metric, found[2]) if metric.endswith("_bytes") else float(found[2])
         tolerance = float(found[3] or 0) / 100
     except ValueError as error:
         raise ValueError(wrong) from error
     if not math.isfinite(value):
         raise ValueError(wrong)
     return Limit(value, found[1] or "", tolerance)
+
+
+def _parse_bytes(metric: str, text: str) -> float:
+    """Parses a size; that of a difference may be below 0."""
+    is_below_zero = metric in DIFFERENCES and text.startswith("-")
+    return -float(parse_bytes(text[1:])) if is_below_zero else float(parse_bytes(text))
 
 
 def held_elsewhere(limits: dict[str, Limit]) -> dict[str, Limit]:
@@ -194,6 +208,8 @@ def judge_cell(
         if verdict != "ok":
             moved, places = _by_line(metric, limit, float(value), lines or {}, row.get("lines") or {})
             moved = what_moved(metric, limits, row, largest) + moved
+            if float(value) < 0 and metric in IMPOSSIBLE:
+                moved = f"; {IMPOSSIBLE[metric]}"
             sentence = _explain(cell, metric, limit, float(value), moved)
             findings.append(Finding(verdict, cell, metric, sentence, places))
     return findings

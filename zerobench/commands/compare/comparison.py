@@ -21,7 +21,7 @@ import pandas as pd
 
 from ...config.names import differences, show_value
 from ...host.environment import SIMULATED
-from ...records import CATEGORIES, COLLECTIVES, LINKS
+from ...records import BETWEEN_STEPS, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS
 from .measured import Measured, Row, match, measured
 from .noise_floor import NoiseFloor, environment_of, lookup
 from .paired import Effect, Pair, effects, pair_up
@@ -40,11 +40,11 @@ ORIGIN = ("source_hash", "commit", "torch_version", "device_class", "processor",
 
 EXACT = (
     "psi", "peak_bytes", "growth_bytes", "states_bytes", *(f"max_{name}_bytes" for name in CATEGORIES),
-    "host_peak_bytes", "nvme_bytes", *(f"{link}_bytes" for link in LINKS),
+    *BETWEEN_STEPS, *PHASE_PEAKS, "host_peak_bytes", "nvme_bytes", *(f"{link}_bytes" for link in LINKS),
     "volume_psi", *(f"volume_{name}_psi" for name in COLLECTIVES), "payload_bytes", "wire_bytes", "within_nodes_bytes",
     "between_nodes_bytes", "control_bytes", "quantized_gather_share", "quantized_reduction_share",
 )  # fmt: skip
-SINCE = ("growth_bytes",)
+SINCE = ("growth_bytes", *BETWEEN_STEPS, *PHASE_PEAKS)
 """Exact metrics that older tables do not have, where they say nothing."""
 
 ROUGH = (

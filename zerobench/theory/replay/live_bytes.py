@@ -19,6 +19,8 @@ class Replay:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     highest: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     most: int = 0
+    at_most: dict[str, int] = field(default_factory=dict)
+    """The sums when all together were most."""
     host: Replay | None = None
     """Live bytes of host memory in the same events; None where nothing leaves the device."""
     files: int = 0
@@ -29,7 +31,8 @@ class Replay:
         self.totals[category] += size - self.live.get((category, name), 0)
         self.live[category, name] = size
         self.highest[category] = max(self.highest[category], self.totals[category])
-        self.most = max(self.most, sum(self.totals.values()))
+        if (together := sum(self.totals.values())) > self.most:
+            self.most, self.at_most = together, dict(self.totals)
 
     def drop(self, category: str, name: Any) -> None:
         """Frees `name`."""

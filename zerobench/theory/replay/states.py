@@ -16,22 +16,29 @@ FULL = PrecisionShape()
 
 @dataclass
 class Prediction:
-    """Bytes on the fullest rank. `states_bytes`: largest sum over time; `highest`: each category's own maximum.
+    """Bytes on the fullest rank. `states_bytes`: largest sum over time; `highest`: each category's own maximum;
+    `at_most`: the categories at the instant of the largest sum.
 
-    `host_bytes`, `host_highest`: these of host memory. `file_bytes`: of files.
+    `host_bytes`, `host_highest`, `host_at_most`: these of host memory. `file_bytes`: of files.
     """
 
     states_bytes: int
     highest: dict[str, int]
+    at_most: dict[str, int]
     host_bytes: int = 0
     file_bytes: int = 0
     host_highest: dict[str, int] = field(default_factory=dict)
+    host_at_most: dict[str, int] = field(default_factory=dict)
 
     def of_category(self, category: str, tier: str = "device") -> int | None:
         """The expected maximum of `category`, or None where theory says nothing."""
         if tier == "host":
             return self.host_bytes if category == "states" else self.host_highest.get(category)
         return self.states_bytes if category == "states" else self.highest.get(category)
+
+    def at_most_states(self, tier: str = "device") -> dict[str, int]:
+        """Returns the expected parts of the states' maximum, by category."""
+        return self.host_at_most if tier == "host" else self.at_most
 
 
 def predict_states(
@@ -47,5 +54,5 @@ def predict_states(
         replay.files = 0
         strategy.theory.replay(replay, strategy, schedule, groups, optimizer, precision, **more)
     if host is None:
-        return Prediction(replay.most, replay.highest, file_bytes=replay.files)
-    return Prediction(replay.most, replay.highest, host.most, replay.files, host.highest)
+        return Prediction(replay.most, replay.highest, replay.at_most, file_bytes=replay.files)
+    return Prediction(replay.most, replay.highest, replay.at_most, host.most, replay.files, host.highest, host.at_most)
