@@ -56,6 +56,7 @@ Verbs:
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
   zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
+  zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
@@ -100,6 +101,7 @@ VERBS = {
     "replay": "replay.command",
     "export": "export.command",
     "report": "report.command",
+    "plot": "plot",
     "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",
