@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from zerobench.plots.marks import absent, bars, show
+from zerobench.plots.marks import absent, bars, show, split
 from zerobench.plots.names import Rows
 from zerobench.plots.style import PHASES, Fills, number, stack
 
@@ -61,12 +61,6 @@ def _known(axes: Axes, place: int, cell: Any, columns: Mapping[str, str], unit: 
     if not known:
         absent(axes, place, "not measured")
     return known
-
-
-def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """Splits a whole in the proportions of the parts: medians of parts do not add up to the median of the whole."""
-    total = sum(parts.values())
-    return {name: whole * part / total for name, part in parts.items()} if total else {}
 
 
 def highest(results_runs: pd.DataFrame, columns: Mapping[str, str]) -> float:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.figure import Figure
 
 from zerobench.plots.page import SETTINGS, add_page_options, page_of
-from zerobench.plots.panels import MOST_PANELS
-from zerobench.plots.style import learn_colors
-from zerobench.results.conditions import add_options
-from zerobench.results.selection import chosen
-from zerobench.results.tables import Results, load
+from zerobench.plots.script import add_figure_options, save_figure
 
 mpl.rcParams.update(SETTINGS)  # a script's process draws nothing but its figures
 
@@ -54,26 +48,11 @@ def script(name: str, doc: str | None, draw: Callable[..., Figure], arguments: l
     default = REFERENCE / FIGURES[name]
     words = f"results folders, runs or collections; `zerobench experiment={FIGURES[name]}` makes some"
     parser.add_argument("runs", nargs="*", default=[default], type=Path, help=f"{words} (default: {default})")
-    add = parser.add_argument
-    add("--out", type=Path, default=FIGURES_OUT, help="folder for figures (default: %(default)s)")
-    add("--panels", type=_positive, default=MOST_PANELS, help="panels drawn at most (default: %(default)s)")
-    for add_to in (add_page_options, add_options, *more):
+    add_figure_options(parser, FIGURES_OUT)
+    for add_to in more:
         add_to(parser)
     options = vars(parser.parse_args(arguments))
-    runs, out, page = options.pop("runs"), options.pop("out"), page_of(options)
-    try:
-        results, left_out = chosen(load_all(runs), options.pop("where"), options.pop("all"))
-        if left_out:
-            print(f"{name}.py: {left_out}", file=sys.stderr)
-        if results.runs.empty:
-            raise ValueError(f"no runs in {', '.join(map(str, runs))}")
-        learn_colors(results, runs)
-        with page.used():
-            page.save(draw(results, **options), out, name)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"{name}.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return save_figure(f"{name}.py", name, draw, options.pop("runs"), options)
 
 
 def folder_script(
@@ -102,20 +81,3 @@ def folder_script(
     if also is not None:
         also(found, out)
     return 0
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of panels; give 1 or more")
-    return int(text)
-
-
-def load_all(paths: Sequence[Path]) -> Results:
-    """The tables of all folders below one another, less what stands in two of them."""
-    parts = {path.resolve(): load(path) for path in paths}.values()
-    tables = {}
-    for field in fields(Results):
-        frames = [getattr(part, field.name) for part in parts]
-        filled = [frame for frame in frames if len(frame)]
-        tables[field.name] = pd.concat(filled, ignore_index=True).drop_duplicates() if filled else frames[0]
-    return Results(**tables)

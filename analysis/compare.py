@@ -28,10 +28,10 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.common import load_all
 from analysis.ratios import METRICS, ratios_of, source, table
 from zerobench.plots.page import add_page_options, key, page_of, sheet
 from zerobench.plots.panels import MOST_PANELS
+from zerobench.plots.script import load_all
 from zerobench.plots.style import GRAY, PURPLE, look, rule
 from zerobench.results import selection
 from zerobench.results.conditions import add_options

@@ -10,28 +10,15 @@ failed, or was not run, is drawn as such.
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from analysis.common import script
-from zerobench.plots.memory import draw
-from zerobench.sizes import parse_bytes
-
-
-def _capacity(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--capacity", type=_capacity, help="what a rank has, as in 24GiB: drawn as a line")
+from zerobench.plots.memory import add_capacity, draw
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
-    return script("memory", __doc__, draw, arguments, _options)
+    return script("memory", __doc__, draw, arguments, add_capacity)
 
 
 if __name__ == "__main__":

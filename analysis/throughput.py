@@ -13,22 +13,15 @@ more ranks than cores. A cell that failed, or that has no run where others have,
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from analysis.common import script
-from zerobench.plots.throughput import DDP, REFERENCES, draw
-
-
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--drop-from", choices=tuple(REFERENCES), default=DDP, help="what the drop is measured from (default: ddp)"
-    )
+from zerobench.plots.throughput import add_drop_from, draw
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Draws the figure. Exit code 2 where there is nothing to draw."""
-    return script("throughput", __doc__, draw, arguments, _options)
+    return script("throughput", __doc__, draw, arguments, add_drop_from)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,12 @@ LAYERS = {
 """From the bottom up, by package: what lies in it may import its own layer and those below, as long as no circle
 comes of it. Inside other packages it is enough that there is none."""
 
+OTHERS = {
+    *("torch", "numpy", "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "matplotlib", "rich", "scipy", "psutil"),
+    *("transformers", "deepspeed", "submitit", "lightning", "pytest"),
+}
+"""Packages that ours may import: what pyproject.toml requires and what that brings, then what a user may have."""
+
 Graph = dict[str, set[str]]
 
 
@@ -133,7 +139,7 @@ def circle_in(graph: Graph) -> list[str]:
 
 
 def faults_of(package: Path) -> list[str]:
-    """A sentence for each import that runs upwards, and for a circle in each package."""
+    """An error message for each import that runs upwards or leaves the package, and for a circle in each package."""
     graph, faults = graph_of(package), []
     for parent in sorted({name.rpartition(".")[0] for name in graph}):
         seen = children(graph, parent)
@@ -145,6 +151,10 @@ def faults_of(package: Path) -> list[str]:
             faults += [] if name in level else [f"{parent}.{name} has no layer in tests/test_layers.py"]
             upwards = sorted(other for other in seen[name] if level.get(other, 0) > level.get(name, 0))
             faults += [f"{parent}.{name} imports {other} from above" for other in upwards]
+    paths = modules_of(package)
+    for name, path in paths.items():
+        left = imports_of(path, package, paths) - paths.keys() - sys.stdlib_module_names - OTHERS
+        faults += [f"{name} imports {other}, which a wheel does not have" for other in sorted(left)]
     return faults
 
 
@@ -180,6 +190,11 @@ PLANTED = {
         "offload.disk: a circle",
     ),
     "a module without a layer": ("stray.py", "", "zerobench.stray has no layer"),
+    "out of the package": (
+        "plots/marks.py",
+        "def f():\n    from analysis.bars import highest",
+        "imports analysis, which",
+    ),
 }
 
 

@@ -12,12 +12,12 @@ import multiprocessing
 import os
 import sys
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
 from .cluster.job import JobError, find_job
 from .dispatch.task import JOB, leave_signals_to_task
+from .host.installed import installed_version
 from .host.pipes import patient
 from .host.signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
 from .launch import fork_server
@@ -42,7 +42,7 @@ In a job that was started elsewhere, on several machines too, one rank a process
   torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero1,zero2
 Which stage under a memory limit, with which micro-batch, accumulation and recomputing:
   zerobench experiment=memory_cap
-A sweeper of Hydra's proposes the cells, told the objective of those before (pip install 'zerobench[optuna]'):
+A sweeper of Hydra's proposes the cells, told the objective of those before (pip install hydra-optuna-sweeper):
   zerobench -m hydra/sweeper=optuna objective=tokens_per_s strategy=zero2,zero3 micro_batch="range(1,9)"
 What a command line composes to, without running it:
   zerobench strategy=zero3 --cfg job
@@ -56,6 +56,7 @@ Verbs:
   zerobench export [RUNS] --format csv|markdown|latex|parquet [...]    tables of finished runs
   zerobench export [RUNS] --format tensorboard|wandb|perfetto --out X  scalars for other programs; a trace of all ranks
   zerobench report RUNS [AFTER] [--out report.html]                    one page: verdict, figures, accounts; what moved
+  zerobench plot memory|pareto|... [RUNS ...] --out memory.pdf         a figure of finished runs
   zerobench columns [PART ...] [--table TABLE]                         what a column of the tables means, and its unit
   zerobench compare A B [--fail-on-change]                             what moved between runs or results folders
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
@@ -100,6 +101,7 @@ VERBS = {
     "replay": "replay.command",
     "export": "export.command",
     "report": "report.command",
+    "plot": "plot",
     "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",
@@ -230,16 +232,9 @@ def _help(words: list[str], extra_dirs: list[Path]) -> int:
     return 0
 
 
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # zerobench itself may run from a checkout
-        return "not installed"
-
-
 def _sweep(arguments: list[str]) -> int:
     if "--version" in arguments:  # ahead of the imports, since torch takes a second
-        print(", ".join(f"{name} {_installed(name)}" for name in VERSIONS))
+        print(", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in VERSIONS))
         return 0
     from .config.flags import only_compose, split_arguments, take_columns, unknown_flags
 

@@ -26,7 +26,7 @@ WITHIN_S = 500.0
 
 @pytest.fixture(autouse=True)
 def _plugin() -> None:
-    pytest.importorskip("submitit", reason="SLURM's plugin is not installed: pip install 'zerobench[slurm]'")
+    pytest.importorskip("submitit", reason="SLURM's plugin is not installed: pip install hydra-submitit-launcher")
 
 
 class Sweep:

@@ -95,7 +95,6 @@ def test_without_being_installed_it_says_so(checkout: dict[str, str], tmp_path: 
     assert done.stdout.startswith("zerobench not installed, torch 2."), done.stderr
 
 
-@pytest.mark.thorough
 def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     out, printed = whole
     sections = told(out)
@@ -111,31 +110,28 @@ def test_every_section_has_its_answer(whole: tuple[Path, str]) -> None:
     assert [line[3:] for line in summary.splitlines() if line.startswith("## ")] == [s.title for s in SECTIONS.values()]
 
 
-@pytest.mark.thorough
 def test_its_answers_are_right(whole: tuple[Path, str]) -> None:
     """Ours equal DDP to the bit; FSDP2 in bf16 does not, which shows that a difference is seen."""
     out, _ = whole
     tables = {name: section["table"]["rows"] for name, section in told(out).items()}
     equal = {row[0]: row[2] for row in tables["parity"]}
-    assert all("equal to the bit" in words for name, words in equal.items() if name[:4] in ("zero", "mega"))
-    assert "differ" in equal["fsdp2 N=2 b=4 bf16"]
+    assert all("equal to the bit" in words for name, words in equal.items() if name.startswith("zero"))
+    assert "differ" in equal["fsdp2 bf16"]
     runs = package.load(out).runs
     memory = runs[runs.backend == "simulated"]
-    assert set(memory.world_size) == {8, 64}
+    assert set(memory.world_size) == {8, 64}, "64 ranks: the largest"
     assert ((memory.states_bytes / memory.predicted_states_bytes - 1).abs() < 0.01).all()
     assert memory.step_s.isna().all()
     speed = [cell["run_id"] for cell in told(out)["speed"]["cells"]]
     timed = runs[runs.run_id.isin(speed)]
-    assert set(timed.strategy) == {"ddp", "zero3", "fsdp2"}
-    assert timed.groupby("strategy").size().eq(2).all(), "two launches each, in turns"
-    assert list(timed.sort_values("started").strategy) == ["ddp", "zero3", "fsdp2"] * 2
+    assert list(timed.sort_values("started").strategy) == ["ddp", "zero3"] * 2, "two launches each, in turns"
     largest = [int(row[2].replace(",", "")) for row in tables["largest"]]
-    assert largest[0] < largest[1] <= largest[2] < largest[3]
+    assert largest[0] < largest[1]
     assert all("fits" in row[6] for row in tables["largest"])
     kept = {row[0]: (float(row[1]), int(row[2])) for row in tables["tiers"] if row[2] != NONE}
     assert [paper for _, paper in kept.values()] == [16, 2]
     assert all(paper <= mine < paper + 1 for mine, paper in kept.values()), kept
-    assert sum(row[3] != NONE for row in tables["tiers"]) == 4, "steps: an arena, nothing, files, activations"
+    assert sum(row[3] != NONE for row in tables["tiers"]) == 3, "steps: an arena, files, activations"
 
 
 @pytest.mark.thorough

@@ -124,7 +124,7 @@ def test_a_launcher_of_others_works_unchanged_and_its_failures_are_rows(tmp_path
 @pytest.mark.thorough
 def test_ray_runs_cells_on_two_workers_and_a_killed_one_is_a_row(tmp_path: Path) -> None:
     if find_spec("ray") is None or find_spec("hydra_plugins.hydra_ray_launcher") is None:
-        pytest.skip("Ray's plugin is not installed: pip install 'zerobench[ray]', in an environment of its own")
+        pytest.skip("Ray's plugin is not installed: pip install hydra-ray-launcher, in an environment of its own")
     settings = ("num_cpus=2", "include_dashboard=false", "_node_ip_address=127.0.0.1")
     ray = ["hydra/launcher=ray", *(f"+hydra.launcher.ray.init.{one}" for one in settings)]
     words = ["-m", *SMALL, "strategy=ddp,zero2", "world_size=1", "results_dir=results", *ray]

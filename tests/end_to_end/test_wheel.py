@@ -1,4 +1,4 @@
-"""The wheel works elsewhere: conf/ travels inside it."""
+"""The wheel works elsewhere: conf/ and the examples travel in it, and nothing in it needs a checkout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import sys
 from pathlib import Path
 
 from tests.end_to_end.command import ROOT, SMALL
+from zerobench.commands.plot import FIGURES
+
+DRAW = f"""
+import sys
+sys.path.remove({str(ROOT)!r})  # where this environment finds the checkout
+from zerobench.cli import run
+sys.exit(max(run(["plot", name, "results/runs", "--out", name + ".pdf"]) for name in {FIGURES}))
+"""
 
 
 def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
@@ -26,3 +34,8 @@ def test_the_wheel_runs_from_another_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zerobench", "strategy=zero3", "world_size=2", *SMALL]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    draw = [sys.executable, "-c", DRAW]
+    drawn = subprocess.run(draw, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert drawn.returncode == 0, drawn.stderr
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == {*FIGURES}
+    assert (site / "share/zerobench/examples/own_strategy.py").is_file()

@@ -10,11 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from analysis import calibration, compare, disk, largest_model, table1
-from analysis.common import FIGURES, REFERENCE, load_all
+from analysis.common import FIGURES, REFERENCE
 from tests.figure_faults import faults, texts_of
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.disk import load_disk_calibration
 from zerobench.plots.page import Page, settle
+from zerobench.plots.script import load_all
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -13,9 +14,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from tests.made_up import GRID, MIB, NUMBERS, results_of, run, texts, tops
-from zerobench.plots import Plots
-
-FIGURES = ("memory", "volume", "step_time", "timeline", "losses", "scaling", "throughput", "pareto")
+from zerobench import cli
+from zerobench.commands.plot import FIGURES
+from zerobench.results.tables import collect
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def titled(axes: Axes) -> str:
 
 
 def test_each_method_is_a_script_and_draws_by_its_code() -> None:
-    assert [name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name))] == [*FIGURES]
+    assert FIGURES == ("memory", "volume", "step_time", "timeline", "losses", "scaling", "throughput", "pareto")
     for name in FIGURES:
         assert import_module(f"analysis.{name}").draw is import_module(f"zerobench.plots.{name}").draw
 
@@ -75,3 +76,26 @@ def test_what_did_not_run_is_drawn_or_a_sentence() -> None:
     with pytest.raises(ValueError, match="'much' is no size"):
         results_of([oom]).plot.memory(capacity="much")
     assert isinstance(results_of([oom]).run("zero3-2-2-0").plot.memory(), Axes)
+
+
+def test_a_verb_draws_it_to_a_file_or_a_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    collect(results_of([run("ddp", 2), run("zero2", 2)]), Path("runs"))
+    assert cli.run(["plot", "volume", "runs", "--out", "below/mine.png", "--width", "column"]) == 0
+    assert {path.name for path in Path("below").iterdir()} == {"mine.png", "mine.txt"}
+    assert cli.run(["plot", "memory", "runs", "--out", "all", "--format", "pdf,png", "--capacity", "1 GiB"]) == 0
+    assert {path.name for path in Path("all").iterdir()} == {"memory.pdf", "memory.png", "memory.txt"}
+    for words, said in (
+        (["nowhere", "--out", "x.pdf"], "zerobench plot volume: nowhere"),
+        (
+            ["runs", "--out", "x.jpg"],
+            "--out x.jpg: a figure ends in .pdf, .svg, .png, .pgf; anything else must be a folder",
+        ),
+        (["runs", "--out", "x.pdf", "--format", "pgf"], "--out x.pdf with --format pgf: give a folder, or no --format"),
+    ):
+        assert cli.run(["plot", "volume", *words]) == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.run(["plot", "volume", "runs", "--out", "x.pdf", "--capacity", "1 GiB"])
+    assert "--capacity is an option of memory, not of volume" in capsys.readouterr().err
+    assert not list(tmp_path.glob("x*"))

@@ -31,7 +31,7 @@ BY_MADE_UP = ("-m", "hydra/sweeper=made_up", *TINY)
 
 needs_optuna = pytest.mark.skipif(
     find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_optuna_sweeper") is None,
-    reason="Hydra's plugin for Optuna is not installed: pip install 'zerobench[optuna]'",
+    reason="Hydra's plugin for Optuna is not installed: pip install hydra-optuna-sweeper",
 )
 needs_nevergrad = pytest.mark.skipif(
     find_spec("hydra_plugins") is None or find_spec("hydra_plugins.hydra_nevergrad_sweeper") is None,

@@ -26,8 +26,14 @@ BASIC = "basic"
 
 GROUP, SETTINGS = "hydra/launcher", "hydra.launcher"
 
-EXTRAS = {"submitit_slurm": "slurm", "submitit_local": "slurm", "joblib": "joblib", "ray": "ray", "ray_aws": "ray"}
-"""Launcher -> the extra of this package that installs it."""
+PLUGINS = {
+    "submitit_slurm": "hydra-submitit-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "ray_aws": "hydra-ray-launcher",
+}
+"""Launcher -> the package that brings it."""
 
 HERE = ("submitit_local", "joblib")
 """Plugins whose jobs run on this machine."""
@@ -117,8 +123,8 @@ def problem_of_name(name: str) -> str:
     """Returns a sentence for a launcher that is not installed, or ""."""
     if name in known_launchers():
         return ""
-    if name in EXTRAS:
-        return f"{GROUP}={name}: its plugin is not installed; pip install 'zerobench[{EXTRAS[name]}]'"
+    if name in PLUGINS:
+        return f"{GROUP}={name}: its plugin is not installed; pip install {PLUGINS[name]}"
     return f"{GROUP}={name}: no such launcher; use one of {', '.join(known_launchers())}"
 
 

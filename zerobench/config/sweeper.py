@@ -24,7 +24,7 @@ from .unknown_keys import nearest
 GROUP, SETTINGS = "hydra/sweeper", "hydra.sweeper"
 
 INSTALL = {
-    "optuna": "pip install 'zerobench[optuna]'",
+    "optuna": "pip install hydra-optuna-sweeper",
     "nevergrad": "pip install nevergrad, then pip install --no-deps hydra-nevergrad-sweeper==1.4.0rc3: 1.2.0 wants a"
     " numpy that Python 3.11 does not have",
 }

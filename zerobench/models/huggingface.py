@@ -56,7 +56,7 @@ def problems_of(architecture: str, options: dict[str, Any]) -> list[str]:
         from transformers import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     except ImportError:
-        return ["model=huggingface: transformers is not installed; pip install 'zerobench[hf]'"]
+        return ["model=huggingface: transformers is not installed; pip install transformers"]
     known = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if architecture not in known:
         hint = _nearest(architecture, known)

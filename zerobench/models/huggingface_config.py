@@ -102,7 +102,7 @@ def _check_kind(path: str, kind: Any) -> str:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
     except ImportError:
-        raise ValueError("model=huggingface: transformers is not installed; pip install 'zerobench[hf]'") from None
+        raise ValueError("model=huggingface: transformers is not installed; pip install transformers") from None
     if not isinstance(kind, str):
         raise ValueError(f"huggingface.config={path}: it has no model_type, the name of its architecture")
     if kind in KNOWN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -55,6 +55,12 @@ def unit_of(largest: float) -> tuple[str, int]:
 def show(value: float) -> str:
     """A bar's number: three digits, no more than one of them behind the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def split(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
+    """Splits a whole in the proportions of the parts: medians of parts do not add up to the median of the whole."""
+    total = sum(parts.values())
+    return {name: whole * part / total for name, part in parts.items()} if total else {}
 
 
 def curves(axes: Axes, cells: pd.DataFrame, values: str, line: str = "-", unit: float = 1) -> Iterator[tuple[Any, Any]]:

@@ -8,6 +8,7 @@ failed, or was not run, is drawn as such.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from matplotlib.patches import Patch
 
 from ..records import STATES
 from ..results.tables import Results
-from ..sizes import show_bytes
+from ..sizes import parse_bytes, show_bytes
 from .marks import absent, bars, show, unit_of
 from .page import key, sheet
 from .panels import MOST_PANELS, comparisons, rows_of, title
@@ -30,6 +31,18 @@ LEAST_OUTSIDE = 0.001
 """Of the peak: less is not drawn."""
 
 CAPTION = "Left bar: model states at their maximum. Right bar: everything at the peak."
+
+
+def add_capacity(parser: argparse.ArgumentParser) -> None:
+    """Adds --capacity."""
+    parser.add_argument("--capacity", type=_capacity, help="memory: bytes of a rank, as in 24GiB, drawn as a line")
+
+
+def _capacity(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def draw(results: Results, panels: int = MOST_PANELS, capacity: int | None = None) -> Figure:

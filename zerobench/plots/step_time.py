@@ -19,10 +19,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.bars import split
-
 from ..results.tables import Results
-from .marks import bars, show
+from .marks import bars, show, split
 from .page import key, sheet
 from .panels import MOST_PANELS, comparisons, on_cores, title, with_times
 from .style import OVERLAP, PHASES, number, patches, rule, seen, stack

@@ -11,6 +11,8 @@ more ranks than cores. A cell that failed, or that has no run where others have,
 
 from __future__ import annotations
 
+import argparse
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +28,12 @@ from .style import GRAY
 DDP, SHADE = reference().name, 0.15
 
 REFERENCES = {DDP: "DDP at the same N", "linear": "N × its own N = 1"}
+
+
+def add_drop_from(parser: argparse.ArgumentParser) -> None:
+    """Adds --drop-from."""
+    words = "throughput: what the drop is measured from (default: %(default)s)"
+    parser.add_argument("--drop-from", choices=tuple(REFERENCES), default=DDP, help=words)
 
 
 def draw(results: Results, panels: int = MOST_PANELS, drop_from: str = DDP) -> Figure:

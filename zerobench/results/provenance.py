@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .. import strategies
 from ..cluster import job
 from ..config.cell import CellConfig
 from ..host.environment import nccl_version
+from ..host.installed import installed_version
 from ..registry import DATA, MODELS
 
 PACKAGE = Path(__file__).parent.parent
@@ -67,10 +68,10 @@ def environment_hash(config: CellConfig) -> str:
     """Hashes source, torch, device class and allocator of a resolved cell's run: 8 hex digits."""
     parts = [source_of(config), version("torch"), device_class(config.device)]
     if config.model.kind == "huggingface":  # whose code builds the model
-        parts.append(_version("transformers") or "")
+        parts.append(installed_version("transformers") or "")
     spec = strategies.find(config.strategy.name)
     if spec is not None and spec.requires is not None:
-        parts.append(_version(spec.requires) or "")
+        parts.append(installed_version(spec.requires) or "")
     if conf := alloc_conf(config.device):
         parts.append(conf)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
@@ -105,7 +106,7 @@ def machine(device: str, backend: str) -> dict[str, Any]:
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
         "command": _command(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: installed_version(name) for name in PACKAGES},
         "device_class": device_class(device),
         "backend_version": ".".join(map(str, nccl_version() or ()))
         if backend == "nccl"
@@ -142,14 +143,7 @@ def _git(*arguments: str, where: Path = PACKAGE) -> str | None:
 
 def versions(names: Sequence[str]) -> dict[str, str]:
     """Returns versions of packages; zerobench itself may run from a checkout and not be installed."""
-    return {name: _version(name) or "not installed" for name in names}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return {name: installed_version(name) or "not installed" for name in names}
 
 
 def _cuda_version() -> str | None:

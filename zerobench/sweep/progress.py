@@ -73,6 +73,10 @@ class Reporter:
             self._places[launch] = len(self.entries)
             self.entries.append(Entry(_title(launch), timing=timing))
 
+    def replace(self, launch: CellLaunch, by: CellLaunch) -> None:
+        """Puts a launch in the place of one that is expected, as which it is shown: the same under another limit."""
+        self._places[by] = self._places.pop(launch)
+
     def submit(self, launches: Sequence[CellLaunch], job: str) -> None:
         """Shows that a job of a launcher is to run launches."""
         for launch in launches:

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         help="csv, markdown: one table as text; latex: one table for a paper, a row per cell (its newest launches"
         " together), with units and 95 %% intervals, for the package booktabs; parquet: every table of all runs as one"
         " file each in the folder --out, which zerobench.load reads; tensorboard: each run's scalars in the folder"
-        " --out (zerobench[tensorboard]); wandb: each run's history, summary and config in the folder --out, as JSON"
+        " --out (pip install tensorboard); wandb: each run's history, summary and config in the folder --out, as JSON"
         " lines; perfetto: the step of all ranks (of runs with measure.events=true) as one trace in the file --out,"
         " for ui.perfetto.dev",
     )

@@ -12,7 +12,7 @@ from ...results.tables import Results
 from .scalars import choices_of, rows_of, said, scalars_of, summary_of
 
 MISSING = (
-    "--format tensorboard: TensorBoard is not installed; pip install 'zerobench[tensorboard]', or take --format wandb,"
+    "--format tensorboard: TensorBoard is not installed; pip install tensorboard, or take --format wandb,"
     " which needs nothing"
 )
 

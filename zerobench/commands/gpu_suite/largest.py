@@ -32,6 +32,7 @@ SAME = (
 )  # fmt: skip
 KINDS = (("strategy=ddp",), ("strategy=zero1,zero2,zero3", "strategy.construct=meta"))
 """Our strategies are built without any rank holding the whole model in fp32."""
+SMALL_KINDS = (("strategy=ddp",), ("strategy=zero3", "strategy.construct=meta"))
 
 SHAPE = ("model.vocabulary=50257", "sequence=512")
 SMALL_SHAPE = ("model.vocabulary=256", "sequence=16", "precision.tile_bytes=65536", "launch.threads=1")
@@ -100,10 +101,10 @@ def largest(cell: Cell, limit: int, head_width: int, guess: int = FIRST_GUESS) -
 
 def _cells(setup: Setup) -> list[Cell]:
     """Returns one cell per strategy; the search starts at the previous one's size, since the need decreases."""
-    shape, width = (SMALL_SHAPE, SMALL_HEAD_WIDTH) if setup.small else (SHAPE, HEAD_WIDTH)
+    shape, width, kinds = (SMALL_SHAPE, SMALL_HEAD_WIDTH, SMALL_KINDS) if setup.small else (SHAPE, HEAD_WIDTH, KINDS)
     found: list[Cell] = []
     guess = FIRST_GUESS
-    for cell in [cell for kind in KINDS for cell in setup.cells("largest", *kind, *SAME, *shape)]:
+    for cell in [cell for kind in kinds for cell in setup.cells("largest", *kind, *SAME, *shape)]:
         print(f"{cell.config.strategy.name}: looking for the largest that fits, by prediction", file=sys.stderr)
         found.append(largest(cell, limit_bytes(setup), width, guess))
         guess = gpt_of(found[-1].config).layers

@@ -39,7 +39,7 @@ WORKLOADS = (
 """A 7B is built by no rank as a whole: its 28 GB in fp32 may be more than a card has, and more than zero3 needs."""
 SMALL_WORKLOADS = (
     MemoryWorkload(("model=gpt", "model.layers=2", "model.hidden=32", "model.heads=2", "sequence=32", "micro_batch=2",
-         "model.checkpointing=true", "launch.threads=1")),
+         "model.checkpointing=true", "launch.threads=1"), worlds=(8,)),
 )  # fmt: skip
 
 

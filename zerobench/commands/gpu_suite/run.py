@@ -116,7 +116,9 @@ class Suite:
                     one.status, one.reason = (NOT_RUN, TOO_LATE) if spoilt is None else ("skipped", "")
                     reporter.skip(each)
                 else:
-                    self._run_cell(section, sweep, each, one)
+                    limited = self._limited(section, each)
+                    reporter.replace(each, limited)
+                    self._run_cell(section, sweep, limited, one)
                 self._write(section)
                 if sweep.stopped:
                     raise KeyboardInterrupt
@@ -128,16 +130,20 @@ class Suite:
                 return
             yield other
 
-    def _run_cell(self, section: Section, sweep: Sweep, each: CellLaunch, one: Done) -> None:
+    def _limited(self, section: Section, each: CellLaunch) -> CellLaunch:
+        """Returns a launch whose passes have the time that is left for them."""
         share = self.deadline.left_s / len(passes_of(each.cell.config))
-        limit = min(section.limit_s, share)
-        timed = replace(each.cell.config.launch, timeout_s=round(limit, 1))
-        row = sweep.run_one(CellLaunch(each.name, each.cell.changed(launch=timed), each.repeat))
+        limit = round(min(section.limit_s, share), 1)
+        launch = replace(each.cell.config.launch, timeout_s=limit)
+        return replace(each, cell=each.cell.changed(launch=launch))
+
+    def _run_cell(self, section: Section, sweep: Sweep, each: CellLaunch, one: Done) -> None:
+        row = sweep.run_one(each)
         if row is None:
             one.status, one.reason = "interrupted", "stopped by the user"
             return
         one.row, one.status, one.reason, one.seconds = row, row["status"], row["reason"], row["seconds"]
         one.reused = sweep.reused
-        if one.status == "timeout" and share < section.limit_s:
+        if one.status == "timeout" and each.cell.config.launch.timeout_s < section.limit_s:
             one.status, one.reason = NOT_RUN, f"{TOO_LATE} after {row['seconds']:.0f} s of it"
         self.record.add_run(self.setup.folder(section.name), row["run_id"])

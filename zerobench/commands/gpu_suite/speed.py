@@ -20,7 +20,7 @@ from ...sizes import show_bytes
 from .section import NONE, Done, Section, Setup, Table, by_name, padded
 
 STRATEGIES = "ddp,zero1,zero2,zero3,fsdp2"
-SMALL_STRATEGIES = "ddp,zero3,fsdp2"
+SMALL_STRATEGIES = "ddp,zero3"
 SAME = ("precision=bf16", "data=synthetic", "world_size=1", "measure.passes=timed")
 
 

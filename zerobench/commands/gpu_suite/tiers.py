@@ -34,7 +34,7 @@ TILE = {False: "precision.tile_bytes=4194304", True: "precision.tile_bytes=4096"
 """Small beside the model, by `small`: a tile of gradients in fp32 is none of the paper's rows."""
 
 OFFLOADS = {"accounted": ("none", "cpu_gradients", "cpu_optimizer", "cpu"), "timed": ("none", "cpu", "nvme")}
-SMALL_OFFLOADS = {"accounted": ("none", "cpu"), "timed": ("none", "nvme")}
+SMALL_OFFLOADS = {"accounted": ("none", "cpu"), "timed": ("nvme",)}
 POLICIES, SMALL_POLICIES = ("checkpoint", "offload", "checkpoint_offload"), ("checkpoint_offload",)
 """Beside none, which is the timed cell that offloads nothing."""
 

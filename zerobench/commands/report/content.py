@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.progress import Progress
 
+from ...host.installed import installed_version
 from ...results.tables import Results
 from ...sizes import show_count
 from ..compare.comparison import compare_runs
@@ -66,7 +66,8 @@ def _name(folder: Path) -> str:
 
 
 def _when() -> str:
-    return f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by zerobench {version('zerobench')}"
+    made_by = installed_version("zerobench") or "of a checkout"
+    return f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by zerobench {made_by}"
 
 
 def _facts(runs: pd.DataFrame) -> list[str]:

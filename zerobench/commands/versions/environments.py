@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
+from ...host.installed import DISTRIBUTION
 from ...host.temporary import temporary_folder
 from ...loops.watch import WATCH_TO
 from ...results.provenance import PACKAGE
@@ -64,7 +65,7 @@ def required(release: Release) -> list[str]:
     Raises ValueError where zerobench is not installed, and so has none to be read.
     """
     try:
-        own = [one for one in requires("zerobench") or [] if "extra ==" not in one]
+        own = [one for one in requires(DISTRIBUTION) or [] if "extra ==" not in one]
     except PackageNotFoundError as error:
         raise ValueError("--packages: zerobench is not installed, so its requirements are not known") from error
     package = release.requirement.partition("==")[0].lower()
