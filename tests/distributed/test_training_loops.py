@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -146,6 +147,26 @@ def clips(rank: int, n: int, strategy: str) -> None:
     assert all(torch.equal(once[key], twice[key]) for key in once)
 
 
+def norms_that_are_not_finite(rank: int, n: int, strategy: str) -> None:
+    """One rank's shard has gradients that are infinite, or NaN: norms and refusals are those of torch."""
+    engine = engine_of(strategy, zoo.build("tied"))
+    name = "blocks.1.up.weight"
+    for strange in ((math.inf,), (math.nan,), (math.nan, math.inf)):
+        engine.backward(engine(*zoo.tokens(rank, n, 0)))
+        edited = engine.full_gradient(name)
+        edited.view(-1)[: len(strange)] = torch.tensor(strange)
+        engine.set_full_gradient(name, edited)
+        for norm_type in (2.0, math.inf):
+            wanted = nn.utils.get_total_norm([edited], norm_type)
+            with pytest.raises(RuntimeError, match=rf"the gradients is {wanted.item()}, and error_if_nonfinite=True"):
+                engine.clip_grad_norm_(1.0, norm_type, error_if_nonfinite=True)
+            torch.testing.assert_close(engine.full_gradient(name), edited, rtol=0, atol=0, equal_nan=True)
+            norm = engine.gradient_norms(norm_type)[name].float()
+            torch.testing.assert_close(norm, wanted, equal_nan=True)
+        torch.testing.assert_close(engine.clip_grad_norm_(1.0, math.inf), wanted, equal_nan=True)
+        engine.zero_grad()
+
+
 def failed_backward(rank: int, n: int, strategy: str) -> None:
     """A backward that fails half way, on all ranks, leaves nothing behind once zero_grad has been called."""
 
@@ -220,6 +241,7 @@ def loops(rank: int, n: int) -> None:
         late_groups(rank, n, strategy)
         sums_in_fp32(rank, n, strategy)
         clips(rank, n, strategy)
+        norms_that_are_not_finite(rank, n, strategy)
         failed_backward(rank, n, strategy)
     if n > 1:
         outside(rank, n)

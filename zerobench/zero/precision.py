@@ -238,6 +238,22 @@ def _norms_at_once(gradients: list[torch.Tensor], norm_type: float) -> list[torc
     return list(torch._foreach_norm(gradients, norm_type, dtype=torch.float64)) if gradients else []
 
 
+def norm_over_ranks(
+    total: torch.Tensor, norm_type: float, add: Callable[[torch.Tensor], None], maximum: Callable[[torch.Tensor], None]
+) -> torch.Tensor:
+    """Returns the norm from this rank's `sum_of_powers`, of any shape: NaN where any rank's is. `add` and `maximum` are
+    elementwise over the ranks, in place.
+    """
+    if norm_type != math.inf:
+        add(total)
+        return norm_of(total, norm_type)
+    # backends' maxima drop NaN, so it travels as infinity, and infinity as the largest number
+    largest = torch.finfo(total.dtype).max
+    sent = total.nan_to_num(nan=math.inf, posinf=largest)
+    maximum(sent)
+    return sent.masked_fill(sent == math.inf, math.nan).masked_fill(sent == largest, math.inf)
+
+
 def norm_of(total: torch.Tensor, norm_type: float) -> torch.Tensor:
     """Returns the norm from the sum (or maximum) over all ranks."""
     return total if norm_type == math.inf else total.pow(1 / norm_type)

@@ -33,6 +33,7 @@ from .gradients.access import GradientFace
 from .gradients.engine_view import BucketUnit
 from .gradients.flow import GradientFlow
 from .modules import meta_init
+from .modules.wrapping import Hook
 from .offload.build import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
@@ -138,6 +139,10 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         Several forwards, and updates between them, may stand in one torch.autocast: it is made to cast anew in each.
         """
+        Hook(self._before_forward)()
+        return self.module(*inputs, **named_inputs)
+
+    def _before_forward(self) -> None:
         torch.clear_autocast_cache()  # casts from before an update, or whose gradients autograd would hand over last
         with as_they_are():
             self.writes.check_places()
@@ -151,7 +156,6 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         else:
             self.settle()
         self._buffers_due = torch.is_grad_enabled() and self.gradients.synchronizing
-        return self.module(*inputs, **named_inputs)
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
         """Backpropagates `loss`, a scalar, and reduces the gradients over the ranks; scales it where losses are.
@@ -248,8 +252,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
 
         A master in a file is not among it: its bytes are known from the time when they are written.
         """
-        apart = [] if self.holders() else self.frozen  # frozen parameters that no unit holds
-        for parameter in apart:
+        for parameter in [] if self.holders() else self.frozen:  # that no unit holds
             labels.label(parameter.data, labels.PARAMETERS, "frozen")
         for unit in self.holders() or self.units:
             unit.label_held()

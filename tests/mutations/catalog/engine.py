@@ -6,6 +6,7 @@ from ..mutant import Mutant
 
 ACCUMULATION = "tests/unit/test_accumulation.py"
 BRANCHES = "tests/distributed/test_branches.py"
+COMPILE = "tests/distributed/test_compile.py"
 ENGINE_OPTIONS = "tests/distributed/test_engine_options.py"
 FORWARDS = "tests/distributed/test_forwards.py"
 MEASUREMENT = "tests/distributed/test_measurement.py"
@@ -184,5 +185,21 @@ MUTANTS = (
         "if not self._order.come_to(forward):",
         "if self._order.come_to(forward) is None:",
         (f"{FORWARDS}::test_a_forward_is_gone_through_once_and_before_a_step",),
+    ),
+    Mutant(
+        "hooks-compiled",
+        "torch.compile traces into the engine's hooks.",
+        "zerobench/zero/modules",
+        "        if torch.compiler.is_dynamo_compiling():",
+        "        if self is None:",
+        (f"{COMPILE}::test_a_compiled_model_trains_as_under_ddp",),
+    ),
+    Mutant(
+        "engine-call-compiled",
+        "torch.compile of the engine traces into what it does before a forward.",
+        "zerobench/zero/strategy.py",
+        "        Hook(self._before_forward)()",
+        "        self._before_forward()",
+        (f"{COMPILE}::test_a_compiled_model_trains_as_under_ddp",),
     ),
 )

@@ -9,6 +9,7 @@ BRANCHES = "tests/distributed/test_branches.py"
 HIDDEN = "tests/distributed/test_hidden.py"
 INITIALIZE = "tests/unit/test_initialize.py"
 OFFLOAD = "tests/distributed/test_offload.py"
+TRAINING_LOOPS = "tests/distributed/test_training_loops.py"
 TRAINING_CHECK = "tests/distributed/test_training_check.py"
 UNIT_WRITES = "tests/unit/test_writes.py"
 WRITES = "tests/distributed/test_writes.py"
@@ -98,9 +99,26 @@ MUTANTS = (
         "clip-by-local-norm",
         "Each rank clips by the norm of its own shards.",
         "zerobench/zero/optim",
-        "        (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)",
-        "",
+        "        return norm_over_ranks(total, norm_type, self.comm.sum, self.comm.maximum)",
+        "        return norm_over_ranks(total, norm_type, lambda _: None, lambda _: None)",
         (f"{TRAINING_CHECK}::test_every_strategy_has_the_norm_of_ddp_and_of_its_own_clipping[2]",),
+    ),
+    Mutant(
+        "clip-nan-is-infinite",
+        "A norm of gradients with a NaN is infinite, so that a loop's isnan() does not see it.",
+        "zerobench/zero/precision.py",
+        "    sent = total.nan_to_num(nan=math.inf, posinf=largest)",
+        "    sent = total.nan_to_num(nan=largest, posinf=largest)",
+        (f"{TRAINING_LOOPS}::test_training_loops[3]",),
+    ),
+    Mutant(
+        "clip-refused-and-kept",
+        "Clipping that error_if_nonfinite refuses counts at the next step all the same.",
+        "zerobench/zero/optim",
+        "        if error_if_nonfinite and not norm.isfinite():",
+        "        self.coefficient = clip_coefficient(norm, max_norm) * pending\n"
+        "        if error_if_nonfinite and not norm.isfinite():",
+        (f"{TRAINING_LOOPS}::test_training_loops[3]",),
     ),
     Mutant(
         "clip-half-the-tiles",

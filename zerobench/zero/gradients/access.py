@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..precision import norm_of, sum_of_powers
+from ..precision import norm_over_ranks, sum_of_powers
 from ..strides import MemoryOrder
 from .engine_view import GradientEngine, SegmentView
 from .reduced import reduced_gradients, replicas
@@ -57,13 +57,12 @@ class GradientFace:
         """Scales the gradients so that their norm over all parameters and ranks is at most `max_norm`.
 
         As torch.nn.utils.clip_grad_norm_ on the whole model, between `backward` and `step`. Returns the norm before,
-        0-dim fp32, of the true gradients where losses are scaled.
+        0-dim fp32, of the true gradients where losses are scaled: NaN if any gradient has one. With
+        `error_if_nonfinite` a norm that is not finite raises RuntimeError, and the gradients stay as they are.
         """
         self.gradients.check_reduced("clip_grad_norm_")
         with torch.no_grad():
-            norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type))
-        if error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"clip_grad_norm_: the gradients' norm is {norm.item()}; it was to be finite")
+            norm: torch.Tensor = self.update.clip(float(max_norm), float(norm_type), error_if_nonfinite)
         return norm
 
     def gradient_segments(self: Any) -> Iterator[GradientSegment]:
@@ -217,7 +216,5 @@ def _norms(engine: GradientEngine, norm_type: float) -> dict[str, torch.Tensor]:
                     part = sum_of_powers([gradient], norm_type, gradient.device).to(device)
                     total = totals[number]
                     total.copy_(torch.maximum(total, part) if norm_type == math.inf else total + part)
-    totals.nan_to_num_(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
-    (engine.comm.maximum if norm_type == math.inf else engine.comm.sum)(totals)
-    norms = norm_of(totals, norm_type) * update.scaling.pending
+    norms = norm_over_ranks(totals, norm_type, engine.comm.sum, engine.comm.maximum) * update.scaling.pending
     return {engine.names[i]: norms[i] for i in sorted(update.used)}

@@ -18,12 +18,23 @@ ROOT = ""
 
 
 class Hook:
-    """A hook of the engine on a module. In a copy of the module, which is plain, it does nothing."""
+    """A hook of the engine on a module. In a copy of the module, which is plain, it does nothing.
+
+    torch.compile leaves hooks out of its graphs: they replace the memory of parameters and start collectives. The class
+    asks for that when a hook is traced for the first time; at import it would load torch's compiler, for seconds.
+    """
 
     def __init__(self, run: Callable[..., None] | None = None) -> None:
         self._run = run
 
     def __call__(self, *arguments: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            Hook.__call__ = torch.compiler.disable(Hook._call)  # type: ignore[method-assign]
+            Hook.__call__(self, *arguments)
+        else:
+            self._call(*arguments)
+
+    def _call(self, *arguments: Any) -> None:
         if self._run is not None:
             self._run(*arguments)
 

@@ -29,10 +29,15 @@ class GradientScaling:
         self._norm = norm
         self._known: torch.Tensor | None = None  # a norm of these gradients, if clipping has asked for one
 
-    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool = False) -> torch.Tensor:
         """The norm of the unscaled gradients, 0-dim fp32; what is left of it is `max_norm` at most, as in torch."""
         pending = self.pending
         self._known = norm = self._norm(norm_type) * pending
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"clip_grad_norm_: the norm of the gradients is {norm.item()}, and error_if_nonfinite=True wants a"
+                " finite one; the gradients are as they were: call zero_grad(), or clip without error_if_nonfinite"
+            )
         self.coefficient = clip_coefficient(norm, max_norm) * pending
         return norm.float()
 

@@ -26,7 +26,7 @@ from .. import labels
 from ..comm.base import Comm
 from ..layout import Segment
 from ..offload.placement import Placement, ShardRange
-from ..precision import LossScaling, is_fused, norm_of, sum_of_powers, tiles_of
+from ..precision import LossScaling, is_fused, norm_over_ranks, sum_of_powers, tiles_of
 from ..strides import MemoryOrder
 from ..units.unit import ALIGN_BYTES, Unit
 from .guards import STEP, guard
@@ -123,10 +123,10 @@ class Update:
         self._agreed = False
         self.scaling.forget()
 
-    def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
+    def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         """The norm of all gradients, unscaled, 0-dim fp32; `run` will scale them so that it is at most `max_norm`."""
         self.agree("clip_grad_norm_")
-        return self.scaling.clip(max_norm, norm_type)
+        return self.scaling.clip(max_norm, norm_type, error_if_nonfinite)
 
     def run(self) -> bool:
         """Updates the masters; returns False where it is known here that gradients overflowed and every rank skips."""
@@ -178,16 +178,14 @@ class Update:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _norm(self, norm_type: float) -> torch.Tensor:
-        """Over all ranks' gradients, 0-dim fp64; not a number counts as infinite."""
+        """Over all ranks' gradients, 0-dim fp64; NaN where one of them is."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for tile in filter(None, self.tiles):
             with tile[0].shard_range.reading(), labels.on_tier(tile[0].gradient_tier):
                 gradients = [g for segment in tile if (g := segment.gradient()) is not None]
                 part = sum_of_powers(gradients, norm_type, self._device).to(self._device)
             total = torch.maximum(total, part) if norm_type == math.inf else total + part
-        total = total.nan_to_num(nan=math.inf, posinf=math.inf)  # a maximum over ranks may lose what is not a number
-        (self.comm.maximum if norm_type == math.inf else self.comm.sum)(total)
-        return norm_of(total, norm_type)
+        return norm_over_ranks(total, norm_type, self.comm.sum, self.comm.maximum)
 
     def _check_held(self) -> None:
         missing = [self.names[i] for i in sorted(self._unheld & self.used)]

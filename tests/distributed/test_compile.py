@@ -1,0 +1,124 @@
+"""torch.compile: models that it compiles, in whatever way and order, train as under DDP without it, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.distributed import training
+from tests.ranks import run_ranks
+from zerobench.zero import STAGES
+
+STEPS = 3
+"""Under zero3 the root's parameters are listened to in the first two forwards."""
+
+BACKEND = "eager"
+"""Graphs are captured and broken as with any backend; their operators run as they are, so that bits can be equal."""
+
+
+class Model(nn.Module):
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 16, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        return nn.functional.cross_entropy(self.head(h), x)
+
+
+Way = Callable[[str, nn.Module], tuple[Any, Callable[..., Any]]]
+"""Given a strategy and a model: the engine, and the object that a loop calls for a loss."""
+
+
+def engine_of(strategy: str, model: nn.Module) -> Any:
+    return training.engine_of(strategy, model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True))
+
+
+def uncompiled(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    engine = engine_of(strategy, model)
+    return engine, engine
+
+
+def module_compile(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    engine = engine_of(strategy, model)
+    model.compile(backend=BACKEND)
+    return engine, engine
+
+
+def before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    engine = engine_of(strategy, torch.compile(model, backend=BACKEND))
+    return engine, engine
+
+
+def after(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    return engine_of(strategy, model), torch.compile(model, backend=BACKEND)
+
+
+def engine_itself(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    engine = engine_of(strategy, model)
+    return engine, torch.compile(engine, backend=BACKEND)
+
+
+def blocks_before(strategy: str, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    model.blocks = nn.ModuleList(torch.compile(block, backend=BACKEND) for block in model.blocks)
+    return uncompiled(strategy, model)
+
+
+WAYS: dict[str, Way] = {one.__name__: one for one in (after, module_compile, before, blocks_before, engine_itself)}
+"""`after` is first: it alone traces a hook that no call of the engine has come to."""
+
+
+def train(rank: int, strategy: str, tied: bool, way: Way) -> list[float]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    engine, forward = way(strategy, Model(tied))
+    losses = []
+    for step in range(STEPS):
+        loss = forward(torch.arange(4) + rank + step)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses + [one for value in engine.full_state_dict().values() for one in value.flatten().tolist()]
+
+
+Row = tuple[str, str, bool]
+"""The name of a way, a strategy, whether the head is tied."""
+
+ROWS: list[Row] = [(way, strategy, tied) for way in WAYS for strategy in STAGES for tied in (True, False)]
+QUICK: list[Row] = [
+    *((way, strategy, True) for way in ("after", "module_compile", "before") for strategy in ("zero2", "zero3")),
+    ("module_compile", "megatron", False),
+    ("blocks_before", "zero3", False),
+    ("engine_itself", "zero3", False),
+]
+"""Rows that capture all that the others do. One takes a second."""
+
+
+def train_rows(rank: int, n: int, rows: list[Row]) -> dict[Row, list[float]]:
+    oracles = {("ddp", "ddp", tied): train(rank, "ddp", tied, uncompiled) for tied in (True, False)}
+    return oracles | {row: train(rank, row[1], row[2], WAYS[row[0]]) for row in rows}
+
+
+def differing(rows: list[Row]) -> list[Row]:
+    ranks = run_ranks(2, train_rows, rows)
+    return [row for row in rows for rank in ranks if rank[row] != rank["ddp", "ddp", row[2]]]
+
+
+def test_a_compiled_model_trains_as_under_ddp() -> None:
+    assert not differing(QUICK)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_model_trains_as_under_ddp_under_every_strategy(way: str) -> None:
+    assert not differing([row for row in ROWS if row[0] == way])
