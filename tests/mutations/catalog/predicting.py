@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+ESTIMATE = "tests/unit/test_estimate.py"
 FAKE_WORLDS = "tests/unit/test_fake_worlds.py"
 FORMULAS = "tests/unit/test_formulas.py"
 GROUPING = "tests/unit/test_grouping.py"
@@ -15,6 +16,14 @@ STRATEGIES = "tests/unit/test_strategies.py"
 SUITE = "tests/unit/test_suite.py"
 
 MUTANTS = (
+    Mutant(
+        "target-takes-a-given-value-for-a-default",
+        "A tile size that was given and equals the CPU's default becomes a GPU's in an estimate.",
+        "zerobench/execution",
+        'if "precision.tile_bytes" in config.left_open:',
+        "if precision.tile_bytes == 4 * 2**20:",
+        (f"{ESTIMATE}::test_a_given_value_stays_though_it_is_the_default_of_the_other_device",),
+    ),
     Mutant(
         "theory-optimizer-on-every-rank",
         "The closed form has the optimizer's states whole on every rank under ZeRO-1.",
