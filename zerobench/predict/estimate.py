@@ -119,8 +119,8 @@ def simulated_rank(config: CellConfig) -> int:
 
 
 def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
-    """Returns by how much the rank that holds most in host memory exceeds `rank` there: the fullest on the device, which
-    is the one that is simulated, may be another. 0 for a `rank` that the cell names.
+    """Returns by how much the rank that holds most in host memory exceeds `rank` there: the fullest on the device,
+    which is the one that is simulated, may be another. 0 for a `rank` that the cell names.
     """
     tiers = config.offload.theory_shape()
     if config.rank is not None or tiers.place is None or not predicts(config.strategy.values()):
