@@ -24,7 +24,7 @@ class Replay:
     files: int = 0
     """Bytes in files, which stay."""
     shard: int | None = None
-    """Whose shards are played, of host memory; None: those of the rank that is fullest there."""
+    """Shard that is played, of host memory; None: that of the rank which is fullest there."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
         """Allocates `name`; without effect where it is alive."""
