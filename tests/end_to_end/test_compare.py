@@ -8,8 +8,10 @@ import pytest
 
 from tests.cells import cell
 from tests.end_to_end.command import SMALL
+from tests.toy_repository import repository
 from zerobench import cli
 from zerobench.commands.compare import interleave, noise, noise_floor
+from zerobench.commands.revisions import full_hash
 from zerobench.config.schema import Measure
 from zerobench.results.provenance import PACKAGE
 from zerobench.results.tables import load
@@ -49,7 +51,9 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
 
     one, two = (next(iter(sorted(Path("results/runs").glob(f"{name}-*")))) for name in ("zero1", "zero2"))
     assert cli.run(["compare", str(one), str(two)]) == 0
-    assert "not interleaved" in capsys.readouterr().out
+    assert (
+        "1 pair of launches, so there is no verdict on times. More pairs: measure.repeats=6" in capsys.readouterr().out
+    )
     assert cli.run(["noise", "record", "--runs", "results/runs"]) == 2
     assert "holds 2 cells that are ok; name one" in capsys.readouterr().err
 
@@ -90,14 +94,34 @@ def test_two_revisions_are_measured_in_turns(tmp_path: Path, monkeypatch, capsys
     assert "HEAD cannot measure it: strategy=zero9: no such strategy" in capsys.readouterr().err
     monkeypatch.setattr(interleave, "_launch", launch)
     assert cli.run([*command, "--", "strategy=ddp"]) == 0
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
     assert "3 pairs of launches, interleaved: in 80 of 100 cases a change of " in shown
+    assert f"A: HEAD is {full_hash(PACKAGE, 'HEAD')}, of {PACKAGE.parent}" in told
     a, b = places[0], places[1]
     assert places == [a, b, b, a, a, b]
     assert a != b == PACKAGE.parent
     assert not a.exists()
     assert cli.run([*command, "--", "strategy=ddp"]) == 2
     assert "--runs runs: there is something in that folder already" in capsys.readouterr().err
+
+
+def test_revisions_are_those_of_the_checkout_that_the_command_is_called_in(tmp_path: Path, monkeypatch, capsys) -> None:
+    mine = tmp_path / "mine"
+    first, second = repository(mine, [{"zerobench/__main__.py": "1"}, {"zerobench/__main__.py": "2"}])
+    places: list[tuple[Path, str]] = []
+
+    def launch(place: Path, overrides: list[str], folder: Path, revision: str) -> None:
+        places.append((place, (place / "zerobench/__main__.py").read_text()))
+        raise ValueError("enough is seen")
+
+    monkeypatch.setattr(interleave, "_launch", launch)
+    monkeypatch.chdir(mine / "zerobench")
+    for sides in (("HEAD~1", "."), (".", "HEAD~1")):
+        assert cli.run(["compare", "--interleave", *sides, "--", "strategy=ddp"]) == 2
+    told = capsys.readouterr().err
+    assert f"A: HEAD~1 is {first}, of {mine}\nB: . is {second}, of {mine}\n" in told
+    assert [text for _, text in places] == ["1", "2"]
+    assert places[1][0] == mine
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from tests.cells import cell
-from zerobench.commands.compare.interleave import load_runs
+from zerobench.commands.compare.comparison import compare_runs
+from zerobench.commands.compare.interleave import load_runs, load_side
+from zerobench.commands.compare.paired import UNDECIDED
+from zerobench.commands.compare.words import passages
 from zerobench.commands.holdings import look
 from zerobench.config.cell import Cell
+from zerobench.records import LineRow
 from zerobench.results.attempts import in_order, moments, split
 from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.summary import TIMES
 from zerobench.results.tables import collect, latest, load, merge
 from zerobench.sweep import cell as cells
 from zerobench.sweep import reuse
@@ -24,7 +31,8 @@ def attempt(one: Cell, hour: int, **more: object) -> str:
     """An attempt that began at an hour of a day, by the clock; its run_id."""
     row = replace(cells._blank_row(one), status="ok", started=f"2026-01-01T{hour:02}:00:00.000+00:00", **more)
     where, prefix = Path(one.config.results_dir), reuse.run_prefix(one)
-    return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, {}).name
+    tables = {"lines": [LineRow(0, "peak", "activations", "mlp", "model.py:7 in forward", 4096, 1)]}
+    return write_run(claim_folder(where, prefix), prefix, row, one.config, {}, tables).name
 
 
 def test_a_clock_that_is_set_back_makes_no_older_run_the_newest(tmp_path: Path) -> None:
@@ -59,6 +67,24 @@ def test_of_two_folders_the_one_that_began_later_has_the_newest(tmp_path: Path) 
         runs = merge([load(tmp_path / name) for name in parts]).runs
         assert list(runs["run_id"]) == [*old, new]
         assert list(latest(runs)["seed"]) == [2]
+
+
+def test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own(tmp_path: Path) -> None:
+    """Folders name their first attempts alike; of each the newest counts, and a copy is no launch more."""
+    times = dict.fromkeys(TIMES, 1.0) | {"tokens_per_s": 1.0}
+    for hour, name in enumerate(("a0", "b0", "b1", "a1", "a1")):
+        slower = {one: value * (1.5 if name[0] == "b" else 1.0) for one, value in times.items()}
+        attempt(cell("zero1", 2, results_dir=str(tmp_path / name)), hour, **slower)
+    shutil.copytree(tmp_path / "a0", tmp_path / "a_copied")
+    a, b = (load_side(str(tmp_path / f"{side}*")) for side in "ab")
+    (pair,) = compare_runs(a.runs, b.runs, 0.03, [], (a.lines, b.lines)).pairs
+    assert [[row["started"][11:13] for row in launches] for launches in pair.pairs] == [["00", "01"], ["04", "02"]]
+    assert [effect.ratio for effect in pair.effects] == pytest.approx([1.5] * len(TIMES))
+    assert {effect.verdict for effect in pair.effects} == {UNDECIDED}
+    assert pair.a.lines == pair.b.lines
+    assert pair.a.lines["peak"].bytes == 4096
+    a = load_side(str(tmp_path / "a0"))
+    assert str(passages(compare_runs(a.runs, b.runs[:1], 0.03, []))).count("More pairs: measure.repeats=6") == 1
 
 
 def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Path) -> None:

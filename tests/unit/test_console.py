@@ -4,6 +4,7 @@ links and nodes have columns where anything is there, in the sweep's table, in w
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from tests.made_up import MIB, results_of, run
 from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
+from zerobench.host import others
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.column_choice import choose
 from zerobench.results.fitted_table import plain_table
+from zerobench.results.in_html import html_of
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.command import _readers
@@ -163,6 +166,40 @@ def test_on_a_gpu_the_devices_memory_is_ranked_alone(capsys) -> None:
     lines, shown = table_of(rows, capsys)
     assert "2.000*" in lines["zero3"]
     assert printed_table.ONE_MEMORY not in shown
+
+
+def test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    rows = [run("zero2", 2, step=0.1), run("zero3", 2, step=0.2, peak_bytes=2 * MIB)]
+    for row in rows:
+        row.cores, row.threads, row.others_cores = 2, 1, 0.3
+    lines, shown = table_of(rows, capsys)
+    assert ("100.0*" in lines["zero2"], "busy" in shown) == (True, False)
+    rows[1].others_cores = 1.74
+    lines, shown = table_of(rows, capsys)
+    assert shown.startswith(
+        "the machine was busy while 1 of 2 cells ran: other processes took up to 1.7 of its 2 cores;"
+    )
+    assert "100.0" in lines["zero2"]
+    assert "2.000*" in lines["zero3"], "bytes are exact on any machine"
+    assert "the machine was busy" in html_of(results_of(rows))
+    rows[1].cores = 64
+    assert "busy" not in table_of(rows, capsys)[1], "cores were left"
+
+
+def test_time_of_other_processes_is_told_from_that_of_our_own(monkeypatch) -> None:
+    readings = iter([(0.0, 10.0, 1.0), (2.0, 13.0, 4.0), (2.0, 13.0, 1.0), (0.0, 10.0, 1.0)])
+    read = others._read
+    monkeypatch.setattr(others, "_read", lambda: others._Reading(*next(readings)))
+    seen = others.OtherProcesses()
+    assert [seen.cores() for _ in range(3)] == [0.0, 1.5, None]
+    monkeypatch.setattr(others, "_read", read)
+    before, until = read(), time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    now = read()
+    assert now.own_s - before.own_s >= 0.08
+    assert now.machine_s > before.machine_s
 
 
 def test_where_everything_is_on_the_device_the_table_is_as_before(capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,8 @@ from zerobench.commands.estimate.write import as_csv, as_table
 from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.names import name_strategies
+from zerobench.config.schema_memory import FusedBuffers
+from zerobench.execution import CUDA
 from zerobench.execution.parts import PARTS
 from zerobench.launch.processes import launch
 from zerobench.models.huggingface_config import read_config
@@ -115,6 +118,19 @@ def test_what_is_left_out_serves_who_asks_first() -> None:
             ask(words)
     with pytest.raises(RefusedError, match="modle"):
         ask(["modle=gpt_tiny"])
+
+
+def test_a_given_value_stays_though_it_is_the_default_of_the_other_device() -> None:
+    words = ["model=gpt_tiny", "strategy=zero1", "optimizer=adagrad", "optimizer.implementation=auto,fused"]
+    cells = ask([*words, "precision.tile_bytes=null,4MiB"]).cells
+    found = [(one.config.optimizer.implementation, one.config.precision.tile_bytes) for one in cells]
+    small, large = 4 * 2**20, 256 * 2**20
+    assert found == [("foreach", large), ("foreach", small), ("fused", large), ("fused", small)]
+    assert len({one.cell_id for one in cells}) == 4
+    for one in cells:  # executed in other processes
+        assert CUDA.defaults(pickle.loads(pickle.dumps(one.config))) == one.config
+    fused = cell("zero1", 2, buffers=FusedBuffers()).config
+    assert CUDA.defaults(fused).precision.tile_bytes is None, "it follows from another key"
 
 
 def row(name: str, **more: Any) -> EstimateRow:

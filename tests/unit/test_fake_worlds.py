@@ -129,13 +129,15 @@ RADAM = {"optimizer": schema_training.RAdam(), "precision": schema_training.Bf16
         ("zero3", 3, "odd", {"offload": CpuOffload(fraction=0.5)}),
     ],
 )
-def test_the_rank_that_is_executed_has_the_largest_states(
+def test_the_rank_that_is_executed_has_the_largest_states_and_tells_of_the_fullest_host(
     strategy: str, n: int, model: str, more: dict[str, Any]
 ) -> None:
     config = cell(strategy, n, model, **more).config
-    states = [execute(replace(config, rank=rank)).states_bytes for rank in range(n)]
+    ranks = [execute(replace(config, rank=rank)) for rank in range(n)]
+    states = [one.states_bytes for one in ranks]
     assert len(set(states)) > 1
     assert states[simulated_rank(config)] == max(states)
+    assert execute(config).host_bytes == max(one.host_bytes for one in ranks), "another rank may be fullest there"
 
 
 PRIVATE: list[tuple[ModuleType | type, str]] = [

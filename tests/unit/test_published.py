@@ -13,6 +13,7 @@ from tests.cells import cell
 from zerobench import cli
 from zerobench.execution import Execution
 from zerobench.published import SOURCES, Reproduced, Row, reproduce
+from zerobench.published.sources import deepspeed
 from zerobench.published.write import COLUMNS, FORMATS, record_of
 
 ROWS = [(name, row) for name, source in SOURCES.items() for row in source.rows]
@@ -33,6 +34,22 @@ def test_formulas_are_what_is_printed_where_nothing_is_said_against_it() -> None
     assert [row.quantity for _, row in ROWS if row.misprint and abs(row.formula - row.value) < 1] == [
         "checkpoints of 100B, 125 layers, b = 32, s = 1024"  # the number is right, and its unit is not
     ]
+
+
+def test_every_model_of_infinitys_figure_2a_is_met_by_its_equations() -> None:
+    rows = [row for row in SOURCES["infinity"].rows if row.where == "figure 2a"]
+    assert len(rows) == 10
+    assert all(row.formula == pytest.approx(row.value, abs=row.digit) for row in rows)
+
+
+def test_what_deepspeeds_estimators_count_besides_ours_is_what_their_rows_say() -> None:
+    zero2, page, zero3, wide = SOURCES["deepspeed"].rows
+    layer = 4 * 32e6 / 2**30
+    for row, counted in ((zero2, 2 + 18 / 8), (page, 4 + 16 / 8), (zero3, 18 / 8), (wide, 18 / 8)):
+        more = layer if row in (zero3, wide) else 0.0
+        assert row.value == pytest.approx(counted * deepspeed.GIB + more, abs=row.digit)
+    assert [round(row.formula, 2) for row in (zero2, page, zero3, wide)] == [9.96, 9.96, 5.31, 5.97]
+    assert wide.formula == pytest.approx(wide.value - layer, abs=wide.digit), "with fp32 gradients a layer is left"
 
 
 @pytest.mark.slow

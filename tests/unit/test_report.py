@@ -144,6 +144,35 @@ def test_one_cell_and_several_devices_are_told(tmp_path: Path) -> None:
     assert "not comparable in time: zero1" in page.text or "not comparable in time: ddp" in page.text
 
 
+def test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine(tmp_path: Path) -> None:
+    """Three launches of two cells in turns, in two settings: with seed 1 the times differ by twice, with 2 by noise."""
+    results = load(STAGES)
+    two = results.runs[results.runs["strategy"].isin(["ddp", "zero1"])]
+    launches = []
+    for seed, slower in ((1, 2.0), (2, 1.001)):
+        for number in range(3):
+            one = two.assign(seed=seed, repeat=number, run_id=two["run_id"] + f"/{seed}{number}", others_cores=0.1)
+            one["config"] = [json.dumps(json.loads(text) | {"seed": seed}) for text in one["config"]]
+            one["cell_id"] = one["cell_id"] + str(seed)
+            one["started"] = [f"2026-01-0{seed}T0{number}:0{place}:00.000+00:00" for place in range(len(one))]
+            one["step_s"] = [
+                0.1 * (1 + 0.001 * number) * (slower if name == "zero1" else 1) for name in one["strategy"]
+            ]
+            launches.append(one)
+    runs = pd.concat(launches, ignore_index=True)
+
+    def headline(of: pd.DataFrame, name: str) -> str:
+        collect(type(results)(**{**vars(results), "runs": of}), tmp_path / name)
+        return page_of(tmp_path / f"{name}.html", tmp_path / name).text
+
+    quiet = headline(runs, "quiet")
+    assert "Fastest, of 2 settings with two cells or more: ddp in 1, not proven in 1." in quiet
+    assert "not told apart from it: zero1" in quiet
+    busy = headline(runs.assign(others_cores=[1.9, *[0.1] * (len(runs) - 1)]), "busy")
+    assert "The machine was busy while 1 of 4 cells ran: other processes took up to 1.9 of its" in busy
+    assert "Fastest, of 2 settings with two cells or more: not proven in 2." in busy
+
+
 def test_a_cell_without_times_stands_beside_those_with(tmp_path: Path) -> None:
     times = ("step_s", "forward_s", "backward_s", "update_s", "tokens_per_s")
     make(tmp_path / "runs", "zero3", **dict.fromkeys(times))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +30,8 @@ class CellConfig:
 
     `model_name`: the choice of the group, as "gpt_tiny"; `text_hash`: of the text that is trained on, None for other
     data; `nodes`: machines of a joined job; `ranks_per_gpu`: above 1 where ranks share a GPU. `huggingface`: None but
-    for model=huggingface. Sizes are per rank (`micro_batch`, sequences) or over all ranks (`batch`).
+    for model=huggingface. Sizes are per rank (`micro_batch`, sequences) or over all ranks (`batch`). `left_open`: keys
+    that were not given and whose default depends on the device; no part of the identity.
     """
 
     strategy: StrategyOptions
@@ -69,6 +71,7 @@ class CellConfig:
     text_hash: str | None = None
     nodes: int = 1
     ranks_per_gpu: int = 1
+    left_open: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -77,7 +80,7 @@ class CellConfig:
 
     def __reduce__(self) -> Any:
         # A section may be of a class that was made from a user's function, which no other process finds by its name.
-        return CellConfig.from_dict, (self.as_dict(),)
+        return CellConfig.from_dict, (self.as_dict(), self.left_open)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the identity: plain values, without what is at its default, for JSON and yaml."""
@@ -93,9 +96,9 @@ class CellConfig:
         return found
 
     @classmethod
-    def from_dict(cls, written: dict[str, Any]) -> CellConfig:
+    def from_dict(cls, written: dict[str, Any], left_open: Iterable[str] = ()) -> CellConfig:
         """Returns the cell of an identity. Raises ValueError for one that later code has written."""
-        return cls(**identity.restore(written))
+        return cls(**identity.restore(written), left_open=frozenset(left_open))
 
     @classmethod
     def from_json(cls, text: str) -> CellConfig:

@@ -125,7 +125,7 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
         overrides = [*overrides, f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.run.dir={quoted(str(folder))}"]
         run_hydra([*flags, *overrides], partial(_note_cell, journal, check.elsewhere))
         lines = journal.read_text().splitlines() if journal.exists() else []
-    cells = [Cell(CellConfig.from_dict(one["config"]), tuple(one["problems"])) for one in map(json.loads, lines)]
+    cells = [_read_note(json.loads(line)) for line in lines]
     # values of a key that means nothing to a cell make one cell of it
     return list({cell.cell_id: cell for cell in reversed(cells)}.values())[::-1] if check.elsewhere else cells
 
@@ -222,8 +222,13 @@ def launching_with(kind: Callable[[], Launcher]) -> Iterator[None]:
 def _note_cell(journal: Path, elsewhere: set[str], config: Any) -> None:
     """One job of Hydra's: a composed config becomes a cell, without the keys of `elsewhere` that its choices lack."""
     cell = _cell_of(config, HydraConfig.get().runtime.choices["model"], elsewhere)
+    note = {"config": cell.config.as_dict(), "left_open": sorted(cell.config.left_open), "problems": cell.problems}
     with journal.open("a") as file:  # a launcher of Hydra's may run jobs in processes of its own
-        file.write(json.dumps({"config": cell.config.as_dict(), "problems": cell.problems}) + "\n")
+        file.write(json.dumps(note) + "\n")
+
+
+def _read_note(note: dict[str, Any]) -> Cell:
+    return Cell(CellConfig.from_dict(note["config"], note["left_open"]), tuple(note["problems"]))
 
 
 def _cell_of(config: DictConfig, model: str, elsewhere: set[str]) -> Cell:

@@ -94,7 +94,7 @@ def _hash(written: dict[str, Any]) -> str:
 
 def identity(config: Any) -> dict[str, Any]:
     """Returns every key of a cell in its written form, without those at their defaults."""
-    own = {one.name: getattr(config, one.name) for one in fields(config)}
+    own = {one.name: getattr(config, one.name) for one in fields(config) if one.compare}
     written = {name: one.values() if isinstance(one, Section) else one for name, one in own.items()}
     written["model"]["name"] = written.pop("model_name")
     text_hash = written.pop("text_hash")

@@ -58,7 +58,8 @@ def resolved(cell: CellConfig) -> CellConfig:
         return cell
     if cell.strategy.has_buckets:
         cell = replace(cell, strategy=replace(cell.strategy, bucket_bytes=UNBOUNDED_BYTES))  # type: ignore[call-arg]
-    return replace(cell, precision=replace(cell.precision, tile_bytes=None))
+    precision = replace(cell.precision, tile_bytes=None)
+    return replace(cell, precision=precision, left_open=cell.left_open - {"precision.tile_bytes"})
 
 
 def activation_policy(cell: CellConfig) -> ActivationPolicy:

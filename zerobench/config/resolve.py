@@ -33,6 +33,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Key -> the words that it may be, the default first."""
 
 
+BY_DEVICE = {"optimizer.implementation": "auto", "precision.tile_bytes": None}
+"""Key -> the value that leaves it open, of the keys whose default depends on the device."""
+
+
 def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     """Derives what is left open and checks the rest. `stray`: sentences about keys that do not belong."""
     problems = list(stray)
@@ -45,12 +49,13 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
     found_hash = _resolve_data(draft, problems)
     _resolve_model(draft, problems)
     _resolve_strategy(draft.strategy, spec, draft.model.kind, problems)
+    left_open = _left_open(draft)
     _resolve_training(draft, problems)
     own: dict[str, Any] = {one.name: getattr(draft, one.name) for one in fields(draft)} | vars(placed)
     own = {key: value for key, value in own.items() if key not in OF_A_SWEEP}
     if draft.model.kind != "huggingface":
         own["huggingface"] = None
-    cell = CellConfig(**own, model_name=model_name, text_hash=found_hash)
+    cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, left_open=left_open)
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
     cell = residual.resolved(cell)
     problems += bounds.problems_of(cell)
@@ -236,6 +241,12 @@ def _problems_of_strategy(cell: CellConfig, spec: StrategySpec) -> list[str]:
         words = "clips inside its own step, unseen; leave it out"
         problems.append(f"clip={cell.clip:g}: strategy={spec.name} {words}")
     return problems
+
+
+def _left_open(draft: Config) -> frozenset[str]:
+    """Returns the keys of BY_DEVICE that were not given."""
+    given = {key: getattr(getattr(draft, key.partition(".")[0]), key.partition(".")[2]) for key in BY_DEVICE}
+    return frozenset(key for key, value in given.items() if value == BY_DEVICE[key])
 
 
 def _resolve_training(draft: Config, problems: list[str]) -> None:

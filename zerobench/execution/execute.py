@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ..config.cell import CellConfig
 from ..fake.as_gpu import DeviceMemory
 from ..host.environment import FAKE, SIMULATED
-from ..predict.estimate import simulated_rank
+from ..predict.estimate import host_bytes_beyond, simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
@@ -68,6 +68,16 @@ class Execution:
         return self._of("states").max_bytes
 
     @property
+    def host_bytes(self) -> int:
+        """The largest sum of live bytes in host memory in a step, on the rank that is fullest there."""
+        return self._largest_in("host") + host_bytes_beyond(self.config, self.known.schedule, self.rank)
+
+    @property
+    def file_bytes(self) -> int:
+        """The largest sum of bytes in files in a step."""
+        return self._largest_in("nvme")
+
+    @property
     def at_peak(self) -> dict[str, int]:
         """Category -> its bytes at the peak instant; they add up to `peak_bytes`."""
         return {category: self._of(category).at_peak_bytes or 0 for category in CATEGORIES}
@@ -102,6 +112,10 @@ class Execution:
     @cached_property
     def _step(self) -> dict[str, MemoryRow]:
         return {row.category: row for row in self.known.memory if row.phase == "step" and row.tier == "device"}
+
+    def _largest_in(self, tier: str) -> int:
+        rows = [row for row in self.known.memory if (row.phase, row.tier, row.category) == ("step", tier, "total")]
+        return max((row.max_bytes for row in rows), default=0)
 
     def _of(self, category: str) -> MemoryRow:
         return self._step[category]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from ..config.cell import CellConfig
 from ..config.optimizers import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, as_gpu
-from ..zero.options import TILE_BYTES
 
 KINDS = ("cpu", "cuda")
 
@@ -42,14 +41,16 @@ class Target:
             raise ValueError(f"architecture={self.architecture}: use one of {', '.join(BLAS_WORKSPACE)}")
 
     def defaults(self, config: CellConfig) -> CellConfig:
-        """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them."""
+        """Returns a cell, resolved for a CPU, with the defaults that depend on the device as this one has them. A value
+        that was given stays, also where it equals the CPU's default.
+        """
         if self.kind == "cpu" or config.offload.updates_on_host:
             return config
         optimizer, precision = config.optimizer, config.precision
-        if optimizer.implementation == default_implementation(optimizer.name, "cpu"):
+        if "optimizer.implementation" in config.left_open:
             optimizer = replace(optimizer, implementation=default_implementation(optimizer.name, self.kind))
-        if precision.tile_bytes == TILE_BYTES["cpu"]:
-            precision = replace(precision, tile_bytes=TILE_BYTES[self.kind])
+        if "precision.tile_bytes" in config.left_open:
+            precision = replace(precision, tile_bytes=None).resolved(config.strategy.name, self.kind)
         return replace(config, optimizer=optimizer, precision=precision)
 
     @contextmanager

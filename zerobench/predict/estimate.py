@@ -118,6 +118,21 @@ def simulated_rank(config: CellConfig) -> int:
     return fullest_rank(strategy, shapes, config.groups, optimizer, precision, tiers)
 
 
+def host_bytes_beyond(config: CellConfig, schedule: Schedule, rank: int) -> int:
+    """Returns by how much the rank that holds most in host memory exceeds `rank` there: the fullest on the device,
+    which is the one that is simulated, may be another. 0 for a `rank` that the cell names.
+    """
+    tiers = config.offload.theory_shape()
+    if config.rank is not None or tiers.place is None or not predicts(config.strategy.values()):
+        return 0
+    strategy, trained = shape_of(config.strategy.values()), training_shapes(config)
+    fullest, here = (
+        predict_states(strategy, schedule, config.world_size, *trained, config.groups, tiers, which).host_bytes
+        for which in (None, rank)
+    )
+    return fullest - here
+
+
 def norms_of(config: CellConfig) -> int:
     """Returns how often a step of a resolved cell computes the norm of gradients."""
     return int(config.clip is not None or config.precision.scales)

@@ -36,7 +36,7 @@ UNITS = {
     "mfu": "fraction", "hfu": "fraction", "loss": "loss", "loss_first": "loss", "loss_last": "loss",
     "grad_norm": "norm", "grad_norm_last": "norm", "clip_norm": "norm", "grad_squares": "norm²",
     "loss_scale": "factor", "loss_scale_last": "factor", "rank": "number", "step": "number", "repeat": "number",
-    "instant": "number", "index": "number",
+    "others_cores": "cores", "instant": "number", "index": "number",
     "storage": "number", "operation": "number", "seed": "number", "storages": "storages", "schema_version": "number",
 }  # fmt: skip
 """Numeric columns whose names do not end in their unit."""

@@ -28,6 +28,9 @@ class RunTimes(RunTraffic):
     """From the begin of the first measured step to the end of the last, with what comes between; the slowest rank's."""
     tokens_per_s: float | None = None
     """Tokens of all measured steps over wall_s; samples where the data have no sequence."""
+    others_cores: float | None = None
+    """CPU cores that other processes of the machine kept busy during the timed pass, on average; None in a joined job,
+    and of older runs."""
     sm_clock_mhz: int | None = None
     """CUDA: the lowest SM clock of two readings, right before and right after the measured steps, over all ranks."""
     sm_clock_max_mhz: int | None = None

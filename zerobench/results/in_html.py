@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..records import CATEGORIES, palette
 from ..sizes import show_count
+from .busy import busy_words
 from .in_text import MOST_CELLS, cells_of, columns_of, failures, figures_of, heading, title_of
 from .printed_table import Row, best_rows
 from .results import Results, Run
@@ -35,6 +36,8 @@ def html_of(results: Results) -> str:
     words = [f"{show_count(more, 'cell')} more in <code>.runs</code>."] * bool(more)
     best = {name: best_rows(shown, column) for name, column in columns_of(shown).items()}
     words += [BEST] * any(best.values())
+    if busy := busy_words(shown):
+        words.append(escape(busy))
     return _block(heading(results, len(cells)), [_table(shown, best), _note(words), _failed(shown), _figure(shown)])
 
 

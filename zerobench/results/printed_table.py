@@ -15,6 +15,7 @@ from ..host.environment import SIMULATED
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow
 from ..sizes import printable, show_bytes
+from .busy import busy_words, is_busy
 from .fitted_table import FittedTable, plain_table
 from .frames import frame_of
 from .summary import SETTING, summarize
@@ -28,12 +29,14 @@ Row = dict[str, Any]
 class Column:
     """A column of the table. `value`: the value that is ranked, rounded as shown. `best`: min or max chooses the best
     of the strategies that are compared, None marks none. `there`: True where a cell makes the column worth its width.
+    `times`: True of a time, of which none is best on a busy machine.
     """
 
     show: Callable[[Row], str]
     value: Callable[[Row], Any] | None = None
     best: Callable[..., Any] | None = None
     there: Callable[[Row], bool] = lambda row: True
+    times: bool = False
 
 
 def _mib(key: str, best: Callable[..., Any] | None = None, on_host: str | None = None) -> Column:
@@ -72,7 +75,10 @@ def _figure(key: str, best: Callable[..., Any] | None = None, digits: int = 3, s
     def show(row: Row) -> str:
         return "–" if pd.isna(row[key]) else f"{row[key] * scale:.{digits}f}"
 
-    return Column(show, lambda row: float("nan") if pd.isna(row[key]) else round(row[key] * scale, digits), best)
+    def value(row: Row) -> float:
+        return float("nan") if pd.isna(row[key]) else round(row[key] * scale, digits)
+
+    return Column(show, value, best, times=key in ("step_s", "tokens_per_s"))
 
 
 def _interval(row: Row) -> str:
@@ -150,6 +156,8 @@ def print_results(
     console = stdout_console()
     columns = {name: column for name, column in COLUMNS.items() if any(column.there(cell) for cell in cells)}
     shown = COLUMNS if chosen else columns
+    if words := busy_words(cells):
+        console.print(words, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(_table(cells, {**(more or {}), **shown}, [*(more or {}), *chosen] if chosen else chosen))
     if not is_quiet() and any(best_rows(cells, column) for column in columns.values()):
         console.print("* the best of the strategies that train the same thing", style="dim")
@@ -208,6 +216,8 @@ def best_rows(cells: list[Row], column: Column) -> set[int]:
     for mine in places.values():
         values = {place: column.value(cells[place]) for place in mine} if column.value and column.best else {}
         values = {place: value for place, value in values.items() if not pd.isna(value)}
+        if column.times and any(is_busy(cells[place]) for place in values):
+            continue
         if len(set(values.values())) > 1 and column.best is not None:
             best = column.best(values.values())
             # Values that look equal are equally good.

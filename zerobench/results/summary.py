@@ -71,6 +71,7 @@ def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
     fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").fillna(0).argmax())]
     bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
     row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
+    row["others_cores"] = launches["others_cores"].max()
     row |= {name: float(np.exp(np.log(launches[name].astype("float64")).mean())) for name in TIMES}
     row |= {name: launches[name].astype("float64").mean() for name in MEANS}
     row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan

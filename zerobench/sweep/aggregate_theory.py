@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ..config.cell import CellConfig
-from ..predict.estimate import links_of, links_of_states, norms_of, training_shapes
+from ..predict.estimate import host_bytes_beyond, links_of, links_of_states, norms_of, training_shapes
 from ..predict.residuals import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
 from ..records import LINKS, MemoryRow, RunRow
+from ..sections import known
 from ..strategies import shape_of
 from ..theory.choices import settle
 from ..theory.control import predict_control
@@ -66,8 +67,9 @@ def join_theory(
 
 
 def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) -> None:
-    """Of a simulated world one rank has been measured: what the others move between tiers differs from it by their own
-    shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as many times.
+    """Of a simulated world one rank has been measured: what the others move between tiers, and hold in host memory,
+    differs from it by their own shards, which theory knows to the byte; what goes wrong in the one stays in the sum, as
+    many times.
     """
     if config.offload.theory_shape().place is None:
         return
@@ -75,6 +77,11 @@ def join_others(row: RunRow, config: CellConfig, schedule: Schedule, rank: int) 
     for link, size in together.items():
         measured = getattr(row, f"{link}_bytes")
         setattr(row, f"{link}_bytes", measured + size - alone[link] * row.world_size)
+    beyond = host_bytes_beyond(config, schedule, rank)
+    row.host_peak_bytes, row.host_states_bytes = (
+        known(row.host_peak_bytes) + beyond,
+        known(row.host_states_bytes) + beyond,
+    )
 
 
 def join_unexplained(row: RunRow, config: CellConfig, accounted: list[RankRecord], expected: Expected) -> None:

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..cluster import dispatched
+from ..cluster import dispatched, job
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
+from ..host.others import OtherProcesses
 from ..launch.living import why_not
 from ..launch.over_cluster import launch, places
 from ..predict.estimate import simulated_rank
@@ -121,7 +122,7 @@ def _fill(
         elif why := why_not(cell.config):
             row.status, row.reason = "crash", why
         else:
-            row.status, row.reason, records = _run_passes(cell, aside, on_progress)
+            row.status, row.reason, records = _run_passes(cell, aside, on_progress, row)
             if row.status == "ok":
                 written = aggregate.join(row, cell.config, records)
                 row.reason = "" if row.backend == SIMULATED else aggregate.divergence(records)
@@ -145,7 +146,8 @@ def passes_of(config: CellConfig) -> tuple[str, ...]:
     return (*passes, "traced") if config.measure.trace else passes
 
 
-def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, str, list[RankRecord]]:
+def _run_passes(cell: Cell, aside: Path, on_progress: Progress, row: RunRow) -> tuple[str, str, list[RankRecord]]:
+    """Returns the status, its reason and the records of all passes; `row` gets what others did in the timed one."""
     records: list[RankRecord] = []
     if cell.config.device == "cpu":
         allocator_hook.library()  # compiled once, before many ranks ask for it
@@ -154,7 +156,10 @@ def _run_passes(cell: Cell, aside: Path, on_progress: Progress) -> tuple[str, st
         meeting = places(len(ranks), aside / f"rendezvous-{mode}")
         folder = str(aside.resolve())
         jobs = [RankJob(cell.config, mode, rank, place, folder) for rank, place in zip(ranks, meeting, strict=True)]
+        others = OtherProcesses()
         outcome = launch(run_rank, jobs, aside / "logs" / mode, cell.config.launch.timeout_s, on_progress)
+        if mode == "timed" and job.current_job() is None:  # ranks of a joined job are no processes of this one
+            row.others_cores = others.cores()
         (aside / f"rendezvous-{mode}").unlink(missing_ok=True)
         if outcome.status != "ok":
             shown = "".join(f"; the allocator then: {name}" for name in snapshot.written(aside)[:1])

@@ -9,6 +9,8 @@ BUDGET_LINES = "tests/unit/test_budget_lines.py"
 BUDGET_OF_A_LOOP = "tests/unit/test_budget_of_a_loop.py"
 BUDGET_REPORTS = "tests/unit/test_budget_reports.py"
 APART = "tests/unit/test_apart.py"
+ATTEMPTS = "tests/unit/test_attempts.py"
+COMPARED = "tests/end_to_end/test_compare.py"
 COMPARISON = "tests/unit/test_comparison.py"
 PARITY = "tests/unit/test_parity.py"
 PLANTED = "tests/faults/test_planted.py"
@@ -17,6 +19,30 @@ SEARCH = "tests/unit/test_search.py"
 UNEXPLAINED = "tests/unit/test_unexplained.py"
 
 MUTANTS = (
+    Mutant(
+        "compare-lines-of-folders-together",
+        "Runs of one name in several folders have their lines of code in common: each counts as often as there are.",
+        "zerobench/commands/compare",
+        'run_id=frame["run_id"] + f"/{number}"',
+        'run_id=frame["run_id"] + "/"',
+        (f"{ATTEMPTS}::test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own",),
+    ),
+    Mutant(
+        "compare-launches-of-folders-are-one",
+        "Launches by hand, in a folder each, are one pair.",
+        "zerobench/commands/compare",
+        'runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount())',
+        "runs",
+        (f"{ATTEMPTS}::test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own",),
+    ),
+    Mutant(
+        "interleave-of-the-imported-package",
+        "Revisions are looked up in the checkout of the imported package, whatever folder the command is called in.",
+        "zerobench/commands/compare",
+        'return top if (top / PACKAGE.name / "__main__.py").is_file() else PACKAGE.parent',
+        "return PACKAGE.parent",
+        (f"{COMPARED}::test_revisions_are_those_of_the_checkout_that_the_command_is_called_in",),
+    ),
     Mutant(
         "budget-ceiling-is-a-floor",
         "A ceiling is crossed from above, and a floor from below.",

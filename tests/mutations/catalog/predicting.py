@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..mutant import Mutant
 
+ESTIMATE = "tests/unit/test_estimate.py"
 FAKE_WORLDS = "tests/unit/test_fake_worlds.py"
 FORMULAS = "tests/unit/test_formulas.py"
 GROUPING = "tests/unit/test_grouping.py"
@@ -11,10 +12,30 @@ MEASUREMENT = "tests/distributed/test_measurement.py"
 PARITY = "tests/unit/test_parity.py"
 PEERS = "tests/distributed/test_peers.py"
 PLANTED = "tests/faults/test_planted.py"
+SIMULATED = "tests/distributed/test_simulated.py"
 STRATEGIES = "tests/unit/test_strategies.py"
 SUITE = "tests/unit/test_suite.py"
 
 MUTANTS = (
+    Mutant(
+        "target-takes-a-given-value-for-a-default",
+        "A tile size that was given and equals the CPU's default becomes a GPU's in an estimate.",
+        "zerobench/execution",
+        'if "precision.tile_bytes" in config.left_open:',
+        "if precision.tile_bytes == 4 * 2**20:",
+        (f"{ESTIMATE}::test_a_given_value_stays_though_it_is_the_default_of_the_other_device",),
+    ),
+    Mutant(
+        "host-memory-of-the-rank-that-is-fullest-on-the-device",
+        "Host memory is that of the executed rank, where another one holds more there.",
+        "zerobench/predict",
+        "return fullest - here",
+        "return 0",
+        (
+            f"{FAKE_WORLDS}::test_the_rank_that_is_executed_has_the_largest_states_and_tells_of_the_fullest_host",
+            f"{SIMULATED}::test_any_rank_tells_of_all_and_the_fullest_is_the_one_that_is_run",
+        ),
+    ),
     Mutant(
         "theory-optimizer-on-every-rank",
         "The closed form has the optimizer's states whole on every rank under ZeRO-1.",

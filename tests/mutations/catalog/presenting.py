@@ -15,6 +15,22 @@ STATUS_SHOW_PRUNE = "tests/unit/test_status_show_prune.py"
 
 MUTANTS = (
     Mutant(
+        "report-counts-wins-that-are-not-told-apart",
+        "The headline of a report counts the fastest cell of a setting though others are not told apart from it.",
+        "zerobench/commands/report",
+        "return first if all(",
+        "return first if any(True or ",
+        ("tests/unit/test_report.py::test_the_headline_counts_wins_that_are_proven_and_none_of_a_busy_machine",),
+    ),
+    Mutant(
+        "table-marks-a-best-time-of-a-busy-machine",
+        "A time is marked as the best though other processes took the cores.",
+        "zerobench/results",
+        "if column.times and any(is_busy(cells[place]) for place in values):",
+        "if False:",
+        ("tests/unit/test_console.py::test_on_a_busy_machine_no_time_is_the_best_and_it_is_said_above_the_table",),
+    ),
+    Mutant(
         "pages-block-not-held",
         "A block of a page that was changed by hand is taken for what the committed tables say.",
         "documents/pages.py",

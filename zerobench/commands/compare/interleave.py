@@ -2,8 +2,9 @@
 
 Each revision is checked out in a worktree of its own and runs unchanged: its own package and conf/, with this Python
 and its packages. A launch is the whole command once, in a new process, so that the revisions do not affect each other.
-Turns are mirrored, A B and then B A, so that a linear drift affects both sides alike. `.` is the checkout with its
-uncommitted changes.
+Turns are mirrored, A B and then B A, so that a linear drift affects both sides alike. Revisions are those of the
+checkout of zerobench that the current folder is in, else of the one that the running package is from; `.` is that
+checkout with its uncommitted changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pandas as pd
 from ...results import tables
 from ...results.attempts import in_order
 from ...results.provenance import PACKAGE
-from ..revisions import GitError, full_hash, worktree
+from ..revisions import GitError, full_hash, git, worktree
 
 RUNS = "results/runs/interleaved"
 
@@ -88,11 +89,27 @@ def load_side(where: str) -> Side:
     Raises FileNotFoundError where there are none.
     """
     folders = [where] if Path(where).is_dir() else [path for path in sorted(glob.glob(where)) if Path(path).is_dir()]
-    found = [tables.load(folder) for folder in folders]
+    found = [Side(one.runs, one.lines) for one in map(tables.load, folders)]
     if not any(len(one.runs) for one in found):
         raise FileNotFoundError(f"{where}: there is no run, and no folder of runs, of that name")
-    lines = pd.concat([one.lines for one in found], ignore_index=True)
-    return Side(in_order([one.runs for one in found]).reset_index(drop=True), lines)
+    return _as_launches(found) if _named_alike(found) else _together(found)
+
+
+def _named_alike(found: list[Side]) -> bool:
+    """Returns True if runs of two folders have one name, as the first launches of a cell in each of them do."""
+    names = [name for one in found for name in set(one.runs.get("run_id", ()))]
+    return len(set(names)) < len(names)
+
+
+def _as_launches(found: list[Side]) -> Side:
+    """Numbers the newest launches of each folder, cell by cell, in the order in which they began: each is one more
+    launch of its cell. A run that is in two folders, as in a copy, is one.
+    """
+    newest = [Side(tables.latest(one.runs), one.lines) for one in found if len(one.runs)]
+    whole = _together([_apart(one, number) for number, one in enumerate(newest)])
+    names = whole.runs["run_id"].str.rpartition("/")[0]
+    runs = whole.runs[~whole.runs.assign(name=names).duplicated(["name", "started"])]
+    return Side(runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount()), whole.lines)
 
 
 def load_runs(where: str) -> pd.DataFrame:
@@ -119,7 +136,7 @@ def measure_in_turns(
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--runs {runs}: there is something in that folder already; name another")
     with ExitStack() as stack:
-        places = {side: stack.enter_context(_checkout(rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
+        places = {side: stack.enter_context(_checkout(side, rev)) for side, rev in (("a", rev_a), ("b", rev_b))}
         for count, (side, number) in enumerate(turns(launches), 1):
             revision = rev_a if side == "a" else rev_b
             print(f"[{count}/{2 * launches}] {side.upper()}, {revision}, launch {number + 1}", file=sys.stderr)
@@ -144,28 +161,47 @@ def _launch(place: Path, overrides: list[str], folder: Path, revision: str) -> N
 
 
 def _numbered(folder: Path, number: int) -> Side:
-    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side. Folders name
-    their runs alike, so the number becomes a part of the name.
+    """Numbers the runs of a folder, which holds one launch of each cell: the `number`-th of its side."""
+    side = _apart(load_side(str(folder)), number)
+    return Side(side.runs.assign(repeat=number), side.lines)
+
+
+def _apart(side: Side, number: int) -> Side:
+    """Makes a folder's number a part of its runs' names: folders name their runs alike, and lines of code belong to a
+    run by its name.
     """
-    side = load_side(str(folder))
-    runs, lines = (frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (side.runs, side.lines))
-    return Side(runs.assign(repeat=number), lines)
+    return Side(*(frame.assign(run_id=frame["run_id"] + f"/{number}") for frame in (side.runs, side.lines)))
 
 
-def _together(launched: list[Side]) -> Side:
-    runs, lines = ([getattr(one, name) for one in launched] for name in ("runs", "lines"))
-    return Side(pd.concat(runs, ignore_index=True), pd.concat(lines, ignore_index=True))
+def _together(sides: list[Side]) -> Side:
+    """Returns the runs of all sides in the order in which they began, and their lines."""
+    lines = pd.concat([one.lines for one in sides], ignore_index=True)
+    return Side(in_order([one.runs for one in sides]).reset_index(drop=True), lines)
 
 
 @contextmanager
-def _checkout(revision: str) -> Iterator[Path]:
-    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`. Raises ValueError."""
-    if revision == ".":
-        yield PACKAGE.parent
-        return
+def _checkout(side: str, revision: str) -> Iterator[Path]:
+    """Yields a worktree of a revision, removed at the end; the user's own checkout for `.`. Prints which commit it is.
+    Raises ValueError.
+    """
+    top = _repository()
     try:
-        found = full_hash(PACKAGE, revision)
+        found = full_hash(top, "HEAD" if revision == "." else revision)
+        changed = " with uncommitted changes" * (revision == "." and bool(git(top, "status", "--porcelain")))
     except GitError as error:
         raise ValueError(f"--interleave: {error}") from error
-    with worktree(PACKAGE, found) as place:
+    print(f"{side.upper()}: {revision} is {found}{changed}, of {top}", file=sys.stderr)
+    if revision == ".":
+        yield top
+        return
+    with worktree(top, found) as place:
         yield place
+
+
+def _repository() -> Path:
+    """Returns the checkout of zerobench that the current folder is in, else that of the running package."""
+    try:
+        top = Path(git(Path.cwd(), "rev-parse", "--show-toplevel"))
+    except GitError:
+        return PACKAGE.parent
+    return top if (top / PACKAGE.name / "__main__.py").is_file() else PACKAGE.parent

@@ -14,7 +14,13 @@ MINIMUM_EFFECT = 3.0
 NOT_COMPARABLE = "not comparable"
 NO_FLOOR = "no noise floor is recorded for this machine; zerobench noise record measures it"
 DRIFT = "not interleaved: what drifted in between would count as change, so there is no verdict on times"
-IN_TURNS = "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two revisions in turns"
+IN_TURNS = (
+    "zerobench compare --interleave REV_A REV_B -- OVERRIDES measures two revisions in turns; launches by hand need a "
+    "results_dir each, in turns a0 b0 b1 a1 a2 b2, and zerobench compare 'a*' 'b*'"
+)
+ONE_PAIR = (
+    f"1 pair of launches, so there is no verdict on times. More pairs: measure.repeats=6 in one sweep; {IN_TURNS}"
+)
 
 
 def passages(found: Comparison) -> list[Passage]:
@@ -140,6 +146,8 @@ def _launches(pair: Compared) -> str:
     pairs = list(pair.pairs)
     if same_runs(pairs):
         return f"{words}: the same on both sides"
+    if count == 1:
+        return ONE_PAIR
     return f"{words}, interleaved{_power(pairs)}" if interleaved(pairs) else f"{words}, {DRIFT}; {IN_TURNS}"
 
 

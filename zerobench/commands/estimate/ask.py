@@ -7,7 +7,7 @@ device     of the question, not of this machine: it needs no GPU here
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...config.cell import Cell
 from ...config.compose import RefusedError, compose_cells
@@ -49,4 +49,9 @@ def ask(words: Sequence[str], device: str | None = None, attention: str | None =
     cells = compose_cells(["-m", *keys, *kept])
     if not cells:
         raise RefusedError(["these words make no cell; zerobench estimate --help shows some that do"])
-    return Question(tuple(words), tuple(cells), target)
+    return Question(tuple(words), tuple(_on(cell, target) for cell in cells), target)
+
+
+def _on(cell: Cell, target: Target) -> Cell:
+    """Returns the cell with the defaults of the target, so that those which differ there alone are two cells."""
+    return cell if cell.problems else replace(cell, config=target.defaults(cell.config))

@@ -89,7 +89,7 @@ class EstimateRow:
     in_flight_bytes: int | None = None
     """states_bytes less formula_bytes: gathered units, buckets, temporaries of an update."""
     host_bytes: int = 0
-    """Peak in host memory of what was sent there."""
+    """Peak in host memory of what was sent there, on the rank that has most there."""
     file_bytes: int = 0
     """Peak in files."""
     volume_psi: float | None = None
@@ -144,8 +144,8 @@ def _row_of(cell: Cell, name: str, execution: Execution | None, target: Target, 
     return EstimateRow(
         **setting, rank=execution.rank, psi=psi, peak_bytes=execution.peak_bytes,
         parts_bytes=parts.at_peak(execution), states_bytes=states, formula_bytes=formula,
-        in_flight_bytes=None if formula is None else states - formula, host_bytes=_elsewhere(execution, "host"),
-        file_bytes=_elsewhere(execution, "nvme"), volume_elements=execution.volume_elements,
+        in_flight_bytes=None if formula is None else states - formula, host_bytes=execution.host_bytes,
+        file_bytes=execution.file_bytes, volume_elements=execution.volume_elements,
         volume_psi=execution.volume_elements / psi if psi else None,
         wire_bytes=execution.wire_bytes, allocated_bytes=execution.allocated_bytes,
         reserved_low_bytes=reserved[0], reserved_high_bytes=reserved[1],
@@ -162,8 +162,3 @@ def _closed_form(execution: Execution) -> tuple[int | None, int | None]:
         return closed_form(execution.config)
     except Exception:  # a user's builder may do things that a model without memory cannot
         return None, None
-
-
-def _elsewhere(execution: Execution, tier: str) -> int:
-    rows = execution.record.memory if execution.record is not None else []
-    return max((row.max_bytes for row in rows if row.tier == tier and row.category == "total"), default=0)

@@ -90,12 +90,11 @@ def used_of(execution: Execution, psi: int) -> Used:
     """Returns what an execution used."""
     record = execution.record
     assert record is not None
-    totals = {row.tier: row.max_bytes for row in record.memory if row.phase == "step" and row.category == "total"}
     tensors = [row for row in execution.tensors if row.tier == "device"]
     allocated, reserved = execution.allocated_bytes, execution.reserved_bytes
     return Used(
         psi=psi, peak_bytes=allocated or execution.peak_bytes,
-        host_bytes=totals.get("host", 0), file_bytes=totals.get("nvme", 0),
+        host_bytes=execution.host_bytes, file_bytes=execution.file_bytes,
         at_peak=execution.at_peak, largest=max(tensors, key=lambda row: row.bytes, default=None),
         volume_psi=execution.volume_elements / psi if psi else 0.0, wire_bytes=execution.wire_bytes,
         reserved_bytes=max(reserved) if reserved else None,

@@ -79,7 +79,7 @@ def _facts(runs: pd.DataFrame) -> list[str]:
 
 
 def _verdict(settings: Sequence[Setting], judge: Judge) -> Html:
-    told = [h("p", words) for words in overall(settings)]
+    told = [h("p", words) for words in overall(settings, judge)]
     cards = [_card(setting, judge, place < OPEN, len(settings)) for place, setting in enumerate(settings)]
     more = details(f"{show_count(len(cards) - OPEN, 'more setting')}", join(cards[OPEN:]), lazy=False)
     return join([*told, *cards[:OPEN], *([more] if len(cards) > OPEN else [])])

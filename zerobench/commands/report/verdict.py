@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...results.busy import busy_words
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import show_bytes, show_count, show_ms
@@ -129,25 +130,46 @@ def _fastest(setting: Setting, judge: Judge) -> str:
     timed = [place for place in setting.ok if setting.cells[place].row["step_s"] is not None]
     if not timed:
         return "no cell has times: one rank of a simulated world, or ranks that share a GPU"
+    if busy := busy_words([setting.cells[place].row for place in timed]):
+        return f"not judged: {busy}"
     places = best(setting, "step ms") or timed[:1]
     first = setting.cells[places[0]]
     row = first.row
     words = f"{_names(setting, places)}: {show_ms(row['step_s'])} a step{_interval(row)}, "
     words += f"{row['tokens_per_s']:,.0f} tokens/s"
-    others = [place for place in timed if place not in places]
     groups: dict[str, list[int]] = {}
-    for place in others:
-        pair = judge.compare(first, setting.cells[place])
-        words_of_pair = _beside(pair.effects[0], row, pair.b.row) if pair.effects else "not comparable in time"
-        groups.setdefault(words_of_pair, []).append(place)
+    for place in timed:
+        if place not in places:
+            groups.setdefault(_against(first, setting.cells[place], judge), []).append(place)
     words += "".join(f"; {said}: {_names(setting, mine)}" for said, mine in groups.items())
     return words + _sureness([setting.cells[place] for place in timed])
 
 
+SLOWER_THAN_IT = "slower"
+
+
+def _against(first: Measured, other: Measured, judge: Judge) -> str:
+    """Returns the words on a cell beside the fastest."""
+    pair = judge.compare(first, other)
+    return _beside(pair.effects[0], first.row, other.row) if pair.effects else "not comparable in time"
+
+
+def proven_fastest(setting: Setting, judge: Judge) -> int | None:
+    """Returns the place of the cell that every other cell with times is proven to be slower than; None without one."""
+    timed = [place for place in setting.ok if setting.cells[place].row["step_s"] is not None]
+    firsts = best(setting, "step ms")
+    if len(firsts) != 1 or len(timed) < 2:
+        return None
+    first = firsts[0]
+    cells = [setting.cells[place] for place in timed if place != first]
+    return first if all(_against(setting.cells[first], one, judge) == SLOWER_THAN_IT for one in cells) else None
+
+
 def _beside(effect: Effect, fastest: Row, other: Row) -> str:
     """Returns compare's word on a slower cell or, where it gives none, what the cells' own intervals say."""
-    if effect.verdict in (SLOWER, FASTER, NOISE):
-        return "not told apart from it" if effect.verdict == NOISE else "slower"
+    said = {SLOWER: SLOWER_THAN_IT, FASTER: "faster, launch by launch", NOISE: "not told apart from it"}
+    if effect.verdict in said:
+        return said[effect.verdict]
     ends = fastest["step_s_high"], other["step_s_low"]
     disjoint = None not in ends and ends[0] < ends[1]
     return "slower here, with disjoint intervals" if disjoint else "not told apart from it"
@@ -233,8 +255,10 @@ def _cost(cell: Measured, pair: Compared) -> list[str]:
     return [*shown, f"{step.ratio:.3f}", interval, step.verdict]
 
 
-def overall(settings: Sequence[Setting]) -> Iterator[str]:
+def overall(settings: Sequence[Setting], judge: Judge) -> Iterator[str]:
     """Yields sentences over all settings: what was compared, and how often each strategy comes first."""
+    if busy := busy_words([cell.row for setting in settings for cell in setting.cells]):
+        yield f"{busy[0].upper()}{busy[1:]}."
     ok = [setting for setting in settings if setting.ok]
     cells = sum(len(setting.cells) for setting in settings)
     if not ok:
@@ -251,8 +275,16 @@ def overall(settings: Sequence[Setting]) -> Iterator[str]:
         return
     several = [setting for setting in ok if len(setting.ok) > 1]
     yield f"{show_count(cells, 'cell')} in {len(settings)} settings; cells of a setting train the same thing."
-    for column, words in (("peak MiB", "Least memory"), ("step ms", "Fastest")):
-        firsts = Counter(setting.cells[place].row["strategy"] for setting in several for place in best(setting, column))
-        counted = ", ".join(f"{strategy} in {number}" for strategy, number in firsts.most_common())
-        if counted:
-            yield f"{words}, of {show_count(len(several), 'setting')} with two cells or more: {counted}."
+    least = Counter(s.cells[place].row["strategy"] for s in several for place in best(s, "peak MiB"))
+    proven = [(s, place) for s in several if (place := proven_fastest(s, judge)) is not None]
+    fastest = Counter(s.cells[place].row["strategy"] for s, place in proven)
+    of = f"of {show_count(len(several), 'setting')} with two cells or more"
+    if least:
+        yield f"Least memory, {of}: {_counted(least)}."
+    if any(cell.row["step_s"] is not None for s in several for cell in s.cells):
+        unproven = f"not proven in {len(several) - len(proven)}" * (len(proven) < len(several))
+        yield f"Fastest, {of}: {', '.join(filter(None, [_counted(fastest), unproven]))}."
+
+
+def _counted(firsts: Counter[str]) -> str:
+    return ", ".join(f"{strategy} in {number}" for strategy, number in firsts.most_common())

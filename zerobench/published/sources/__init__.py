@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..row import Row
-from . import activations, infinity, megatron, offload, zero, zeropp
+from . import activations, deepspeed, infinity, megatron, offload, zero, zeropp
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ SOURCES = {
     "offload": Source("ZeRO-Offload", "arXiv 2101.06840", offload.ROWS),
     "infinity": Source("ZeRO-Infinity", "arXiv 2104.07857", infinity.ROWS),
     "zeropp": Source("ZeRO++", "arXiv 2306.10209", zeropp.ROWS),
+    "deepspeed": Source("DeepSpeed's estimators", "deepspeed/runtime/zero and memory.rst", deepspeed.ROWS),
     "activations": Source("Korthikanti et al.", "arXiv 2205.05198", activations.ROWS),
 }
 """Name on the command line -> source."""

@@ -1,5 +1,6 @@
-"""ZeRO-Infinity, arXiv 2104.07857: sections 3 and 4. One checkpoint per layer, ci = 1; its fp32 gradients are a switch
-here, so that 20 bytes a parameter are 16 (neither), 18 (fp32 in place of fp16) or 20 (fp16, and cast all at once).
+"""ZeRO-Infinity, arXiv 2104.07857: sections 3 and 4, figure 2a. One checkpoint per layer, ci = 1; its fp32 gradients
+are a switch here, so that 20 bytes a parameter are 16 (neither), 18 (fp32 in place of fp16) or 20 (fp16, and cast all
+at once). Its TB are 2^40 bytes, its K are 1024.
 """
 
 from __future__ import annotations
@@ -85,4 +86,38 @@ INTENSITIES = (
     ),
 )  # fmt: skip
 
-ROWS = (*MEMORY, *INTENSITIES)
+MODELS = (
+    ("0.1T", 80, 10, 128, "1.83", "0.05"),
+    ("0.5T", 100, 20, 160, "9.16", "0.12"),
+    ("1T", 128, 25, 256, "18.31", "0.20"),
+    ("10T", 195, 64, 512, "182.81", "0.76"),
+    ("100T", 315, 160, 1024, "1845.70", "3.08"),
+)
+"""Models of figure 2a: parameters, layers, hidden in 1024, heads, TB of model states, TB of checkpoints in a node."""
+
+NODE, TOKENS = 32, 1024
+"""Sequences of a node, and tokens of a sequence, of the checkpoints in figure 2a."""
+
+
+def _figure_2a(name: str, layers: int, hidden: int, heads: int, states_tb: str, checkpoints_tb: str) -> tuple[Row, Row]:
+    """Returns a model's rows: both are of the same two cells, as wide as the model."""
+    numbers = f"{name}: nl = {layers}, hd = {hidden}K"
+    cell = f"{TRAINED} buffers=fused model.hidden={hidden * 1024} model.heads={heads}"
+    squares, stream = layers * (hidden * 1024) ** 2 / 2**40, NODE * TOKENS * layers * hidden * 1024 / 2**40
+    return (
+        Row(
+            "figure 2a", f"model states, {numbers}", "TiB", "240 nl·hd²", 240 * squares, states_tb, float(states_tb),
+            cell, states, per_size("L", "h", "h"), digit=0.01, scale=squares,
+            note="biases and norms, 13 hd of a layer, are in what is executed",
+        ),
+        Row(
+            "figure 2a", f"activation checkpoints of a node, b = {NODE}, s = {TOKENS}, {numbers}", "TiB",
+            "2·b·s·hd·nl", 2 * stream, checkpoints_tb, float(checkpoints_tb), cell, most_of("activations"),
+            per_size("b", "s", "h", "L"), digit=0.01, scale=stream,
+        ),
+    )  # fmt: skip
+
+
+FIGURE_2A = tuple(row for model in MODELS for row in _figure_2a(*model))
+
+ROWS = (*MEMORY, *FIGURE_2A, *INTENSITIES)

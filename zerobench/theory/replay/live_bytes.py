@@ -25,6 +25,8 @@ class Replay:
     """Live bytes of host memory in the same events; None where nothing leaves the device."""
     files: int = 0
     """Bytes in files, which stay."""
+    shard: int | None = None
+    """Shard that is played, of host memory; None: that of the rank which is fullest there."""
 
     def hold(self, category: str, name: Any, size: int) -> None:
         """Allocates `name`; without effect where it is alive."""

@@ -41,7 +41,7 @@ class Shards:
         replay.hold("optimizer", "all", max(self._kept_bytes(rank, used, away=False) for rank in ranks))
         if replay.host is None:
             return
-        kept = self._host_bytes(self._host_rank(used), used)
+        kept = self._host_bytes(self._host_rank(replay.host, used), used)
         if self.tiers.place == "nvme":
             replay.host.hold("communication", "pool", self.tiers.pool_bytes)
             replay.host.hold("optimizer", "counts", kept + self._absent_bytes())
@@ -61,7 +61,7 @@ class Shards:
             replay.hold("gradients", "tile", most * self._tile_bytes(away=False))
             replay.drop("gradients", "tile")
         if away and replay.host is not None:
-            most = self._tile_numel_of(self._host_rank(set(schedule.arrivals)))
+            most = self._tile_numel_of(self._host_rank(replay.host, set(schedule.arrivals)))
             replay.host.hold("gradients", "tile", most * self._tile_bytes(away=True))
             replay.host.drop("gradients", "tile")
 
@@ -71,8 +71,12 @@ class Shards:
         crosses = (there and not back) if away else (back and not there)
         return crosses * (self.precision.gradient_bytes if self.casts else 4) + 4 * self.casts
 
-    def _host_rank(self, used: set[int]) -> int:
-        """Returns the rank whose host memory is fullest; one may have most states, another the largest tile."""
+    def _host_rank(self, host: Replay, used: set[int]) -> int:
+        """Returns the rank that is played: by default the one whose host memory is fullest. One may have most states,
+        another the largest tile.
+        """
+        if host.shard is not None:
+            return host.shard
         size = self._tile_bytes(away=True)
         return max(range(self.world_size), key=lambda r: self._host_bytes(r, used) + size * self._tile_numel_of(r))
 

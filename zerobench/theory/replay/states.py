@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..choices import settle
 from ..groups import GroupShape
+from ..ranks import slice_of
 from ..shapes import OptimizerShape, PrecisionShape, Schedule
 from ..strategy import StrategyShape
 from ..tiers import NOWHERE, TierShape
@@ -44,9 +45,14 @@ class Prediction:
 def predict_states(
     strategy: StrategyShape, schedule: Schedule, world_size: int, optimizer: OptimizerShape,
     precision: PrecisionShape = FULL, groups: GroupShape | None = None, tiers: TierShape = NOWHERE,
+    rank: int | None = None,
 ) -> Prediction:  # fmt: skip
-    """Plays a step, and returns the model states' maxima on the rank that needs most."""
-    groups, host = groups or GroupShape(world_size), Replay() if tiers.place else None
+    """Plays a step, and returns the model states' maxima on the rank that needs most. `rank`: whose host memory is
+    played; None: the fullest.
+    """
+    groups = groups or GroupShape(world_size)
+    shard = None if rank is None else slice_of(rank, groups)
+    host = Replay(shard=shard) if tiers.place else None
     strategy = settle(strategy, schedule.shapes, groups.shard_ranks)
     replay = InSlots(host=host) if schedule.arena else Replay(host=host)
     more = {"tiers": tiers} if tiers.place else {}
