@@ -70,7 +70,7 @@ def check_with(where: Path, plants: Sequence[Plant], *arguments: str) -> subproc
 def test_what_holds_is_0_and_runs_are_reused(checkout: Path) -> None:
     done = budget(checkout, "check", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "50 of 50 limits hold" in done.stdout
+    assert "72 of 72 limits hold" in done.stdout
     assert done.stderr.count("reused an earlier run") == 2
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> Non
     crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
     done = check_with(checkout, [crashing])
     assert done.returncode == 2
-    assert "25 of 50 limits hold" in done.stdout
+    assert "36 of 72 limits hold" in done.stdout
     assert "unjudged: zero2 gpt_tiny N=2 b=8: it could not be measured (crash: timed pass: rank" in done.stdout
     assert budget(checkout, "check", "--runs", "nowhere").returncode == 2
     file = checkout / "results/budgets/default.yaml"
