@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -44,7 +43,7 @@ def cuda() -> Iterator[ModeledCuda]:
     with (
         mock.patch.object(simulated, "KINDS", on_gpu),
         mock.patch.object(cpu, "STREAMS", {"cpu": modeled}),
-        mock.patch.object(delayed_update, "threading", SimpleNamespace(Thread=AtOnce)),
+        mock.patch.object(delayed_update, "Thread", AtOnce),
     ):
         yield modeled
     dist.destroy_process_group()

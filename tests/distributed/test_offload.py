@@ -20,7 +20,7 @@ from tests.distributed.streams import AtOnce
 from tests.ranks import run_ranks
 from zerobench.config.schema import Gpt
 from zerobench.config.schema_memory import NvmeOffload
-from zerobench.zero import Offload, initialize, labels
+from zerobench.zero import Offload, initialize
 from zerobench.zero.optim import delayed_update, optimizer_step
 from zerobench.zero.optim.optimizer_step import raw_step
 
@@ -89,7 +89,7 @@ def test_the_stages_know_nothing_of_it(stage: int) -> None:
 
 def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """`zero_grad` between forward and backward, while the update that began with the forward is at its gradients."""
-    monkeypatch.setattr(labels, "EngineThread", AtOnce)
+    monkeypatch.setattr(delayed_update, "Thread", AtOnce)
 
     def step_disturbed(engine: Any, optimizer: torch.optim.Optimizer) -> None:
         if engine:

@@ -75,7 +75,8 @@ class Options:
     `initial_device`     the device on which they are drawn; default: the CPU, so that they do not depend on the device
     `arena`              temporary gradients use slots that are allocated once: arena.py
     `broadcast_buffers`  copy rank 0's buffers to all ranks before each forward, as DDP does
-    `elementwise`        declares an optimizer outside of torch elementwise
+    `elementwise`        declares an optimizer outside of torch elementwise; it may ask for p.ndim, not for sizes: it
+                         gets segments, which have their parameter's number of dimensions, all but the last of size 1
     `offload`            the states that leave the device, and their tier: offload.cpu.Offload
     `node_size`          ranks per node: gathers and reductions run in two hops (comm/hierarchical.py)
     `shard_group`        ranks per shard group, the groups being replicas; default: all (comm/hierarchical.py)

@@ -9,6 +9,7 @@ BRANCHES = "tests/distributed/test_branches.py"
 HIDDEN = "tests/distributed/test_hidden.py"
 INITIALIZE = "tests/unit/test_initialize.py"
 OFFLOAD = "tests/distributed/test_offload.py"
+TILED_STEPS = "tests/distributed/test_tiled_steps.py"
 TRAINING_LOOPS = "tests/distributed/test_training_loops.py"
 TRAINING_CHECK = "tests/distributed/test_training_check.py"
 UNIT_WRITES = "tests/unit/test_writes.py"
@@ -94,6 +95,14 @@ MUTANTS = (
         "            self.used = {i for i, flag in enumerate(flags) if flag}",
         "            pass",
         (f"{BRANCHES}::test_what_a_rank_did_not_use_counts_as_zero_there_and_what_none_used_stays",),
+    ),
+    Mutant(
+        "segments-flat",
+        "An optimizer of the user's gets flat segments, so that its rules for matrices hold for none.",
+        "zerobench/zero/optim",
+        "    return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())",
+        "    return 1",
+        (f"{TILED_STEPS}::test_counts_and_hooks_know_nothing_of_tiles[in tiles]",),
     ),
     Mutant(
         "clip-by-local-norm",

@@ -91,7 +91,7 @@ class Targets:
         if key.format(name) not in self.flats:
             _put(self.flats, key.format(name), parameter, 0, torch.empty(parameter.numel(), dtype=chunk.dtype))
         whole, stop = self.flats[key.format(name)].chunks[0], start + chunk.numel()
-        self._late.append((chunk.detach(), lambda: own.flatten(saved.view(whole))[start:stop]))
+        self._late.append((chunk.detach().view(-1), lambda: own.flatten(saved.view(whole))[start:stop]))
 
     def _add_segment(self, segment: OptimizerSegment) -> None:
         index, start = segment.segment.parameter, segment.segment.start
@@ -108,7 +108,9 @@ class Targets:
                 new[key] = decode(value)
         self._states.append(new)
         if name in self._pending_dtypes:
-            gradient = torch.empty(segment.tensor.shape, dtype=self._pending_dtypes[name], device=segment.tensor.device)
+            gradient = torch.empty(
+                segment.segment.numel, dtype=self._pending_dtypes[name], device=segment.tensor.device
+            )
             self._pending[segment] = labels.label(gradient, labels.GRADIENTS, f"{name} pending", tier=segment.tier)
             self._add("pending.{}", name, whole, start, gradient)
 
@@ -144,7 +146,7 @@ class Targets:
 
 def _put(flats: dict[str, Flat], name: str, whole: torch.Tensor, start: int, chunk: torch.Tensor) -> None:
     if chunk.numel():
-        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach()
+        flats.setdefault(name, Flat(whole.numel(), chunk.dtype, {})).chunks[start] = chunk.detach().view(-1)
 
 
 def sharded_frozen(engine: CheckpointEngine) -> Iterator[tuple[str, nn.Parameter, int, torch.Tensor]]:

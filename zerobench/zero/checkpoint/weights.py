@@ -87,7 +87,7 @@ def _places(engine: CheckpointEngine) -> Iterator[tuple[nn.Parameter, MemoryOrde
     """Yields (parameter, its memory order, first element, destination) for this rank's parts of all parameters."""
     for segment in engine.segments:
         parameter = engine.trainable[segment.segment.parameter]
-        yield parameter, engine.orders[parameter], segment.segment.start, segment.tensor
+        yield parameter, engine.orders[parameter], segment.segment.start, segment.tensor.view(-1)
     for _, parameter, start, chunk in sharded_frozen(engine):
         yield parameter, engine.orders[parameter], start, chunk
     for parameter in whole_frozen(engine).values():

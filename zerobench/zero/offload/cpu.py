@@ -226,7 +226,7 @@ class HostRange(ShardRange):
             yield
         for one in tile:  # of several units
             place = one.shard_range.unit.parameter_shard.narrow(0, one.segment.offset, one.segment.numel)
-            self._upload.send(place, one.tensor.detach())
+            self._upload.send(place, one.tensor.detach().view(-1))
 
 
 class HostPlacement(Placement):

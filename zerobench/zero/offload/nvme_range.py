@@ -139,9 +139,10 @@ class FileRange(ShardRange):
         self.master = copies[MASTER]
         for share in segments:
             at, numel = share.segment.offset - self.start, share.segment.numel
-            share.tensor.data = self.master.narrow(0, at, numel)
+            shape = share.tensor.shape
+            share.tensor.data = self.master.narrow(0, at, numel).view(shape)
             state = self._tier.optimizer.state.get(share.tensor, {})
-            state |= {key: copies[key].narrow(0, at, numel) for key in state.keys() & copies.keys()}
+            state |= {key: copies[key].narrow(0, at, numel).view(shape) for key in state.keys() & copies.keys()}
 
     def put_in(self, segments: Sequence[SegmentView], write_back: bool) -> None:
         """They lie in the file again; with `write_back` as they are now."""
@@ -157,25 +158,26 @@ class FileRange(ShardRange):
         """The optimizer's tensors are those in the pool."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
-            share.tensor.data = self.kept[MASTER].present(self.chunk).narrow(0, at, numel)
+            shape = share.tensor.shape
+            share.tensor.data = self.kept[MASTER].present(self.chunk).narrow(0, at, numel).view(shape)
             state = self._tier.optimizer.state.get(share.tensor, {})
             for key in state.keys() & self.kept.keys():
-                state[key] = self.kept[key].present(self.chunk).narrow(0, at, numel)
+                state[key] = self.kept[key].present(self.chunk).narrow(0, at, numel).view(shape)
 
     def _empty(self, tile: Sequence[SegmentView], keep: bool = True) -> None:
         """They are in the pool alone; with `keep` states that the optimizer has made elsewhere move there."""
         for share in tile:
             at, numel = share.segment.offset - self.start, share.segment.numel
-            state = self._tier.optimizer.state.get(share.tensor, {})
+            state, shape = self._tier.optimizer.state.get(share.tensor, {}), share.tensor.shape
             for key, value in state.items():
-                if not isinstance(value, torch.Tensor) or value.shape != share.tensor.shape:
+                if not isinstance(value, torch.Tensor) or value.shape != shape:
                     continue
                 if keep:
-                    place = self._tier.state_of(self, key, value.dtype).narrow(0, at, numel)
+                    place = self._tier.state_of(self, key, value.dtype).narrow(0, at, numel).view(shape)
                     if place.data_ptr() != value.data_ptr():
                         place.copy_(value)
-                state[key] = self._tier.absent(numel, value.dtype)
-            share.tensor.data = self._tier.absent(numel, share.tensor.dtype)
+                state[key] = self._tier.absent(numel, value.dtype).view(shape)
+            share.tensor.data = self._tier.absent(numel, share.tensor.dtype).view(shape)
 
 
 class Together:

@@ -219,7 +219,7 @@ class UpdateSchedule:
 
     def _make(self, gradients: dict[OptimizerSegment, torch.Tensor], coefficient: float | None) -> None:
         for segment, gradient in gradients.items():
-            segment.tensor.grad = gradient.to(segment.tensor)
+            segment.tensor.grad = gradient.view(segment.tensor.shape).to(segment.tensor)
             if coefficient is not None:
                 segment.tensor.grad.mul_(coefficient)
         with self._update.running():

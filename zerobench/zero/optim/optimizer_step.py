@@ -144,9 +144,10 @@ def _each_ready(
         with visit(tile):
             buffers.begin()
             for share in tile:
-                share.tensor.grad = gradient = buffers.ready(share)
+                gradient = buffers.ready(share)
                 if gradient is not None and coefficient is not None:
                     gradient.mul_(_beside(coefficient, gradient))
+                share.tensor.grad = None if gradient is None else gradient.view(share.tensor.shape)
             labels.updates(tile)
             yield
             for share in tile:

@@ -33,10 +33,14 @@ _REASONS = {
 
 
 class OptimizerSegment(Share):
-    """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard."""
+    """A segment as the optimizer holds it: `tensor` is a view of the master of a range of its unit's shard.
 
-    def __init__(self, shard_range: ShardRange, segment: Segment, bucket: GradientBucket) -> None:
-        super().__init__(shard_range.segment(segment.offset, segment.numel))
+    It has `ndim` dimensions, all of size 1 but the last, for rules such as "decay if p.ndim >= 2".
+    """
+
+    def __init__(self, shard_range: ShardRange, segment: Segment, bucket: GradientBucket, ndim: int) -> None:
+        flat = shard_range.segment(segment.offset, segment.numel)
+        super().__init__(flat.view(*[1] * (ndim - 1), segment.numel))
         self.shard_range, self.unit, self.bucket = shard_range, shard_range.unit, bucket
         self.segment = segment
         self.tier = shard_range.tier
@@ -57,6 +61,13 @@ class OptimizerSegment(Share):
     @property
     def unit_name(self) -> str:
         return self.unit.name
+
+
+def dimensions(optimizer: optim.Optimizer, parameter: nn.Parameter) -> int:
+    """Returns the number of dimensions of a parameter's segments: its own, and at least 1; 1 for optimizers of torch,
+    which do not ask.
+    """
+    return 1 if type(optimizer) in ELEMENTWISE else max(1, parameter.dim())
 
 
 def check_optimizer(optimizer: optim.Optimizer, trainable: dict[nn.Parameter, str], elementwise: bool) -> None:
@@ -114,7 +125,8 @@ def _cut_state(
     def cut(name: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if name != "step" and value.shape == parameter.shape:
-                value = order.flatten(value)[segment.segment.start : segment.segment.stop].to(segment.tensor)
+                flat = order.flatten(value)[segment.segment.start : segment.segment.stop]
+                value = flat.view(segment.tensor.shape).to(segment.tensor)
             elif value.device == parameter.device:
                 value = value.to(segment.tensor.device)
             return value.clone()

@@ -32,7 +32,7 @@ from ..units.unit import ALIGN_BYTES, Unit
 from .guards import STEP, guard
 from .loss_scaling import GradientScaling
 from .optimizer_step import update_tiles
-from .segments import OptimizerSegment, swap_parameters
+from .segments import OptimizerSegment, dimensions, swap_parameters
 
 
 class Update:
@@ -65,7 +65,7 @@ class Update:
         self._used_flags = torch.zeros(len(trainable), dtype=torch.int32, device=comm.flags_device or device)
         most = self._tile_numel(units, tile_bytes)
         self.segments = [
-            OptimizerSegment(one, segment, unit.gradients)
+            OptimizerSegment(one, segment, unit.gradients, dimensions(optimizer, trainable[segment.parameter]))
             for unit in units
             for one in placement.ranges[unit]
             for segment in _segments_of(one, comm.rank, most)
