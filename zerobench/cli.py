@@ -3,7 +3,7 @@
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
     zerobench VERB ...             see HELP
 
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ Keys and their defaults (KEY=VALUE), of the default choices; other choices have 
 
 Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
 tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
 Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
 Tab completion: eval "$(zerobench -sc install=bash)"
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..config.compose import RefusedError
+from ..config.compose import RefusedError, refuse_senseless
 from ..host.terminal import is_quiet
 from ..results import rescue
 from ..results.abandoned import tidy
@@ -31,11 +31,12 @@ def run_cells(
     kind: Callable[..., Sweep] = Sweep,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
-    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError where
-    nothing could be written.
+    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError if
+    every cell is refused, and if nothing could be written.
 
     `kind`: makes a sweep of a reporter.
     """
+    refuse_senseless(cells)
     check_folders(cells)
     with Reporter() as reporter:
         check = ParityCheck()
@@ -63,7 +64,7 @@ def run_cells(
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
     """Prints where the tables of `cells` are, which runs could not be written, and whether a failure stopped it."""
-    for folder in sorted({cell.config.results_dir for cell in cells}) if not is_quiet() else ():
+    for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
         print(printable(f"zerobench: {sentence}"), file=sys.stderr)
