@@ -16,6 +16,7 @@ from ..results.board import SUBMITTED, WAITING
 from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable
+from .launch_table import interruption_of
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
 from .progress import Reporter
@@ -44,6 +45,7 @@ def run_cells(
         sweep.run([cell for cell in cells if not is_search(cell)])
         searching = [cell for cell in cells if is_search(cell)]
         found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+        sweep.stopped |= search.stopped
         sweep.stopped |= not check.finish(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
         )
@@ -54,7 +56,7 @@ def run_cells(
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
-    if sweep.stopped or search.stopped:
+    if sweep.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
@@ -63,7 +65,9 @@ def run_cells(
 
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
-    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure stopped it."""
+    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure or the user
+    stopped it.
+    """
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
@@ -71,6 +75,8 @@ def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, 
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
         print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
+    if sweep.stopped:
+        print(printable(f"zerobench: {interruption_of(reporter.entries)}"), file=sys.stderr)
 
 
 def _readers(folder: str) -> str:
