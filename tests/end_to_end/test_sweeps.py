@@ -26,6 +26,7 @@ from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
+from zerobench.predict import fit
 from zerobench.records import RunRow
 from zerobench.results.tables import run_folders
 from zerobench.sweep.cell import _blank_row
@@ -202,7 +203,26 @@ def test_a_dry_run_tells_what_would_be_done_and_writes_nothing(tmp_path: Path, m
     assert plans == [("2", "0", "reuse"), ("5", "0", "refuse"), ("2", "1", "run"), ("5", "1", "refuse")]
     assert "4 cells: 1 to run, 1 to reuse, 2 to refuse; nothing was started" in shown
     assert "model.heads=5: it must divide hidden=16" in shown
+    assert re.findall(r"(reuse|run) .* (< 1 %)  ", shown) == [("reuse", "< 1 %"), ("run", "< 1 %")], "of memory"
     assert tree(tmp_path) == before
+
+
+def test_what_does_not_fit_is_refused_unless_it_is_to_run_anyway(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The model of these cells is built without memory: it is larger than that of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit, "machine_bytes", lambda: 23 * 2**30)
+    words = ["model=gpt_7b", "world_size=2", "strategy=ddp", "device=cpu"]
+    why = "model=gpt_7b: its states need 101.46 GiB per rank, 202.91 GiB for 2 ranks, and this machine has 23.00 GiB"
+    anyway = "launch.check_memory=false"
+    assert cli.run(words) == 2
+    assert capsys.readouterr().err == f"zerobench: {why}; {anyway} runs it all the same\n"
+    assert cli.run([*words, "--dry-run"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"refuse .* 101.46 GiB +882 %", shown)
+    assert f"{why}; {anyway}" in shown
+    assert cli.run([*words, anyway, "--dry-run"]) == 0
+    assert re.search(r"run .* 101.46 GiB +882 %", capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_compose_refuses_the_whole_sweep(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -39,4 +39,5 @@ def run_composed(composed: Composed, chosen: Sequence[str] | None) -> int:
         from ..trials.command import run_proposed
 
         return run_proposed(composed.proposed, composed.check, composed.launcher is None, chosen, kind)
-    return run_cells(composed.cells, chosen, kind=kind)[0]
+    here = composed.launcher is None or composed.launcher.is_here
+    return run_cells(composed.cells, chosen, kind=kind, here=here)[0]

@@ -10,6 +10,7 @@ from typing import Any
 from ..config.cell import Cell
 from ..config.compose import RefusedError, refuse_senseless
 from ..host.terminal import is_quiet
+from ..predict.fit import refuse_unfit
 from ..results import rescue
 from ..results.abandoned import tidy
 from ..results.board import SUBMITTED, WAITING
@@ -30,13 +31,15 @@ def run_cells(
     chosen: Sequence[str] | None = None,
     tables: bool = True,
     kind: Callable[..., Sweep] = Sweep,
+    here: bool = True,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
     0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError if
     every cell is refused, and if nothing could be written.
 
-    `kind`: makes a sweep of a reporter.
+    `kind`: makes a sweep of a reporter. `here`: on this machine, into whose memory the cells must fit.
     """
+    cells = fitting(cells) if here else cells
     refuse_senseless(cells)
     check_folders(cells)
     with Reporter() as reporter:
@@ -84,6 +87,11 @@ def _readers(folder: str) -> str:
     if folder == RESULTS:
         return "zerobench status, show, export; zerobench.load"
     return f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
+
+
+def fitting(cells: list[Cell]) -> list[Cell]:
+    """Returns the cells, those refused whose states do not fit into the memory here and that no earlier run has."""
+    return [refuse_unfit(cell) if find_reusable(cell) is None else cell for cell in cells]
 
 
 def check_folders(cells: list[Cell]) -> None:
