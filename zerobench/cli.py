@@ -19,7 +19,7 @@ from typing import TextIO
 from .cluster.job import JobError, find_job
 from .dispatch.task import JOB, leave_signals_to_task
 from .host.pipes import patient
-from .host.signals import ENDING, claim, ignore, interrupt_on, unclaimed
+from .host.signals import ENDING, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .sizes import printable
 
@@ -132,7 +132,6 @@ def main() -> None:
         sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
         warnings.showwarning = _tell
         ending = unclaimed(ENDING)
-        claim(ending)
         try:
             code = run(sys.argv[1:])
         finally:

@@ -57,11 +57,17 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
 def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatch, capsys) -> None:
     """Two Ctrl-C within a moment: the second one finds the command on its way out."""
 
+    def again() -> None:
+        try:
+            signal.raise_signal(INTERRUPT)
+        except KeyboardInterrupt:
+            pytest.fail("it was interrupted twice")
+
     def act(_arguments: list[str]) -> int:
         try:
             signal.raise_signal(INTERRUPT)
         finally:
-            signal.raise_signal(INTERRUPT)
+            again()
         return 0
 
     before = {one: signal.getsignal(one) for one in ENDING}
@@ -69,7 +75,7 @@ def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatc
         monkeypatch.setattr(sys, name, value)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     monkeypatch.setattr(cli, "_run", act)
-    monkeypatch.setattr(cli.fork_server, "end", lambda: signal.raise_signal(INTERRUPT))
+    monkeypatch.setattr(cli.fork_server, "end", again)
     monkeypatch.setattr(sys, "argv", ["zerobench", "strategy=zero1"])
     try:
         signal.signal(INTERRUPT, signal.default_int_handler)

@@ -58,21 +58,14 @@ def insist() -> Iterator[None]:
 @contextlib.contextmanager
 def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     """Lets the first signal of `numbers` raise KeyboardInterrupt in this block. In a thread it does nothing."""
-    before = claim(numbers)
+    numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
+    before = {one: signal.signal(one, _interrupter(numbers)) for one in numbers}
     try:
         yield
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
         _pending.clear()
-
-
-def claim(numbers: Iterable[signal.Signals]) -> dict[signal.Signals, Any]:
-    """Lets the first signal of `numbers` raise KeyboardInterrupt from now on, and returns the handlers before. In a
-    thread it does nothing.
-    """
-    numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
-    return {one: signal.signal(one, _interrupter(numbers)) for one in numbers}
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
