@@ -3,7 +3,7 @@
     zerobench KEY=VALUE ...        one run            zerobench -m KEY=V1,V2 ...     a sweep
     zerobench VERB ...             see HELP
 
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .cluster.job import JobError, find_job
 from .dispatch.task import JOB, leave_signals_to_task
 from .host.installed import installed_version
 from .host.pipes import patient
-from .host.signals import HANG_UP, TERMINATE, interrupt_on, unclaimed
+from .host.signals import ENDING, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .sizes import printable
 
@@ -89,7 +89,7 @@ Keys and their defaults (KEY=VALUE), of the default choices; other choices have 
 
 Each run becomes a folder under results_dir: config.yaml, provenance.json, run.json, and steps, memory,
 tensors and traffic as parquet files; zerobench.load(PATH) reads them into pandas.
-Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong, 130 interrupted.
+Exit code: 0 all cells ok, 1 a cell failed, 2 the command itself was wrong or no cell of it can run, 130 interrupted.
 Hydra's own flags (-m, --cfg job, --info, --config-dir): zerobench --hydra-help
 Tab completion: eval "$(zerobench -sc install=bash)"
 """
@@ -133,9 +133,11 @@ def main() -> None:
     if not is_rank:
         sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
         warnings.showwarning = _tell
+        ending = unclaimed(ENDING)
         try:
             code = run(sys.argv[1:])
         finally:
+            ignore(ending)
             fork_server.end()
         sys.stdout.flush()
         sys.exit(code)
@@ -157,7 +159,7 @@ def run(arguments: list[str]) -> int:
     if JOB in os.environ:
         leave_signals_to_task()
     try:
-        with interrupt_on(unclaimed([TERMINATE, HANG_UP])):
+        with interrupt_on(unclaimed(ENDING)):
             return _join(arguments)
     except KeyboardInterrupt:
         return 130
@@ -171,11 +173,22 @@ def _join(arguments: list[str]) -> int:
         print(printable(f"zerobench: {error}"), file=sys.stderr)
         return 2
     if job is None:
-        return _run(arguments)
+        return _act(arguments)
     from .launch.follower import follow
     from .launch.over_cluster import lead
 
-    return follow(job) if job.rank else lead(job, lambda: _run(arguments))
+    return follow(job) if job.rank else lead(job, lambda: _act(arguments))
+
+
+def _act(arguments: list[str]) -> int:
+    """Runs a command line; one that is interrupted where it has no words for it gets a last line all the same."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        verb = arguments[0] if arguments[:1] and arguments[0] in VERBS else ""
+        words = f" {verb}: interrupted" if verb else ": interrupted; no launch was under way"
+        print(f"zerobench{words}", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: list[str]) -> int:
@@ -269,5 +282,3 @@ def _sweep(arguments: list[str]) -> int:
         for problem in refused.problems:
             print(printable(f"zerobench: {problem}"), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130

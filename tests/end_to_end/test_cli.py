@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 import yaml
@@ -145,13 +144,12 @@ def test_other_tools_words_are_answered_with_keys_that_are_there(key: str) -> No
         assert ours in {*_keys_by_group(), *SCHEMAS, *(one.name for one in fields(Config))}, ours
 
 
-def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path) -> None:
+def test_cells_that_make_no_sense_are_rows_of_their_sweep_alone_and_it_goes_on(tmp_path: Path) -> None:
     done = run("-m", "world_size=1,2,3", "batch=4", *SMALL, cwd=tmp_path)
     assert done.returncode == 1
+    assert "N=3 b=4: invalid: batch=4: world_size=3 must divide it" in done.stdout
     runs = zerobench.load(tmp_path / "results/runs").runs.set_index("world_size")
-    assert list(runs.status) == ["ok", "ok", "invalid"]
-    assert runs.loc[3, "reason"].startswith("batch=4: world_size=3 must divide it")
-    assert pd.isna(runs.loc[3, "peak_bytes"])
+    assert runs.status.to_dict() == {1: "ok", 2: "ok"}, "a refused cell is not a run"
     assert runs.loc[1, "loss_last"] == pytest.approx(runs.loc[2, "loss_last"], rel=1e-6)
 
 
@@ -168,7 +166,8 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         (["optimizer.lr=inf"], "optimizer.lr=inf: must be at most"),
         (["launch.threads=0"], "launch.threads=0: must be at least 1"),
         (["backend=mpi"], "backend=mpi: use one of auto, gloo, nccl"),
-        (["world_size=0"], "world_size=0: must be at least 1"),
+        (["world_size=0", "--dry-run"], "world_size=0: must be at least 1"),
+        (["-m", "seed=1,2", "world_size=0"], "world_size=0: must be at least 1"),
         (["world_size=512"], "use backend=simulated for the bytes and volumes of one rank"),
         (["strategy=zero1", "strategy.bucket_bytes=3"], "strategy.bucket_bytes=3: must be at least 1024"),
         (["measure.check_training=maybe"], "measure.check_training=maybe: use auto, true, false"),
@@ -179,13 +178,16 @@ def test_cells_that_make_no_sense_are_rows_and_the_sweep_goes_on(tmp_path: Path)
         ),
     ],
 )
-def test_values_that_make_no_sense_get_a_sentence(
+def test_a_command_whose_every_cell_is_refused_is_one_message_and_exit_2(
     tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.run([*SMALL, *arguments]) == 1
-    assert words in capsys.readouterr().err
-    assert zerobench.load(tmp_path / "results/runs").runs.status.tolist() == ["invalid"]
+    assert cli.run([*SMALL, *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("zerobench: ")
+    assert shown.err.count("\n") == shown.err.count(words) == 1
+    assert not shown.out
+    assert not list(tmp_path.iterdir()), "a refused cell is not a run"
 
 
 @pytest.mark.parametrize("chosen", ["true", "True", "false", "auto"])
@@ -213,7 +215,7 @@ def test_a_cell_that_cannot_be_resolved_does_not_end_the_sweep(tmp_path: Path, m
     shown = capsys.readouterr()
     assert "invalid" in shown.out
     assert "Traceback" not in shown.err
-    assert sorted(zerobench.load(tmp_path / "results/runs").runs.status) == ["invalid", "ok"]
+    assert list(zerobench.load(tmp_path / "results/runs").runs.status) == ["ok"]
 
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -352,7 +354,7 @@ def test_transformers_models_run(tmp_path: Path) -> None:
     done = run(*chosen, "strategy=zero3", "measure=quick", *shape, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     wrong = run("model=huggingface", "huggingface.architecture=gtp2", cwd=tmp_path)
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "huggingface.architecture=gtp2: no causal language model of that name; did you mean gpt2?" in wrong.stderr
 
 

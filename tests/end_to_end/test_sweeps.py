@@ -26,6 +26,7 @@ from tests.end_to_end.command import zerobench as run
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
+from zerobench.predict import fit
 from zerobench.records import RunRow
 from zerobench.results.tables import run_folders
 from zerobench.sweep.cell import _blank_row
@@ -90,6 +91,8 @@ def test_a_sweep_killed_stopped_and_resumed_equals_an_undisturbed_one(tmp_path: 
     _, errors = stopped.communicate(timeout=300)
     assert stopped.returncode == 130, errors
     assert errors.count("reused an earlier run") == 1
+    assert "[3/3] zero3 gpt_tiny N=2 b=8: interrupted: stopped by the user\n" in errors
+    assert "\nzerobench: 2 of 3 done, zero3 gpt_tiny N=2 b=8 interrupted; the same command resumes\n" in errors
     assert not list(where.glob(".partial-*")), "the next sweep has removed what the killed one left"
     assert not list(where.glob(".sweep-*")), "its board, too"
     assert list(zerobench.load(where).runs.status) == ["ok", "ok", "interrupted"]
@@ -124,10 +127,11 @@ def test_repeats_are_rounds_and_a_failed_cell_is_not_repeated(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert cli.run(["-m", "seed=0,1", *ONE, "model.heads=2,5", "measure.repeats=2"]) == 1
     runs = zerobench.load(RUNS).runs.sort_values("started")
-    ok = runs[runs.status == "ok"]
-    assert list(zip(ok.seed, ok.repeat, strict=True)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert list(runs[runs.status == "invalid"].repeat) == [0, 0]
-    assert "ok ×2" in capsys.readouterr().out
+    assert set(runs.status) == {"ok"}
+    assert list(zip(runs.seed, runs.repeat, strict=True)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    shown = capsys.readouterr()
+    assert "ok ×2" in shown.out
+    assert shown.err.count("invalid: model.heads=5") == 2, "launched once each, for their rows"
 
 
 def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypatch) -> None:
@@ -151,7 +155,7 @@ def test_a_failure_spoils_its_own_cell_alone_even_where_names_are_alike(monkeypa
 def test_fail_fast_stops_at_the_first_failure(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.run(["-m", "world_size=2,1", "batch=3", "fail_fast=true", *SMALL]) == 1
-    assert list(zerobench.load(RUNS).runs.status) == ["invalid"]
+    assert zerobench.load(RUNS).runs.empty, "a refused cell is not a run"
     assert "stopped at the first failure; launches not started: 1" in capsys.readouterr().err
 
 
@@ -199,7 +203,26 @@ def test_a_dry_run_tells_what_would_be_done_and_writes_nothing(tmp_path: Path, m
     assert plans == [("2", "0", "reuse"), ("5", "0", "refuse"), ("2", "1", "run"), ("5", "1", "refuse")]
     assert "4 cells: 1 to run, 1 to reuse, 2 to refuse; nothing was started" in shown
     assert "model.heads=5: it must divide hidden=16" in shown
+    assert re.findall(r"(reuse|run) .* (< 1 %)  ", shown) == [("reuse", "< 1 %"), ("run", "< 1 %")], "of memory"
     assert tree(tmp_path) == before
+
+
+def test_what_does_not_fit_is_refused_unless_it_is_to_run_anyway(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The model of these cells is built without memory: it is larger than that of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fit, "machine_bytes", lambda: 23 * 2**30)
+    words = ["model=gpt_7b", "world_size=2", "strategy=ddp", "device=cpu"]
+    why = "model=gpt_7b: its states need 101.46 GiB per rank, 202.91 GiB for 2 ranks, and this machine has 23.00 GiB"
+    anyway = "launch.check_memory=false"
+    assert cli.run(words) == 2
+    assert capsys.readouterr().err == f"zerobench: {why}; {anyway} runs it all the same\n"
+    assert cli.run([*words, "--dry-run"]) == 1
+    shown = capsys.readouterr().out
+    assert re.search(r"refuse .* 101.46 GiB +882 %", shown)
+    assert f"{why}; {anyway}" in shown
+    assert cli.run([*words, anyway, "--dry-run"]) == 0
+    assert re.search(r"run .* 101.46 GiB +882 %", capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_does_not_compose_refuses_the_whole_sweep(tmp_path: Path, monkeypatch, capsys) -> None:

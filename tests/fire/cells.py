@@ -1,6 +1,7 @@
 """The command lines of a sweep under fire. Losses of their cells repeat to the bit: one thread a rank, fixed seeds.
 
-Together they have 200 cells and 204 launches; 28 cells fail by design, each in the same way every time.
+Together they have 200 cells and 204 launches; 6 cells are refused, which makes no runs, and 16 fail by design, each in
+the same way every time.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COMMANDS = (
     Command("repeats", 4, (
         "strategy=ddp,zero1", "world_size=1,2", "model=mlp", "clip=0.5", "measure.repeats=2", "measure.trace=true",
     )),
-    Command("invalid", 12, ("strategy=ddp,zero1,zero2", "world_size=2,3", "model=mlp,gpt_tiny", "batch=5")),
+    Command("invalid", 12, ("strategy=ddp,zero1,zero2", "world_size=1,2", "model=mlp,gpt_tiny", "batch=5")),
     Command("diverged", 4, (
         "strategy=ddp,zero3", "world_size=1,2", "model=mlp", "optimizer=sgd", "optimizer.lr=1e6",
     )),
@@ -59,7 +60,7 @@ COMMANDS = (
         "strategy=ddp,zero3", "world_size=1,2", "model=raises,grabs,hangs", "launch.timeout_s=8",
     ), OWN),
 )  # fmt: skip
-"""The sweep. batch=5 is no whole micro-batch a rank, over two ranks or three."""
+"""The sweep. batch=5 is no whole micro-batch a rank, over two ranks."""
 
 ONE = (Command("one", 4, ("strategy=zero1,zero3", "world_size=1,2", "model=mlp")),)
 """A sweep of seconds, to try the harness itself."""

@@ -43,6 +43,7 @@ def test_what_is_measured_makes_another_cell(more: dict[str, Any]) -> None:
         {"rerun": True},
         {"measure": Measure(steps=2, warmup=2, repeats=3)},
         {"measure": Measure(steps=2, warmup=2, check_training="true")},
+        {"launch": Launch(threads=1, check_memory=False)},
         {"draw_on": "cpu"},
         {"deterministic": False},
         {"batch": 8},

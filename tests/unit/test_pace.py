@@ -10,6 +10,7 @@ import pytest
 from tests.cells import cell
 from zerobench.config.compose import compose_cells
 from zerobench.sweep import progress
+from zerobench.sweep.launch_table import interruption_of
 from zerobench.sweep.remaining_time import seconds_left
 from zerobench.sweep.sweep import CellLaunch, rounds
 
@@ -96,6 +97,21 @@ def test_what_is_reused_invalid_skipped_or_failed_at_once_takes_no_time(monkeypa
     reporter.end(good[2], {"status": "crash", "reason": "no"}, False)
     reporter.skip(good[3])
     assert seconds_left([entry.timing for entry in reporter.entries if entry.timing is not None]) == 0
+
+
+def test_a_sweep_that_is_stopped_tells_no_time_left_and_what_is_done(monkeypatch, capsys) -> None:
+    clock, reporter = Clock(monkeypatch), progress.Reporter()
+    launches = launches_of("model=gpt_tiny", "seed=0,1,2")
+    reporter.expect(launches)
+    assert interruption_of(reporter.entries) == "0 of 3 done, interrupted; the same command resumes"
+    list(run(clock, reporter, launches[:1]))
+    reporter.start(launches[1])
+    name = reporter.entry.name
+    wanted = f"1 of 3 done, {name} interrupted; the same command resumes"
+    assert interruption_of(reporter.entries) == wanted, "it has no row yet"
+    reporter.end(launches[1], {"status": "interrupted", "reason": "stopped by the user"}, False, stopped=True)
+    assert capsys.readouterr().err.endswith(f"[2/3] {name}: interrupted: stopped by the user\n")
+    assert interruption_of(reporter.entries) == wanted
 
 
 def test_launches_of_jobs_are_timed_whole_and_run_side_by_side(monkeypatch, tmp_path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 import zerobench
+from zerobench.config.cell import Cell
 from zerobench.registry import MODELS
 from zerobench.sweep import from_python
+from zerobench.sweep.cell import run_cell
 
 
 @pytest.fixture
@@ -30,6 +33,19 @@ def test_lists_are_sweeps_and_a_run_records_the_same_command(composed: list[Any]
     words = "zerobench -m measure.steps=3 strategy=ddp,zero1 model=gpt_tiny clip=null world_size=1,2"
     assert composed == [words.split(), 4]
     assert sys.argv == before
+
+
+def test_a_refused_cell_is_a_row_without_a_run(composed: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    def run_cells(cells: list[Cell], tables: bool) -> tuple[int, list[dict[str, Any]]]:
+        return 1, [asdict(run_cell(cell, lambda _: None)) for cell in cells if cell.problems]
+
+    monkeypatch.setattr(from_python, "run_cells", run_cells)
+    where = str(tmp_path / "runs")
+    runs = zerobench.run("batch=4", strategy="ddp", model="gpt_tiny", world_size=[2, 3], results_dir=where).runs
+    assert runs[["world_size", "status", "run_id"]].to_dict("records") == [
+        {"world_size": 3, "status": "invalid", "run_id": ""}
+    ]
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_choice_is_a_sentence(composed: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

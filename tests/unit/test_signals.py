@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 from zerobench import cli
 from zerobench.config import compose
-from zerobench.host.signals import HANG_UP, TERMINATE, heed, insist, interrupt_on, unclaimed
+from zerobench.host.signals import ENDING, HANG_UP, INTERRUPT, TERMINATE, heed, insist, interrupt_on, unclaimed
 
 
 def test_a_lost_interruption_is_raised_again_until_its_command_ends() -> None:
@@ -52,10 +54,44 @@ def test_a_command_is_ended_in_the_midst_of_code_that_loses_it(tmp_path: Path, m
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
+def test_once_interrupted_a_command_comes_to_its_end_whatever_follows(monkeypatch, capsys) -> None:
+    """Two Ctrl-C within a moment: the second one finds the command on its way out."""
+
+    def again() -> None:
+        try:
+            signal.raise_signal(INTERRUPT)
+        except KeyboardInterrupt:
+            pytest.fail("it was interrupted twice")
+
+    def act(_arguments: list[str]) -> int:
+        try:
+            signal.raise_signal(INTERRUPT)
+        finally:
+            again()
+        return 0
+
+    before = {one: signal.getsignal(one) for one in ENDING}
+    for name, value in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(cli, "_run", act)
+    monkeypatch.setattr(cli.fork_server, "end", again)
+    monkeypatch.setattr(sys, "argv", ["zerobench", "strategy=zero1"])
+    try:
+        signal.signal(INTERRUPT, signal.default_int_handler)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "zerobench: interrupted; no launch was under way\n"
+
+
 def test_what_others_ignore_or_heed_is_left_to_them() -> None:
     before = signal.signal(HANG_UP, signal.SIG_IGN)
     try:
-        assert unclaimed([TERMINATE, HANG_UP]) == [TERMINATE]
+        assert unclaimed([INTERRUPT, TERMINATE, HANG_UP]) == [INTERRUPT, TERMINATE]
     finally:
         signal.signal(HANG_UP, before)
 

@@ -1,4 +1,5 @@
-"""`--dry-run`: the cells of a sweep with theory's predictions, and the action for each: run, reuse or refuse.
+"""`--dry-run`: the cells of a sweep with theory's predictions, the part of the memory here that they fill, and the
+action for each: run, reuse or refuse.
 
 Under a launcher the jobs that run them too: their numbers, and the settings of the launcher that ask for resources.
 """
@@ -6,6 +7,7 @@ Under a launcher the jobs that run them too: their numbers, and the settings of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..config.cell import Cell, CellConfig
 from ..config.hydra_words import first_line
@@ -14,9 +16,11 @@ from ..config.names import name_cells
 from ..dispatch.plan import at_once, groups_of, resources_for, settings_for
 from ..host.terminal import stdout_console
 from ..predict.estimate import Estimate, estimate
+from ..predict.fit import Fit, fit_of
 from ..results.fitted_table import plain_table
 from ..results.printed_table import ONE_MEMORY
 from ..sizes import show_bytes, show_count
+from ..sweep.command import fitting
 from ..sweep.reuse import find_elsewhere, find_reusable
 from ..sweep.search import combinations, is_search
 from ..sweep.sweep import rounds
@@ -32,30 +36,53 @@ SOMETIMES = {
 }
 """Column -> bytes of an estimate; shown where any cell has some."""
 
+OF_MEMORY = "of memory"
+"""Column of the part of the memory here that the states of all ranks fill, if the cells are run here."""
+
 VOLUME = "predicted volume ψ"
 
 JOB, ASKED = "job", "asks for"
 
-ALL_COLUMNS = (*HEADER, *SOMETIMES, VOLUME, JOB, ASKED)
+ALL_COLUMNS = (*HEADER, OF_MEMORY, *SOMETIMES, VOLUME, JOB, ASKED)
 
-FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", VOLUME)
+FIRST_TO_GO = ("up", "down", "between nodes", "files", "formula", "ψ", "host", VOLUME, OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell of the plan, as it would be run: refused if it does not fit. `prediction`: None with the reason `why`.
+    `fit`: its place in the memory here; None if it needs none, or is run elsewhere.
+    """
+
+    cell: Cell
+    prediction: Estimate | None
+    why: str
+    fit: Fit | None
+
+    @classmethod
+    def of(cls, cell: Cell, here: bool) -> Planned:
+        """Returns that of a composed cell. `here`: it is run on this machine."""
+        if cell.problems:
+            return cls(cell, None, "; ".join(cell.problems), None)
+        fit, (prediction, why) = fit_of(cell.config) if here else None, _predict(cell.config)
+        (checked,) = fitting([cell]) if here else [cell]
+        return cls(checked, prediction, "; ".join(checked.problems) or why, fit)
 
 
 def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher: LauncherChoice | None = None) -> int:
     """Prints the table, of the columns `chosen`. Returns the exit code: 1 if a cell would be refused."""
     console = stdout_console()
     names = name_cells([cell.config for cell in cells])
+    planned = [Planned.of(cell, launcher is None or launcher.is_here) for cell in cells]
+    cells = [one.cell for one in planned]
     plans = [_plan(cell, launcher) for cell in cells]
-    jobs, by_job = _jobs(cells, launcher) if launcher is not None else ([], [])
-    found = [(None, "; ".join(cell.problems)) if cell.problems else _predict(cell.config) for cell in cells]
-    there = [name for name, key in SOMETIMES.items() if any(getattr(one, key) for one, _ in found if one)]
-    rows = [[name, plan, *_show(one, there)] for name, plan, (one, _) in zip(names, plans, found, strict=True)]
-    rows = [[*row, *job] for row, job in zip(rows, jobs or [[]] * len(rows), strict=True)]
-    notes = [f"{name}: {why}" for name, (_, why) in zip(names, found, strict=True) if why]
-    header = [*HEADER, *there, VOLUME, *([JOB, ASKED] if launcher is not None else [])]
-    console.print(plain_table(header, rows, 2, FIRST_TO_GO, chosen))
-    one_memory = [ONE_MEMORY] * ("host" in there and any(cell.config.device == "cpu" for cell in cells))
-    for note in one_memory + notes + by_job:
+    jobs, by_job = _jobs(cells, launcher) if launcher is not None else ({}, [])
+    columns = {"cell": names, "plan": plans} | _figures(planned) | jobs
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    console.print(plain_table(list(columns), rows, 2, FIRST_TO_GO, chosen))
+    notes = [f"{name}: {one.why}" for name, one in zip(names, planned, strict=True) if one.why]
+    one_memory = [ONE_MEMORY] * ("host" in columns and any(cell.config.device == "cpu" for cell in cells))
+    for note in _notes_on_memory(planned) + one_memory + notes + by_job:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     count = {word: sum(plan.startswith(word) for plan in plans) for word in ("run", "reuse", "refuse", "search")}
     words = ", ".join(f"{number} to {word}" for word, number in count.items() if number)
@@ -63,21 +90,31 @@ def print_plan(cells: list[Cell], chosen: Sequence[str] | None = None, launcher:
     return int(any(cell.problems for cell in cells))
 
 
-def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[list[list[str]], list[str]]:
-    """Returns for each cell its job's number and what that asks for, and a sentence on all jobs."""
+def _notes_on_memory(planned: Sequence[Planned]) -> list[str]:
+    """Returns a line on each memory that the column of shares is of."""
+    memories = dict.fromkeys((one.fit.place, one.fit.memory_bytes) for one in planned if one.fit is not None)
+    return [
+        f"{OF_MEMORY}: predicted states, of all ranks in it, over the {show_bytes(size)} that {place} has"
+        for place, size in memories
+    ]
+
+
+def _jobs(cells: Sequence[Cell], launcher: LauncherChoice) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the columns of the cells' jobs and of what these ask for, and a sentence on all jobs."""
     launches = [launch for launch in rounds(list(cells)) if not launch.cell.problems]
     left = [one for one in launches if find_elsewhere(one.cell, one.repeat, ("ok",), launcher.name) is None]
-    told: dict[int, list[str]] = {}
+    told: dict[int, tuple[str, str]] = {}
     groups = groups_of([launch for launch in left if not is_search(launch.cell)])
     wanted = [resources_for(group, launcher) for group in groups]
     for number, (group, resources) in enumerate(zip(groups, wanted, strict=True), 1):
         asked = " ".join(f"{key}={value}" for key, value in settings_for(resources, launcher).items())
-        told |= {id(launch.cell): [str(number), asked or "–"] for launch in group}
+        told |= {id(launch.cell): (str(number), asked or "–") for launch in group}
     bound = at_once(launcher, wanted)
     words = f"{launcher.name}: {show_count(len(groups), 'job')}"
     words += f", at most {bound} at once" * (bound is not None and bound < len(groups))
     words += "; combinations of a search are a job each" * any(is_search(cell) for cell in cells)
-    return [told.get(id(cell), ["–", "–"]) for cell in cells], [words]
+    shown = [told.get(id(cell), ("–", "–")) for cell in cells]
+    return {JOB: [number for number, _ in shown], ASKED: [asked for _, asked in shown]}, [words]
 
 
 def _plan(cell: Cell, launcher: LauncherChoice | None) -> str:
@@ -103,10 +140,27 @@ def _predict(config: CellConfig) -> tuple[Estimate | None, str]:
         return None, f"no prediction, for the model cannot be built without memory: {first_line(error)}"
 
 
-def _show(prediction: Estimate | None, there: list[str]) -> list[str]:
-    """Formats ψ, the formula's states and those on the device, the bytes of the columns `there`, volume."""
-    if prediction is None:
-        return ["–"] * (4 + len(there))
-    sizes = [prediction.floor_bytes, prediction.states_bytes, *(getattr(prediction, SOMETIMES[name]) for name in there)]
-    volume = "–" if prediction.volume_psi is None else f"{prediction.volume_psi:.3f}"
-    return [f"{prediction.psi:,}", *map(show_bytes, sizes), volume]
+def _figures(planned: Sequence[Planned]) -> dict[str, list[str]]:
+    """Formats the columns of predicted figures; those that no cell has are left out."""
+    found = [one.prediction for one in planned]
+    columns = {
+        "ψ": ["–" if one is None else f"{one.psi:,}" for one in found],
+        "formula": _sizes(found, "floor_bytes"),
+        "predicted states": _sizes(found, "states_bytes"),
+    }
+    if any(one.fit for one in planned):
+        columns[OF_MEMORY] = [_show_share(one.fit) for one in planned]
+    there = {name: key for name, key in SOMETIMES.items() if any(getattr(one, key) for one in found if one)}
+    columns |= {name: _sizes(found, key) for name, key in there.items()}
+    volumes = [None if one is None else one.volume_psi for one in found]
+    return columns | {VOLUME: ["–" if one is None else f"{one:.3f}" for one in volumes]}
+
+
+def _sizes(found: Sequence[Estimate | None], key: str) -> list[str]:
+    return ["–" if one is None else show_bytes(getattr(one, key)) for one in found]
+
+
+def _show_share(fit: Fit | None) -> str:
+    if fit is None:
+        return "–"
+    return "< 1 %" if 0 < fit.share < 0.01 else f"{fit.share * 100:,.0f} %"

@@ -11,7 +11,7 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +49,12 @@ class RefusedError(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(map(printable, problems)))
         self.problems = [printable(problem) for problem in problems]
+
+
+def refuse_senseless(cells: Sequence[Cell]) -> None:
+    """Raises RefusedError, with each problem once, if no cell of a command can run: its cells are not even rows."""
+    if cells and all(cell.problems for cell in cells):
+        raise RefusedError(list(dict.fromkeys(problem for cell in cells for problem in cell.problems)))
 
 
 def checker(extra_dirs: list[Path]) -> Overrides:

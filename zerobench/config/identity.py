@@ -58,11 +58,12 @@ DEFAULTS: dict[str, Any] = {
     "group_by": None,
     "retry": [],
     "retries": 1,
+    "check_memory": True,
 }
 """Key -> its default, at which it is left out of an identity; of a group's choice, with the whole section."""
 
 VOLATILE = ("results_dir", "rerun", "fail_fast", "timeout_s", "group_by", "retry", "retries", "repeats",
-            "check_training", "search", VERSION_KEY)  # fmt: skip
+            "check_memory", "check_training", "search", VERSION_KEY)  # fmt: skip
 """Keys that do not change what is measured."""
 
 LOCAL = ("threads", "nodes", "data.path", "data.text_hash", "huggingface.config")
@@ -70,7 +71,7 @@ LOCAL = ("threads", "nodes", "data.path", "data.text_hash", "huggingface.config"
 
 MOVED = {"launch.threads": "threads", "launch.timeout_s": "timeout_s", "measure.repeats": "repeats",
          "measure.check_training": "check_training", "launch.group_by": "group_by", "launch.retry": "retry",
-         "launch.retries": "retries"}  # fmt: skip
+         "launch.retries": "retries", "launch.check_memory": "check_memory"}  # fmt: skip
 """Key of a cell -> its name at the top of the written form."""
 
 

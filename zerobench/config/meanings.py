@@ -170,6 +170,7 @@ KEYS: dict[str, tuple[str, str]] = {
     ),
     "launch.retry": ("", "statuses with which a launch is run again, of crash, timeout and oom, as '[crash,timeout]'"),
     "launch.retries": ("attempts", "most that follow the first, of a launch that ended so"),
+    "launch.check_memory": ("", "a cell whose states are predicted to be larger than the memory here is refused"),
     "huggingface.architecture": ("", "a causal language model of transformers, as gpt2 or llama"),
     **{f"huggingface.{name}": line for name, line in _SHAPE.items()},
     "huggingface.loss": ("", "what of the logits stays: plain, kept until the next forward, or fused"),

@@ -151,7 +151,8 @@ class Launch(Section):
     """How ranks are run. `timeout_s` bounds each pass; `threads` (a rank): null shares the cores out. `group_by`: under
     a launcher of Hydra's, the keys in which the cells of one job agree, as "model,world_size", since times are paired
     on one machine only; all: one job; null: a job per cell. `retry`: statuses with which a launch is run again, at
-    most `retries` times.
+    most `retries` times. `check_memory`: a cell whose states alone are predicted to be larger than the memory of this
+    machine, or of a GPU of it, is refused.
     """
 
     timeout_s: float = 1800.0
@@ -159,6 +160,7 @@ class Launch(Section):
     group_by: str | None = None
     retry: list[str] = field(default_factory=list)
     retries: int = 1
+    check_memory: bool = True
 
 
 @dataclass

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -185,6 +185,34 @@ def usable_cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:
         return psutil.cpu_count() or 1
+
+
+def machine_bytes() -> int:
+    """Returns the memory of this machine, or what control groups of this process leave of it, as in a container or a
+    job of SLURM.
+    """
+    return min([psutil.virtual_memory().total, *_limits_of_groups()])
+
+
+def _limits_of_groups() -> Iterator[int]:
+    """Yields the limits of memory of this process's control groups and those around them, of either version."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for kinds, group in (line.split(":", 2)[1:] for line in lines):
+        root, name = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if kinds else ("/sys/fs/cgroup", "memory.max")
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        inner = Path(root, group.strip("/"))
+        for folder in (inner, *inner.parents):
+            with suppress(OSError, ValueError):  # "max", or no such group in this namespace
+                yield int((folder / name).read_text())
+
+
+def gpu_bytes() -> int:
+    """Returns the memory of this machine's smallest GPU."""
+    return min(torch.cuda.get_device_properties(one).total_memory for one in range(torch.cuda.device_count()))
 
 
 def data_bytes() -> int:

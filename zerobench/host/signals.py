@@ -17,6 +17,9 @@ from typing import Any, NoReturn
 
 TERMINATE, HANG_UP, INTERRUPT = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
 
+ENDING = (INTERRUPT, TERMINATE, HANG_UP)
+"""Signals that end a command."""
+
 AGAIN_S = 0.25
 
 _pending = threading.Event()
@@ -54,7 +57,7 @@ def insist() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Lets each signal of `numbers` raise KeyboardInterrupt, once, in this block. In a thread it does nothing."""
+    """Lets the first signal of `numbers` raise KeyboardInterrupt in this block. In a thread it does nothing."""
     numbers = list(numbers) if threading.current_thread() is threading.main_thread() else []
     before = {one: signal.signal(one, _interrupter(numbers)) for one in numbers}
     try:
@@ -65,11 +68,17 @@ def interrupt_on(numbers: Iterable[signal.Signals]) -> Iterator[None]:
         _pending.clear()
 
 
+def ignore(numbers: Iterable[signal.Signals]) -> None:
+    """Ignores the signals from now on: a command that is over has nothing to interrupt."""
+    for one in numbers:
+        signal.signal(one, signal.SIG_IGN)
+
+
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Returns those of `numbers` that are neither ignored, as under nohup, nor handled by others, as in a job's
     process.
     """
-    return [one for one in numbers if signal.getsignal(one) is signal.SIG_DFL]
+    return [one for one in numbers if signal.getsignal(one) in (signal.SIG_DFL, signal.default_int_handler)]
 
 
 def end_with_parent() -> None:
@@ -81,8 +90,7 @@ def end_with_parent() -> None:
 
 def _interrupter(numbers: list[signal.Signals]) -> Callable[[int, Any], NoReturn]:
     def interrupt(_signal: int, _frame: object) -> NoReturn:
-        for one in numbers:
-            signal.signal(one, signal.SIG_IGN)
+        ignore(numbers)
         _pending.set()
         raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ import multiprocessing as mp
 import os
 import signal
 from contextlib import ExitStack, suppress
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -50,10 +50,20 @@ def _use_own_folder() -> None:
                 util.Finalize(None, held.pop_all().close, exitpriority=-100)
 
 
-def start() -> None:
-    """Starts the server, if it does not run, and does not wait until it has loaded."""
-    context()
-    forkserver.ensure_running()
+def start() -> ForkServerContext:
+    """Starts the server, if it does not run, and does not wait until it has loaded. Returns the context.
+
+    A terminal sends Ctrl-C to all processes of a command. The server inherits that it is blocked: in the midst of its
+    imports it would end with a traceback, and what becomes of the ranks is the command's decision.
+    """
+    found = context()
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return found
 
 
 def end() -> None:

@@ -101,11 +101,11 @@ def launch(
     here. Where a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted,
     with no process left, when the user interrupts.
     """
-    context = fork_server.context()
     kills_before = _oom_kills()
     log_dir.mkdir(parents=True, exist_ok=True)
     ranks: list[RankProcess] = []
     try:
+        context = fork_server.start()
         for number, job in enumerate(jobs, first):
             ranks.append(start(context, worker, job, number, log_dir / f"rank{number}.log"))
         failures = _supervise(ranks, time.monotonic() + timeout_s, on_progress, watch)

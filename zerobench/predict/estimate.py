@@ -13,7 +13,7 @@ from ..fake.undrawn import Undrawn
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.replay.fullest import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links
-from ..theory.replay.states import predict_states
+from ..theory.replay.states import Prediction, predict_states
 from ..theory.replay.traffic import predict_traffic
 from ..theory.shapes import OptimizerShape, PrecisionShape, Schedule
 from ..theory.states import floor_bytes
@@ -49,22 +49,42 @@ def training_shapes(config: CellConfig) -> tuple[OptimizerShape, PrecisionShape]
 
 def estimate(config: CellConfig) -> Estimate:
     """Returns the prediction for a resolved cell. Errors of the model's own builder are passed on."""
-    with torch.device("meta"), Undrawn():
-        shapes = shapes_of(build_model(config))
-    schedule = replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
-    ranks = config.world_size
+    schedule = _schedule_of(config)
+    shapes, ranks = schedule.shapes, config.world_size
     psi = sum(shape.numel for shape in shapes if shape.trainable)
     if not predicts(config.strategy.values()):
         return Estimate(psi)
     strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
-    trained = training_shapes(config)
-    states = predict_states(strategy, schedule, ranks, *trained, groups, tiers)
+    trained, states = training_shapes(config), _states_of(config, schedule)
     moved, links = predict_traffic(strategy, schedule, ranks, groups, trained[1]), links_of(config, schedule)
     down, up = (links.down, links.up) if links is not None else (None, None)
     return Estimate(
         psi, states.states_bytes, moved.volume / psi if psi else 0.0, states.host_bytes, states.file_bytes, down, up,
         round(moved.between), floor_bytes(strategy, shapes, groups, *trained, tiers),
     )  # fmt: skip
+
+
+def held_bytes(config: CellConfig) -> tuple[int, int] | None:
+    """Returns the bytes of a resolved cell's states on the fullest rank, on the device and in host memory: of a peer
+    that partitions as a stage does the paper's formula; None if theory has neither. Errors of the model's own builder
+    are passed on.
+    """
+    if not predicts(config.strategy.values()):
+        formula = closed_form(config)[1]
+        return None if formula is None else (formula, 0)
+    states = _states_of(config, _schedule_of(config))
+    return states.states_bytes, states.host_bytes
+
+
+def _schedule_of(config: CellConfig) -> Schedule:
+    with torch.device("meta"), Undrawn():
+        shapes = shapes_of(build_model(config))
+    return replace(Schedule.sequential(shapes, config.accumulation), **schedule_options(config))
+
+
+def _states_of(config: CellConfig, schedule: Schedule) -> Prediction:
+    strategy, groups, tiers = shape_of(config.strategy.values()), config.groups, config.offload.theory_shape()
+    return predict_states(strategy, schedule, config.world_size, *training_shapes(config), groups, tiers)
 
 
 def closed_form(config: CellConfig) -> tuple[int, int | None]:

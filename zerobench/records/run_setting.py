@@ -16,7 +16,9 @@ class RunSetting:
     repeat: int
     """Number of this launch among those of its cell, from 0."""
     status: str
-    """ok, diverged (a loss is not finite), crash, oom, timeout, invalid or interrupted; `reason` says why not ok."""
+    """ok, diverged (a loss is not finite), crash, oom, timeout or interrupted, and invalid for a refused cell, which is
+    a row of its sweep but no run in a results folder; `reason` says why not ok.
+    """
     reason: str
     """A sentence on why the run is not ok; empty where it is."""
     strategy: str

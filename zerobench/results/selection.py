@@ -16,7 +16,7 @@ from .conditions import Where
 from .tables import Results, latest
 
 ATTEMPTS = ("crash", "timeout", "invalid", "interrupted")
-"""Statuses of runs without a result. Others are results: that a cell does not fit (oom), for example."""
+"""Statuses of rows without a result. Others are results: that a cell does not fit (oom), for example."""
 
 
 def chosen(results: Results, where: Sequence[Where], everything: bool = True) -> tuple[Results, str]:

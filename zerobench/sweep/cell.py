@@ -63,12 +63,15 @@ def run_cell(
     cell: Cell, on_progress: Progress, repeat: int = 0, on_unwritten: Callable[[Unwritten], None] = lambda _: None
 ) -> RunRow:
     """Runs a cell to its row, whatever happens. Raises StoppedError on Ctrl-C, and KeyboardInterrupt, without a row,
-    where the launcher ends the job.
+    where the launcher ends the job. A refused cell is not a run: it has a row, and no folder.
 
     `on_unwritten`: called for a run that could not be written to its results folder.
     """
-    prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     row = _blank_row(cell, repeat)
+    if cell.problems:
+        row.status, row.reason = "invalid", "; ".join(cell.problems)
+        return row
+    prefix, results_dir = run_prefix(cell), Path(cell.config.results_dir)
     try:
         aside = rescue.claim(results_dir, prefix)
     except OSError as error:
@@ -117,9 +120,7 @@ def _fill(
     written: dict[str, list[Any]] = {}
     interrupted: KeyboardInterrupt | None = None
     try:
-        if cell.problems:
-            row.status, row.reason = "invalid", "; ".join(cell.problems)
-        elif why := why_not(cell.config):
+        if why := why_not(cell.config):
             row.status, row.reason = "crash", why
         else:
             row.status, row.reason, records = _run_passes(cell, aside, on_progress, row)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..config.compose import RefusedError
+from ..config.compose import RefusedError, refuse_senseless
 from ..host.terminal import is_quiet
+from ..predict.fit import refuse_unfit
 from ..results import rescue
 from ..results.abandoned import tidy
 from ..results.board import SUBMITTED, WAITING
 from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
 from ..sizes import printable
+from .launch_table import interruption_of
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
 from .progress import Reporter
@@ -29,13 +31,16 @@ def run_cells(
     chosen: Sequence[str] | None = None,
     tables: bool = True,
     kind: Callable[..., Sweep] = Sweep,
+    here: bool = True,
 ) -> tuple[int, list[dict[str, Any]]]:
     """Runs the cells, and prints `tables`, of the columns `chosen`. Returns the exit code and the rows of all launches:
-    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError where
-    nothing could be written.
+    0 all ok, 1 one failed or could not be written where it belongs, 130 stopped by the user. Raises RefusedError if
+    every cell is refused, and if nothing could be written.
 
-    `kind`: makes a sweep of a reporter.
+    `kind`: makes a sweep of a reporter. `here`: on this machine, into whose memory the cells must fit.
     """
+    cells = fitting(cells) if here else cells
+    refuse_senseless(cells)
     check_folders(cells)
     with Reporter() as reporter:
         check = ParityCheck()
@@ -43,6 +48,7 @@ def run_cells(
         sweep.run([cell for cell in cells if not is_search(cell)])
         searching = [cell for cell in cells if is_search(cell)]
         found = [] if sweep.stopped or sweep.failed_fast else run_searches(searching, search)
+        sweep.stopped |= search.stopped
         sweep.stopped |= not check.finish(
             makes=not (sweep.stopped or sweep.failed_fast), say=reporter.say, run=sweep.run_apart
         )
@@ -53,7 +59,7 @@ def run_cells(
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
-    if sweep.stopped or search.stopped:
+    if sweep.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
@@ -62,14 +68,18 @@ def run_cells(
 
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
-    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure stopped it."""
-    for folder in sorted({cell.config.results_dir for cell in cells}) if not is_quiet() else ():
+    """Prints where the tables of `cells` are, which runs could not be written, and whether a failure or the user
+    stopped it.
+    """
+    for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
         print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
         print(printable(f"zerobench: {sentence}"), file=sys.stderr)
     if sweep.failed_fast:
         left = sum(entry.state in (WAITING, SUBMITTED) for entry in reporter.entries)
         print(f"fail_fast=true: stopped at the first failure; launches not started: {left}", file=sys.stderr)
+    if sweep.stopped:
+        print(printable(f"zerobench: {interruption_of(reporter.entries)}"), file=sys.stderr)
 
 
 def _readers(folder: str) -> str:
@@ -77,6 +87,11 @@ def _readers(folder: str) -> str:
     if folder == RESULTS:
         return "zerobench status, show, export; zerobench.load"
     return f"zerobench status {folder}; zerobench export {folder}; zerobench show --results {folder} RUN"
+
+
+def fitting(cells: list[Cell]) -> list[Cell]:
+    """Returns the cells, those refused whose states do not fit into the memory here and that no earlier run has."""
+    return [refuse_unfit(cell) if find_reusable(cell) is None else cell for cell in cells]
 
 
 def check_folders(cells: list[Cell]) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from ..config.compose import RefusedError, compose_cells
 from ..config.names import show_value
 from ..host.terminal import quiet as silence
 from ..launch import fork_server
+from ..records import RunRow
 from ..registry import GROUPS
+from ..results.frames import frame_of, to_frame
 from ..results.tables import Results, load, merge
 from ..strategies import specs
 from ..strategies.registration import PACKAGES
@@ -29,14 +32,15 @@ from .command import run_cells
 
 
 def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
-    """Runs every combination of the choices, and returns the tables of its runs, those that failed among them.
+    """Runs every combination of the choices, and returns the tables of its runs, those that failed among them; a cell
+    that is refused has a row in `runs` alone, with the status invalid.
 
     Choices are written as on the command line, "strategy=ddp,zero1", or as keywords, where a list is a sweep:
     `run(strategy=["ddp", "zero1"], model="gpt_tiny", world_size=2)`. A key with a dot is a string: "measure.steps=5".
     `results_dir` is the folder of the runs, results/runs by default. `quiet`: without progress.
 
-    Raises ValueError, a sentence for each choice that is none, before anything runs, and for a model, data or a
-    strategy that the notebook itself registers; RuntimeError in a process that is
+    Raises ValueError, a sentence for each choice that is none, before anything runs, if every cell is refused, and for
+    a model, data or a strategy that the notebook itself registers; RuntimeError in a process that is
     a rank itself; KeyboardInterrupt where it was stopped: finished cells are kept.
     """
     if multiprocessing.parent_process() is not None or find_job(os.environ) is not None:
@@ -60,7 +64,9 @@ def run(*choices: str, quiet: bool = False, **keys: Any) -> Results:
     if code == 130:
         raise KeyboardInterrupt
     folders = sorted({cell.config.results_dir for cell in cells})
-    return merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
+    found = merge([load(folder) for folder in folders if Path(folder).is_dir()]).of(row["run_id"] for row in rows)
+    invalid = [row for row in rows if row["status"] == "invalid"]
+    return replace(found, runs=to_frame([found.runs, frame_of(invalid, RunRow)], RunRow)) if invalid else found
 
 
 def _check_known_to_ranks(cells: Sequence[Cell]) -> None:

@@ -15,6 +15,9 @@ HEADER = ["cell", "", "pass", "step", "peak", "loss", "s"]
 FIRST_TO_GO = ("loss", "pass", "peak", "s")
 STYLES = {"ok": "green", RUNNING: "bold", WAITING: "dim", SUBMITTED: "dim", SKIPPED: "dim"}
 
+INTERRUPTED = "interrupted"
+"""Status of a launch that the user has stopped."""
+
 AROUND = 6
 """Lines of a terminal that are not the table's rows."""
 
@@ -36,6 +39,15 @@ def summary_of(launches: Sequence[Launch]) -> str:
     words = f"{sum(one.is_done for one in launches)} of {len(launches)} launches done"
     words += f", {running} running" * (running > 1 or submitted > 0)
     return words + f", {submitted} wait for the launcher" * (submitted > 0)
+
+
+def interruption_of(launches: Sequence[Launch]) -> str:
+    """Formats "1 of 2 done, zero1 gpt_tiny N=2 b=8 interrupted; the same command resumes"."""
+    cut = [one.name for one in launches if one.state in (RUNNING, INTERRUPTED)]
+    done = sum(one.is_done and one.state != INTERRUPTED for one in launches)
+    words = f"{done} of {len(launches)} done"
+    words += f", {cut[0]}{f' and {len(cut) - 1} more' * (len(cut) > 1)} interrupted" if cut else ", interrupted"
+    return f"{words}; the same command resumes"
 
 
 def _row(launch: Launch) -> list[Text]:

@@ -26,6 +26,7 @@ from ..config.names import base_name
 from ..config.schema import Measure
 from ..config.schema_memory import Activation, Buffers, Offload, Zeropp
 from ..host.environment import SIMULATED
+from ..predict.fit import refuse_unfit
 from ..results import tables
 from ..results.folders import amend_row
 from ..results.provenance import source_of
@@ -169,7 +170,7 @@ class ParityCheck:
 
 def run_here(cell: Cell) -> Row:
     """Returns the row of a cell, reused or new. Raises StoppedError where the user interrupts."""
-    return find_reusable(cell) or asdict(run_cell(cell, lambda _: None))
+    return find_reusable(cell) or asdict(run_cell(refuse_unfit(cell), lambda _: None))
 
 
 def reference_of(cell: Cell) -> Cell:

@@ -168,8 +168,8 @@ class Reporter:
             loss = f", loss {entry.loss:.4f}" if entry.loss is not None else ""
             self._line(f"{entry.mode} pass, step {entry.step}{loss}, {self._left()}")
 
-    def end(self, launch: CellLaunch, row: dict[str, Any], reused: bool) -> None:
-        """Ends a launch with its row."""
+    def end(self, launch: CellLaunch, row: dict[str, Any], reused: bool, stopped: bool = False) -> None:
+        """Ends a launch with its row. `stopped`: no other launch follows, since the user interrupted."""
         entry, now = self._entry_of(launch), time.monotonic()
         entry.state, entry.seconds = row["status"], row["seconds"] if entry.elsewhere else now - entry.begun
         if entry.timing is not None and entry.elsewhere and not reused:
@@ -186,7 +186,7 @@ class Reporter:
         entry.state = "reused" if reused else entry.state
         self._post()
         if self._live is None:
-            more = not reused and not all(one.is_done for one in self.entries)
+            more = not (reused or stopped or all(one.is_done for one in self.entries))
             self._line(f"{words}; {self._left()}" if more else words)
         elif row["status"] != "ok":
             self._line(words)

@@ -110,7 +110,7 @@ class Sweep:
         self.by_cell.setdefault(launch.cell.cell_id, []).append(row)
         if self.check is not None:
             self.check.see(cell or launch.cell, row)
-        self.reporter.end(launch, row, reused=self.reused)
+        self.reporter.end(launch, row, reused=self.reused, stopped=self.stopped)
 
 
 def runs_again(launch: CellLaunch, row: dict[str, Any], retries: int) -> bool:

@@ -33,6 +33,7 @@ from ..config.safe_yaml import read_yaml
 from ..config.sweeper import SETTINGS, Proposed
 from ..host.signals import heed
 from ..host.temporary import temporary_folder
+from ..sweep.command import fitting
 from ..sweep.sweep import Sweep
 from .trial import InfeasibleError, MissingError, Trial
 
@@ -139,6 +140,7 @@ class Proposals:
 
     def _run(self, trials: list[Trial]) -> None:
         cells = [trial.cell for trial in trials]
+        cells = fitting(cells) if self.one_by_one else cells
         self.before(cells)
         self.sweep.run(cells, names=[trial.name for trial in trials])
         ended = self.sweep.stopped or self.sweep.failed_fast

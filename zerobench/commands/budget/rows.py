@@ -40,7 +40,7 @@ def run_rows(cells: list[Cell]) -> list[dict[str, Any]]:
     if code == 130:
         raise KeyboardInterrupt
     ids = {row["run_id"] for row in rows}
-    folders = dict.fromkeys(cell.config.results_dir for cell in cells)
+    folders = dict.fromkeys(cell.config.results_dir for cell in cells if not cell.problems)
     found = tables.merge([tables.load(folder).of(ids) for folder in folders])
     return summaries(frame_of(rows, RunRow), found)
 

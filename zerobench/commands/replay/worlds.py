@@ -107,8 +107,11 @@ def recorded_worlds(results: Results) -> list[World]:
 
 
 def how_to_record(runs: pd.DataFrame) -> str:
-    """Returns a sentence with the command that records a step: that of the last run, where there is one."""
-    given = runs["command"].iloc[-1] if len(runs) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
+    """Returns a sentence with the command that records a step: that of the last finished run, if there is one."""
+    finished = runs[runs["status"] == "ok"]
+    given = (
+        finished["command"].iloc[-1] if len(finished) else "zerobench -m strategy=ddp,zero1,zero2,zero3 world_size=2"
+    )
     return f"no finished run has a table of events; record one with: {given} measure.events=true"
 
 

@@ -1,0 +1,110 @@
+"""The memory that a cell's states fill, and that of a machine, on machines that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cells import cell
+from zerobench.config import schema_memory
+from zerobench.config.cell import Cell, CellConfig
+from zerobench.config.schema import Launch
+from zerobench.host import environment
+from zerobench.predict import fit
+from zerobench.predict.estimate import closed_form, estimate
+from zerobench.predict.fit import Fit, fit_of, refuse_unfit
+from zerobench.sizes import show_bytes
+
+MACHINE, GPU = 2**34, 2**32
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "machine_bytes", lambda: MACHINE)
+    monkeypatch.setattr(fit, "gpu_bytes", lambda: GPU)
+
+
+def config_of(name: str, ranks: int, **more: Any) -> CellConfig:
+    changes = {key: more.pop(key) for key in ("device", "nodes", "ranks_per_gpu") if key in more}
+    made = cell(name, ranks, **more)
+    assert not made.problems
+    return replace(made.config, **changes)
+
+
+def test_ranks_of_a_machine_share_its_memory_and_a_simulated_world_is_one_rank() -> None:
+    states = estimate(config_of("zero2", 4)).states_bytes
+    assert fit_of(config_of("zero2", 4)) == Fit("this machine", MACHINE, 4, states)
+    assert fit_of(config_of("zero2", 4, nodes=2)) == Fit("this machine", MACHINE, 2, states)
+    assert fit_of(config_of("zero2", 4, backend="simulated")) == Fit("this machine", MACHINE, 1, states)
+    assert fit_of(config_of("zero2", 4, backend="simulated", tensors="fake")) is None
+
+
+def test_without_a_gpu_the_tiers_are_one_memory_and_a_gpu_has_its_own() -> None:
+    offload = schema_memory.SCHEMAS["offload"]["cpu"]()
+    found = estimate(config_of("zero3", 2, offload=offload))
+    device, host = found.states_bytes, found.host_bytes
+    assert device
+    assert host
+    assert fit_of(config_of("zero3", 2, offload=offload)) == Fit("this machine", MACHINE, 2, device + host)
+    on_gpu = config_of("zero3", 2, offload=offload, device="cuda")
+    assert fit_of(on_gpu) == Fit("a GPU here", GPU, 1, device)
+    assert fit_of(replace(on_gpu, ranks_per_gpu=2)) == Fit("a GPU here", GPU, 2, device), "ranks that share it"
+
+
+def test_the_host_of_gpus_may_be_what_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "machine_bytes", lambda: 1000)
+    found = fit_of(config_of("zero3", 2, offload=schema_memory.SCHEMAS["offload"]["cpu"](), device="cuda"))
+    assert found is not None
+    assert (found.place, found.memory_bytes, found.ranks) == ("this machine", 1000, 2)
+
+
+def test_a_peer_is_known_by_the_papers_formula_and_what_no_theory_knows_is_not_judged(monkeypatch) -> None:
+    config = config_of("fsdp2", 2)
+    assert fit_of(config) == Fit("this machine", MACHINE, 2, closed_form(config)[1])
+
+    def build(_config: CellConfig) -> None:
+        raise RuntimeError("it reads values")
+
+    monkeypatch.setattr("zerobench.predict.estimate.build_model", build)
+    assert fit_of(config) is None
+
+
+def test_a_cell_that_does_not_fit_has_a_problem_unless_it_is_to_run_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = cell("ddp", 2)
+    states = estimate(fits.config).states_bytes
+    monkeypatch.setattr(fit, "machine_bytes", lambda: 2 * states)
+    assert refuse_unfit(fits) == fits
+    monkeypatch.setattr(fit, "machine_bytes", lambda: 2 * states - 1)
+    assert refuse_unfit(fits).problems == (
+        f"model=tiny: its states need {show_bytes(states)} per rank, {show_bytes(2 * states)} for 2 ranks, and this"
+        f" machine has {show_bytes(2 * states - 1)}; launch.check_memory=false runs it all the same",
+    )
+    anyway = cell("ddp", 2, launch=Launch(threads=1, check_memory=False))
+    assert refuse_unfit(anyway) == anyway
+    refused = Cell(fits.config, ("another problem",))
+    assert refuse_unfit(refused) == refused
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "least"),
+    [
+        ("0::/job/step\n", {"sys/fs/cgroup/job/step/memory.max": "max", "sys/fs/cgroup/job/memory.max": "4096"}, 4096),
+        ("0::/\n", {"sys/fs/cgroup/memory.max": "8192"}, 8192),
+        ("5:cpu:/x\n4:memory:/x\n", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "512"}, 512),
+        ("5:cpu:/x\n", {"sys/fs/cgroup/memory/x/memory.limit_in_bytes": "512"}, None),
+        (None, {}, None),
+    ],
+    ids=["a group around it", "a container", "version 1", "of another kind", "no groups"],
+)
+def test_the_memory_of_a_machine_is_what_control_groups_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], least: int | None
+) -> None:
+    for name, text in files.items() if groups is None else {"proc/self/cgroup": groups, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(environment, "Path", lambda root, *more: Path(tmp_path, root.strip("/"), *more))
+    assert environment.machine_bytes() == (least or psutil.virtual_memory().total)

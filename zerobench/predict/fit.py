@@ -1,0 +1,71 @@
+"""Compares the states that a cell is predicted to hold with the memory that is here, before it runs.
+
+The states are the least that a run needs, for it has activations and processes too: a cell whose states do not fit ends
+out of memory, on a CPU with other processes. In a simulated world one rank is run, and fake tensors need no memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ..config.cell import Cell, CellConfig
+from ..host.environment import FAKE, SIMULATED, gpu_bytes, machine_bytes
+from ..sizes import show_bytes
+from .estimate import held_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A memory, `memory_bytes` of `place`, and the states in it: `rank_bytes` of the fullest of `ranks` ranks."""
+
+    place: str
+    memory_bytes: int
+    ranks: int
+    rank_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The part of the memory that the states fill; above 1 if they do not fit."""
+        return self.ranks * self.rank_bytes / self.memory_bytes
+
+    @property
+    def words(self) -> str:
+        """Says what they need, and what there is."""
+        together = f", {show_bytes(self.ranks * self.rank_bytes)} for {self.ranks} ranks" * (self.ranks > 1)
+        memory = f"{self.place} has {show_bytes(self.memory_bytes)}"
+        return f"its states need {show_bytes(self.rank_bytes)} per rank{together}, and {memory}"
+
+
+def fit_of(config: CellConfig) -> Fit | None:
+    """Returns the memory here that a resolved cell's states fill most; None if they cannot be predicted, or need none.
+    A GPU has memory of its own; without one the states in host memory and those on the device share the machine's.
+    """
+    if config.tensors == FAKE:
+        return None
+    try:
+        held = held_bytes(config)
+    except Exception:  # a user's builder may do things that a model without memory cannot
+        return None
+    if held is None:
+        return None
+    device, host = held
+    ranks = 1 if config.backend == SIMULATED else ceil(config.world_size / config.nodes)
+    if config.device != "cuda":
+        return Fit("this machine", machine_bytes(), ranks, device + host)
+    fits = (
+        Fit("a GPU here", gpu_bytes(), config.ranks_per_gpu, device),
+        Fit("this machine", machine_bytes(), ranks, host),
+    )
+    return max(fits, key=lambda fit: fit.share)
+
+
+def refuse_unfit(cell: Cell) -> Cell:
+    """Returns the cell, with a problem if its states do not fit into the memory here and it is not to be run anyway."""
+    if cell.problems or not cell.config.launch.check_memory:
+        return cell
+    fit = fit_of(cell.config)
+    if fit is None or fit.share <= 1:
+        return cell
+    words = f"model={cell.config.model_name}: {fit.words}; launch.check_memory=false runs it all the same"
+    return Cell(cell.config, (words,))
