@@ -15,6 +15,7 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
+from ...host.files import read_text
 from ...host.terminal import stdout_console
 from ...probes import snapshot
 from ...results.printed_table import name_of
@@ -191,7 +192,10 @@ def _loss_lines(row: Row) -> Iterator[str]:
 def _logs(folder: Path | None) -> Iterator[Passage]:
     logs = sorted((folder / "logs").rglob("*.log")) if folder is not None else []
     for log in logs:
-        lines = log.read_text(errors="replace").rstrip().splitlines()
+        try:
+            lines = read_text(log, errors="replace").rstrip().splitlines()
+        except (OSError, ValueError) as error:  # a pipe, say: others may have written the folder
+            lines = [str(error)]
         if lines:
             name = log.relative_to(log.parents[1] if log.parent.name != "logs" else log.parent)
             title = f"Log {name}" + (f", the last {LOG_LINES} of {len(lines)} lines" * (len(lines) > LOG_LINES))
