@@ -6,6 +6,7 @@ from ..mutant import Mutant
 
 SECRET = "tests/unit/test_job_secret.py"
 FOLDERS = "tests/faults/test_folders.py"
+HOSTILE = "tests/end_to_end/test_hostile_input.py"
 INTERFACES = "tests/distributed/test_interfaces.py"
 LOCKS = "tests/unit/test_locks.py"
 
@@ -65,6 +66,30 @@ MUTANTS = (
         "        make_own_folder(place)\n",
         "        pass\n",
         (f"{FOLDERS}::test_the_temporary_place_of_a_run_is_the_users_own",),
+    ),
+    Mutant(
+        "environment-read-by-a-config",
+        "A config folder of others has any environment variable printed and written into runs.",
+        "zerobench/config/environment_values.py",
+        "if name not in named:",
+        "if False:",
+        (f"{HOSTILE}::test_an_experiment_of_the_users_is_refused_in_a_sentence",),
+    ),
+    Mutant(
+        "formula-in-a-cell",
+        "A spreadsheet computes a text of a run.",
+        "zerobench/commands/export/table.py",
+        "if value.startswith(FORMULA)",
+        "if False",
+        (f"{HOSTILE}::test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal",),
+    ),
+    Mutant(
+        "line-forged-by-a-reason",
+        "A newline in a run's reason begins a line of its own in the account of the run.",
+        "zerobench/commands/passages.py",
+        "console.print(printable(words),",
+        "console.print(words,",
+        (f"{HOSTILE}::test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal",),
     ),
     Mutant(
         "store-on-all-interfaces",

@@ -39,13 +39,15 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     console = stdout_console()
     say(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
     say(console, row["run_id"], "dim")
-    say(console, "\nWhat was run", "bold")
+    console.print()
+    say(console, "What was run", "bold")
     for label, words in setting_of(row):
         room = console.width - len(INDENT) if console.is_terminal else len(words) + 1  # a file's lines stay whole
         for number, line in enumerate(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)):
             say(console, f"  {'' if number else label:<9} {line}")
     for passage in passages_of(row, results, folder):
-        say(console, f"\n{passage.title}", "bold")
+        console.print()
+        say(console, passage.title, "bold")
         print_parts(console, passage.parts)
 
 
