@@ -49,7 +49,14 @@ def show_count(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
 
 
+def escape_control(text: str) -> str:
+    """Returns a text in one line, whatever its length, with control characters escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def printable(text: object) -> str:
     """Returns a text in one line without terminal control: control characters are escaped, a long middle is cut."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    shown = escape_control(str(text))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST // 2]} … {shown[-LONGEST // 4 :]}"

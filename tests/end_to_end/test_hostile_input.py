@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from tests.end_to_end.command import SMALL, in_a_process
+from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.safe_yaml import read_yaml
 from zerobench.sizes import parse_bytes
@@ -62,6 +65,8 @@ LAUGHS = "\n".join(["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]", *(
         (["status", "a" * 300], "File name too long"),
         (["budget", "check", "a" * 300], "File name too long"),
         (["export", "a\x1b[2J"], r"a\x1b[2J: there is no such results folder"),
+        (["estimate", "hydra.verbose={true:1}"], "hydra.verbose={true:1}: wants true, false, or names of loggers"),
+        (["estimate", "hydra.verbose=3"], "hydra.verbose=3: wants true, false, or names of loggers"),
         (["noise", "record", "seed=" + "9" * 6000], "a number of 6000 digits"),
         (["budget", "record", "hydra.run.dir=x"], "hydra.run.dir=x"),
     ],
@@ -84,6 +89,38 @@ def test_a_command_line_is_refused_in_a_sentence(
     assert not list(tmp_path.glob("*.log"))
 
 
+SECRET = "hunter2"
+
+FORGED = "\nFORGED\x1b[2J"
+
+
+@pytest.fixture(scope="module")
+def of_a_stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs whose texts would print a line of their own, clear the screen, or be computed by a spreadsheet."""
+    runs = tmp_path_factory.mktemp("runs")
+    make(runs, "zero1", command=f"=HYPERLINK(1){FORGED}", processor="@a|b")
+    make(runs, "zero2", status="crash", reason=f"lost{FORGED}", logs={"timed/rank0.log": "x\x1b[2J"})
+    return runs
+
+
+@pytest.mark.parametrize("verb", [
+    "status", "show zero1 --results", "show zero2 --results", "export", "export --format latex",
+    "export --format markdown --columns command,reason", "compare --format markdown {}", "compare {}",
+])  # fmt: skip
+def test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal(verb: str, of_a_stranger: Path, capsys) -> None:
+    assert cli.run([*verb.format(of_a_stranger).split(), str(of_a_stranger)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if "\x1b" in line or line.lstrip(" -|").startswith("FORGED")]
+    table = list(csv.reader(lines)) if verb == "export" else []
+    assert not [cell for row in table for cell in row if cell.startswith(("=", "@"))]
+
+
+def test_a_verbs_parser_repeats_no_control_of_the_terminal(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(["export", f"--no-such-flag{FORGED}"])
+    assert capsys.readouterr().err.endswith(r"--no-such-flag\nFORGED\x1b[2J" + "\n")
+
+
 FILES = {
     "aliases": LAUGHS.encode(),
     "aliases in command": f"{LAUGHS}\ncommand: *a39".encode(),
@@ -101,6 +138,7 @@ FILES = {
     "a config folder in one": b"command: [--config-dir=/tmp]\n",
     "a short flag": b"command: [-cd, /tmp]\n",
     "code": b"command: ['+model={_target_: os.system}']\n",
+    "the environment": b"command: ['seed=${oc.env:LOGNAME}']\n",
     "a folder": b"command: [results_dir=/etc]\n",
     "python": b"command: !!python/object/apply:os.system [x]\n",
 }
@@ -109,6 +147,7 @@ FILES = {
 @pytest.mark.parametrize("kind", FILES)
 def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGNAME", SECRET)
     path = tmp_path / "budget.yaml"
     path.write_bytes(FILES[kind])
     begun = time.monotonic()
@@ -116,6 +155,7 @@ def test_a_budget_file_is_refused_in_a_sentence(kind: str, tmp_path: Path, monke
     shown = capsys.readouterr()
     assert "budget.yaml" in shown.out + shown.err
     assert "Traceback" not in shown.out + shown.err
+    assert SECRET not in shown.out + shown.err
     assert max(map(len, (shown.out + shown.err).splitlines())) < 2500
     assert time.monotonic() - begun < 100
     assert [one.name for one in tmp_path.iterdir()] == ["budget.yaml"], "nothing was run"
@@ -144,15 +184,40 @@ def test_a_noise_file_is_refused_in_a_sentence(content: bytes, tmp_path: Path, m
     ("# @package _global_\nhydra: {job_logging: {handlers: {x: {class: os.system}}}}", "names no code to import"),
     ("# @package _global_\nhydra: {job_logging: {handlers: {x: {class: logging.FileHandler, filename: x}}}}",
      "names no code to import"),
+    ("# @package _global_\nseed: ${oc.env:LOGNAME}", "seed: a config reads the environment variable LOGNAME; only a"),
+    ("# @package _global_\nresults_dir: /tmp/${oc.env:LOGNAME}", "results_dir: a config reads the environment"),
+    ("# @package _global_\nresults_dir: ${${data.path}:LOGNAME}\ndata: {path: oc.env}", "a config reads the"),
     ("# @package _global_\nhydra: {sweep: {subdir: /tmp/elsewhere}}", "hydra.sweep.subdir=/tmp/elsewhere: it has no"),
     ("# @package _global_\nhydra: {job: {chdir: true}}", "hydra.job.chdir=True: it has no effect"),
 ])  # fmt: skip
-def test_an_experiment_of_the_users_is_refused_in_a_sentence(content: str, said: str, tmp_path: Path, capsys) -> None:
+def test_an_experiment_of_the_users_is_refused_in_a_sentence(
+    content: str, said: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("LOGNAME", SECRET)
     folder = tmp_path / "odd, 'name' [x]"
     (folder / "experiment").mkdir(parents=True)
     (folder / "experiment/mine.yaml").write_text(content)
     assert cli.run(["--config-dir", str(folder), "+experiment=mine", "--dry-run"]) == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert SECRET not in told
+
+
+@pytest.mark.parametrize(("value", "said"), [
+    ("${oc.decode:1}", "seed: `oc.decode` can only take strings"), ("${oc.env:NOPE}", "NOPE is not set"),
+    ("${oc.env:SEED}", ""), ("${oc.dict.keys:seed}", "without end"),
+])  # fmt: skip
+def test_a_value_of_the_command_lines_own_is_resolved_or_refused_in_a_sentence(
+    value: str, said: str, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("SEED", "3")
+    before = OmegaConf.create({"seed": "${oc.env:SEED}"})
+    cli.run([f"seed={value}", *HERE[:2], "--dry-run"])
+    told = capsys.readouterr()
+    assert said in told.out + told.err
+    assert "Error" not in told.out + told.err
+    assert ("1 to run" in told.out) is (not said)
+    assert before.seed == "3", "a caller's own configs are as before"
 
 
 def test_a_config_folder_may_have_any_name(tmp_path: Path, monkeypatch, capsys) -> None:

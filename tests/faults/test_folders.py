@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +22,14 @@ from tests.unit.test_status_show_prune import make
 from zerobench import cli
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch
-from zerobench.host import durable
+from zerobench.host import durable, leases
+from zerobench.host.owners import machine
+from zerobench.host.temporary import LEASE, temporary_folder
 from zerobench.launch import fork_server
 from zerobench.results import folders
+from zerobench.results.abandoned import abandoned
 from zerobench.results.folders import amend_row
-from zerobench.results.rescue import Unwritten, sentences
+from zerobench.results.rescue import Unwritten, sentences, temporary_place
 from zerobench.sweep.cell import find_or_run, run_cell
 from zerobench.sweep.command import check_folders
 from zerobench.sweep.reuse import run_prefix
@@ -123,6 +128,71 @@ def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypa
     assert sentences([Unwritten(Path("a"), "full", None)] * 2) == [
         "2 runs could not be written to a (full); they are in the table above alone"
     ]
+
+
+@pytest.mark.parametrize("taken", ["link", "writable by all", "another's"])
+def test_the_temporary_place_of_a_run_is_the_users_own(temporary: Path, tmp_path: Path, monkeypatch, taken) -> None:
+    place, elsewhere = temporary_place(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if taken == "link":
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir()
+        place.chmod(0o777 if taken == "writable by all" else 0o755)
+    if taken == "another's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    sweep = Sweep(MagicMock())
+    sweep.run([simulated(NOWHERE)])
+    assert "no folder can be made for it" in sweep.rows[0]["reason"]
+    assert not [*elsewhere.iterdir(), *place.iterdir()]
+
+
+@pytest.fixture
+def strangers_leases(temporary: Path) -> Iterator[list[Path]]:
+    """Folders among the system's temporary files whose leases are not what a lease is; opening one waits 10 s."""
+    paths = [temporary / f"zerobench-tmp-{name}/.lease" for name in ("pipe", "zero", "large", "bytes", "pid", "doubt")]
+    for path in paths:
+        path.parent.mkdir()
+    pipe, zero, large, rest = *paths[:3], paths[3:]
+    os.mkfifo(pipe)
+    zero.symlink_to("/dev/zero")
+    large.touch()
+    os.truncate(large, 2**40)
+    owner = {"host": "h", "boot": machine()[0], "namespace": machine()[1], "pid": "x", "started": None}
+    said = json.dumps({"owner": owner, "token": "t", "device": None}).encode()
+    for path, content in zip(rest, (b"\xff\xfe", said, b"{"), strict=True):
+        path.write_bytes(content)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a lease was waited for"))
+    signal.alarm(10)
+    yield paths
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_strangers_lease_is_not_waited_for(strangers_leases: list[Path], tmp_path: Path) -> None:
+    doubtful, users = strangers_leases[-1], tmp_path / "of-the-user"
+    users.write_text("kept")
+    doubtful.with_name(f"{LEASE}{leases.DOUBT}").symlink_to(users)
+    os.utime(doubtful, (0, 0))
+    with temporary_folder():
+        assert all(path.parent.is_dir() for path in strangers_leases), "whose they are is not known"
+    assert users.read_text() == "kept"
+
+
+def test_a_pipe_in_the_place_of_a_turn_is_no_turn(tmp_path: Path, strangers_leases: list[Path]) -> None:
+    with folders.turn(tmp_path, "a launch"):
+        (lease,) = tmp_path.glob(f"{folders.TURN}*")
+    os.mkfifo(lease)
+    make(tmp_path)
+    (tmp_path / ".partial-x").mkdir()
+    strangers_leases[0].rename(tmp_path / ".partial-x/.lease")
+    (tmp_path / ".tables-x").mkdir()
+    os.mkfifo(tmp_path / ".tables-x/index.json")
+    waited: list[bool] = []
+    with folders.turn(tmp_path, "a launch", waited.append):
+        assert not waited
+    assert abandoned(tmp_path) == []
+    assert len(zerobench.load(tmp_path).runs) == 1
 
 
 @pytest.fixture

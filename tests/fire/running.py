@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerobench.cluster.store import JOIN_S
-from zerobench.host.leases import BROKEN, PROBE
+from zerobench.host.durable import PROBE
+from zerobench.host.leases import BROKEN
 
 PATIENCE_S = JOIN_S + 120.0
 """A start that has written nothing for so long hangs: a fault. The processes of a job are waited for, for JOIN_S, where

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import munge
+from .own_files import is_own_file, is_own_folder, make_own_folder
 
 VARIABLE = "ZEROBENCH_JOB_SECRET"
 LEAST_CHARS = 16
@@ -131,9 +131,7 @@ def _write(session: str, secret: bytes) -> bool:
     """Writes the file into the first folder that takes it. Returns False where none does."""
     for folder in _folders(os.environ):
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_own(folder.lstat(), stat.S_ISDIR, 0o022):
-                continue
+            make_own_folder(folder)
             _sweep(folder)
             handle = os.open(folder / session, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "wb") as file:
@@ -152,14 +150,10 @@ def _read(path: Path) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(handle, "rb") as file:
-        if not _is_own(os.fstat(handle), stat.S_ISREG, 0o077) or not _is_own(path.parent.lstat(), stat.S_ISDIR, 0o022):
+        if not is_own_file(handle) or not is_own_folder(path.parent):
             return None
         found = file.read(SECRET_BYTES + 1)
     return found if len(found) == SECRET_BYTES else None
-
-
-def _is_own(found: os.stat_result, kind: Any, forbidden: int) -> bool:
-    return bool(kind(found.st_mode)) and found.st_uid == os.geteuid() and not found.st_mode & forbidden
 
 
 def _sweep(folder: Path) -> None:

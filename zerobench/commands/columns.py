@@ -16,6 +16,7 @@ from itertools import groupby
 from ..config.unknown_keys import nearest
 from ..records.describe import ROWS, Column, columns_of, said_of
 from ..sizes import printable
+from .arguments import Parser
 
 WIDEST = 120
 """Width of lines where output is not a terminal."""
@@ -54,7 +55,7 @@ def columns(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench columns",
         description="Prints the columns of the tables that zerobench.load and zerobench export give, with unit and\n"
         "meaning: of all tables, or of those that are asked for. Nothing is run, and no results are needed.",

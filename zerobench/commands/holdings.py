@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..host.files import read_text
 from ..results.abandoned import abandoned, partials
 from ..results.attempts import Moment, moments, split
 from ..results.tables import CODE, SEARCHES, collections_in, load, read_row, run_folders
@@ -133,7 +134,7 @@ def _read_searches(folder: Path) -> tuple[frozenset[str], list[Path]]:
         return frozenset(), damaged
     for path in sorted(folder.glob("*.json")):
         try:
-            named |= set(json.loads(path.read_text())["run_ids"].split())
+            named |= set(json.loads(read_text(path))["run_ids"].split())
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             damaged.append(path)
     return frozenset(named), damaged

@@ -34,9 +34,8 @@ class Passage:
 
 
 def say(console: Console, words: str, style: str = "") -> None:
-    """Prints words as they are, control characters escaped; a line as long as it is."""
-    shown = "\n".join(map(printable, words.split("\n")))
-    console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Prints words in one line, as long as it is; a newline in them is escaped, like any control character."""
+    console.print(printable(words), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_parts(console: Console, parts: list[Part]) -> None:

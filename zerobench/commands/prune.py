@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import uuid
@@ -14,6 +13,7 @@ from ..host.terminal import stdout_console
 from ..results.fitted_table import plain_table
 from ..results.folders import PARTIAL
 from ..sizes import printable, show_bytes, show_count
+from .arguments import Parser
 from .holdings import Holdings, look, size_of
 
 
@@ -30,7 +30,7 @@ class Doomed:
 
 def prune(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where something could not be removed, 2 where removal is refused."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench prune",
         description="Removes superseded and failed runs, leftovers of dead processes and damaged searches. What is "
         "being written, what is no run and what lies behind a link stays. It asks first; where there is no terminal "

@@ -20,6 +20,7 @@ from ..published.write import FORMATS, HEADER, cells_of, remarks
 from ..results.column_choice import add_columns
 from ..results.fitted_table import plain_table
 from ..sizes import printable, show_count
+from .arguments import Parser
 
 DESCRIPTION = """\
 Lists published figures that this project reproduces: the formula, the value that is executed on fake tensors, and what
@@ -72,7 +73,7 @@ def published(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench published", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
+    parser = Parser("zerobench published", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
     parser.add_argument("--only", metavar="SOURCE", help=f"of these, comma-separated: {', '.join(SOURCES)}")
     parser.add_argument("--list", action="store_true", help="formulas and printed values alone; nothing is executed")
     parser.add_argument("--format", choices=tuple(FORMATS), help="default: a table for the terminal")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +24,7 @@ from ..results.fitted_table import plain_table
 from ..sizes import printable
 from ..zero.comm.quantization_error import Error, exchanged, gathered
 from ..zero.comm.quantize import Codec
+from .arguments import Parser
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CodeRow:
 
 def codes(arguments: list[str]) -> int:
     """The verb. Returns the exit code: 0, or 2 where the command was wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench codes",
         usage="%(prog)s [-h] [--steps STEPS] [--out OUT] [KEY=VALUE ...]",
         description="Signal-to-noise and bias of qwZ's weights and qgZ's gradients, after some steps of training.",

@@ -5,7 +5,6 @@ RUN is its folder, its run_id or a part of that, or its cell's name.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from pathlib import Path
@@ -14,12 +13,13 @@ from ..results import pick as rows
 from ..results.tables import Results, load
 from ..sizes import printable
 from .account.account import print_account
+from .arguments import Parser
 from .holdings import Held, Holdings, look
 
 
 def show(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, or 2 where RUN names no run, or several."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench show",
         description="What was run, its memory, traffic, times and losses; for a failed run its reason and logs.",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..results.column_choice import STATUS, add_columns
 from ..results.conditions import RESULTS, add_options
 from ..sizes import printable
+from .arguments import Parser
 
 EVERY_S = 0.5
 
@@ -27,7 +28,7 @@ def status(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0, 1 where a sweep that was followed was killed, 2 where there is no such
     folder.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench status",
         description="What a results folder or a collection holds: a line per cell with its newest launches.",
         epilog=EPILOG,

@@ -31,6 +31,7 @@ from ..host.signals import insist
 from ..registry import GROUPS
 from ..sizes import printable
 from .cell import Cell, CellConfig
+from .environment_values import named_alone
 from .flags import only_compose, split_arguments, unknown_flags
 from .grouping import problems_of_groups
 from .hydra_keys import quoted
@@ -97,7 +98,7 @@ def compose(arguments: list[str], verbs: tuple[str, ...] = ()) -> Composed:
 
     Raises RefusedError where the command line is wrong, and JobError where the processes of a job do not come together.
     """
-    with _hydra_untouched():
+    with _hydra_untouched(), named_alone(arguments):
         return _compose(arguments, verbs)
 
 
@@ -138,7 +139,7 @@ def _compose_all(check: Overrides, flags: list[str], overrides: list[str]) -> li
 
 def compose_trial(check: Overrides, overrides: list[str]) -> Cell:
     """Returns the cell of fixed and proposed overrides, an ordinary one: a memory limit makes no search of it."""
-    with planning_for(check.launcher):
+    with planning_for(check.launcher), named_alone(overrides):
         return _compose_one(check, overrides, without=("search.memory_limit",))
 
 

@@ -15,7 +15,9 @@ from . import launcher, sweeper
 PARAMS = "hydra.sweeper.params"
 """The key of Hydra's basic sweeper for its axes: key -> values, a text as on the command line."""
 
-HEEDED = ("hydra.mode", PARAMS, "hydra.verbose", launcher.GROUP, launcher.SETTINGS, sweeper.GROUP)
+VERBOSE = "hydra.verbose"
+
+HEEDED = ("hydra.mode", PARAMS, VERBOSE, launcher.GROUP, launcher.SETTINGS, sweeper.GROUP)
 """Those of Hydra's own keys that mean something on a command line; what Hydra runs, writes and logs is not used."""
 
 TARGET = "_target_"
@@ -60,6 +62,8 @@ def problem_of(override: Override) -> str:
         return launcher.problem_of_name(str(override.value()))
     if sweeper.sweeping([override.input_line or ""]) and not key.startswith(PARAMS):
         return sweeper.problem_of_override(override)
+    if key.startswith(VERBOSE) and (key != VERBOSE or not isinstance(override.value(), bool | str | list)):
+        return f"{override.input_line}: wants true, false, or names of loggers, as in [NAME, NAME]"
     if not any(key == one or key.startswith(f"{one}.") for one in HEEDED):
         return f"{override.input_line}: {NO_EFFECT}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from hydra.errors import HydraException
@@ -13,6 +14,13 @@ from .schema import SCHEMAS
 ENDLESS = "configs take one another in, or values name one another, without end"
 
 
+_WRAPPED = re.compile(r"\b\w+ raised while (?:resolving interpolation|composing config): |^\w+Error: ")
+"""The name of an exception of Python's before its message."""
+
+_NAME_ALONE = re.compile(r"\w*(Error|Exception|Interrupt|Exit)")
+"""The rest of an error without a message."""
+
+
 def first_line(error: BaseException) -> str:
     """Returns an error's message, in one line."""
     return (str(error).strip() or "no message").splitlines()[0]
@@ -20,11 +28,12 @@ def first_line(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """Returns the end of a sentence that an error of composing makes: its first line, with what a colon announces."""
-    if isinstance(error, RecursionError):
+    if isinstance(error, RecursionError) or "RecursionError raised" in str(error):
         return ENDLESS
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     words = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     key = getattr(error, "full_key", None)
+    words = _WRAPPED.sub("", words)
     words = f"{key}: {words}" if key and key not in words else words
     known = isinstance(error, HydraException | OmegaConfBaseException) or type(error) is ValueError
     return words if known else f"{type(error).__name__}: {words}"
@@ -73,6 +82,6 @@ def sentence_of(said: str) -> str:
     if any("Expecting one subcommand" in line for line in lines):
         return "--shell-completion: say what to do, as in --shell-completion install=bash, uninstall=bash or query=bash"
     told = [line for line in lines if not line.startswith(("Set the environment variable", "See http", "usage:"))]
-    if not told:
+    if not told or _NAME_ALONE.fullmatch(told[-1]):
         return "Hydra gave up without a word"
-    return f"Hydra: {told[-1] if told[0].startswith('Error executing') else told[0]}"
+    return f"Hydra: {_WRAPPED.sub('', told[-1] if told[0].startswith('Error executing') else told[0])}"

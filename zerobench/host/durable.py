@@ -23,6 +23,10 @@ LATE = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EIO, errno.ETIMEDOUT,
 """Errors of a rename that may have been done all the same, or whose target is one that this client does not see yet."""
 
 
+PROBE = ".now-"
+"""Prefix of a file that exists for a moment and has the file system's time."""
+
+
 def replace_text(path: Path, text: str) -> None:
     """Writes a file anew: readers see the old text or the new one, after a crash of the machine too."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
@@ -75,3 +79,17 @@ def is_there(target: Path, error: OSError) -> bool:
             os.listdir(target.parent)  # makes a client ask anew for what is in the folder
         time.sleep(0.2)
     return True
+
+
+def clock_of(folder: Path) -> float | None:
+    """Returns the time, in seconds, by the clock of the file system; None where nothing can be written there."""
+    probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
+    try:
+        probe.touch()
+        try:
+            os.utime(probe)
+            return probe.stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError:
+        return None

@@ -27,7 +27,10 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from .durable import clock_of
+from .files import is_small, open_small
 from .owners import Owner, machine
 
 BEAT_S = 10.0
@@ -41,6 +44,11 @@ CONFIRM_S = 30.0
 
 DOUBT = ".doubt"
 """Ending of the file in which the time of a doubted lease is written down."""
+
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+
+NO_LEASE = (ValueError, TypeError, KeyError, RecursionError)
+"""Errors of reading a text that is not that of a lease."""
 
 
 @dataclass(eq=False)
@@ -61,8 +69,8 @@ class Lease:
     def release(self) -> None:
         """Removes the lease, unless the folder was removed or another process took the lease over."""
         _HEART.remove(self)
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(_text(self.name, self.folder)[0])["token"] == self.token:
+        with contextlib.suppress(OSError, *NO_LEASE):
+            if _said(_text(self.name, self.folder)[0])[1] == self.token:
                 os.unlink(self.name, dir_fd=self.folder)
                 os.unlink(f"{self.name}{DOUBT}", dir_fd=self.folder)  # of a process that was late to judge
         for descriptor in {self.folder, self.lock}:
@@ -80,7 +88,8 @@ def lease_in(folder: Path, name: str) -> Lease:
 def take(path: Path) -> Lease | None:
     """Takes the lease `path`, against all processes on all machines; returns None while another holds it.
 
-    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError where no file can be written there.
+    Creation decides (O_EXCL, which NFS has had since version 3). Raises OSError where no file can be written there, and
+    if the name is that of a pipe or a link, which is never released.
     """
     for _ in range(2):
         parent = os.open(path.parent, os.O_RDONLY)
@@ -88,7 +97,7 @@ def take(path: Path) -> Lease | None:
             file = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent)
         except OSError as error:
             os.close(parent)
-            if not isinstance(error, FileExistsError):
+            if not isinstance(error, FileExistsError) or _is_foreign(path):
                 raise
             if is_held(path) or not _break(path):
                 return None
@@ -106,9 +115,8 @@ def is_held(path: Path, lock: Path | None = None) -> bool:
     except OSError:  # another user's
         return True
     try:
-        said = json.loads(text)
-        owner, token, device = Owner(**said["owner"]), str(said["token"]), said["device"]
-    except (ValueError, TypeError, KeyError, RecursionError):  # being written, or cut off
+        owner, token, device = _said(text)
+    except NO_LEASE:  # being written, or cut off
         return not _is_silent(path, stamp, (lock or path).parent)
     if owner == Owner.me():
         return _HEART.has(token)
@@ -122,20 +130,6 @@ def is_locked(path: Path) -> bool:
     return _is_locked(path) is not False
 
 
-def clock_of(folder: Path) -> float | None:
-    """Returns the time, in seconds, by the clock of the file system; None where nothing can be written there."""
-    probe = folder / f"{PROBE}{uuid.uuid4().hex[:12]}"
-    try:
-        probe.touch()
-        try:
-            os.utime(probe)
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError:
-        return None
-
-
 def _write(name: str, folder: int, lock: int) -> Lease:
     """Writes the owner, and if the kernel's lock came with it: then `device` is the number of the file system."""
     lease = Lease(name, uuid.uuid4().hex, folder, lock)
@@ -146,7 +140,7 @@ def _write(name: str, folder: int, lock: int) -> Lease:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             device = os.fstat(lock).st_dev
         said = {"owner": asdict(Owner.me()), "token": lease.token, "device": device}
-        with os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=folder), "w") as out:
+        with os.fdopen(os.open(name, WRITE, 0o666, dir_fd=folder), "w") as out:
             json.dump(said, out)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -158,8 +152,20 @@ def _write(name: str, folder: int, lock: int) -> Lease:
 
 def _text(path: Path | str, folder: int | None = None) -> tuple[str, float]:
     """Returns what a lease says and its time in seconds; opening it asks the file server, where `stat` may not."""
-    with os.fdopen(os.open(path, os.O_RDONLY, dir_fd=folder)) as file:
+    with open_small(path, folder) as file:
         return file.read(), os.fstat(file.fileno()).st_mtime
+
+
+def _said(text: str) -> tuple[Owner, str, Any]:
+    """Returns a lease's owner, token and device. Raises one of NO_LEASE where the text is not that of a lease."""
+    said = json.loads(text)
+    return Owner.from_plain(said["owner"]), str(said["token"]), said["device"]
+
+
+def _is_foreign(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return not is_small(path)
+    return False
 
 
 def _break(path: Path) -> bool:
@@ -190,7 +196,7 @@ def _text_or_none(path: Path) -> str | None:
 def _is_locked(path: Path, device: int | None = None) -> bool | None:
     """Tries the kernel's lock. None where this tells nothing: no locks, or another mount than the owner's `device`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     except OSError:  # another user's
@@ -208,8 +214,8 @@ def _is_locked(path: Path, device: int | None = None) -> bool | None:
     return False
 
 
-PROBE, BROKEN = ".now-", ".broken-"
-"""Prefixes of files that are there for a moment: one that tells the file system's time, a lease that is removed."""
+BROKEN = ".broken-"
+"""Prefix of a lease's name while it is removed."""
 
 _LOOKED: dict[Path, tuple[float, float, bool]] = {}
 """Lease -> its time, when this process last judged it (monotonic, in seconds), and what it found: one that polls does
@@ -234,9 +240,11 @@ def _judge(path: Path, stamp: float, beside: Path) -> bool:
         return False
     doubt = _doubt_of(path)
     with contextlib.suppress(OSError):
-        if doubt.is_file() and _text(doubt)[0] == repr(stamp):
+        if _text_or_none(doubt) == repr(stamp):
             return now - _text(doubt)[1] >= CONFIRM_S
-        doubt.write_text(repr(stamp))
+        doubt.unlink(missing_ok=True)
+        with doubt.open("x") as file:  # a new one: what was there may be a link to a file of the user's
+            file.write(repr(stamp))
     return False
 
 

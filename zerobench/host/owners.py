@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class Owner:
     def me() -> Owner:
         """Returns this process."""
         return Owner(platform.node(), *machine(), os.getpid(), _started(os.getpid()))
+
+    @classmethod
+    def from_plain(cls, value: dict[str, Any]) -> Owner:
+        """Reads an owner from an untrusted file. Raises TypeError or ValueError where it is none."""
+        found = cls(**value)
+        if not isinstance(found.pid, int) or not 0 < found.pid < 2**31:
+            raise ValueError(f"{found.pid!r:.60} is no process id")
+        return found
 
     def lives(self) -> bool | None:
         """Returns True or False where that can be known: on the same kernel, in the same namespace of pids."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.leases import BROKEN, DOUBT, PROBE, clock_of, is_held
+from ..host.durable import PROBE, clock_of
+from ..host.leases import BROKEN, DOUBT, is_held
 from ..host.temporary import PRUNED, is_claimed, remove
 from . import job_folders
 from .board import board_folders, is_up

@@ -26,6 +26,7 @@ import yaml
 from ..config.cell import CellConfig
 from ..host import leases
 from ..host.durable import is_there, replace_text, sync, sync_files
+from ..host.files import read_text
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
 from .attempts import split
@@ -103,7 +104,7 @@ def _rename_or_find(aside: Path, target: Path, text: str) -> bool:
         if not is_there(target, error):
             raise
         with contextlib.suppress(OSError, ValueError):
-            return (target / "run.json").read_text() == text
+            return read_text(target / "run.json") == text
         return False
     return True
 
@@ -116,7 +117,7 @@ def amend_row(folder: Path, changes: dict[str, Any]) -> None:
     path = folder / "run.json"
     for left in folder.glob(f".{path.name}.*"):
         left.unlink(missing_ok=True)
-    replace_text(path, json.dumps(finite(json.loads(path.read_text()) | changes), indent=1, allow_nan=False))
+    replace_text(path, json.dumps(finite(json.loads(read_text(path)) | changes), indent=1, allow_nan=False))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from ..host.files import read_text
 from ..host.leases import is_held
 from .board import board_folders, is_up
 
@@ -55,7 +56,7 @@ def boards_of_orphans(results_dir: Path) -> list[Path]:
     boards = []
     for folder in job_folders(results_dir):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # it is being removed, or is no job's
-            order = json.loads((folder / ORDER).read_text())
+            order = json.loads(read_text(folder / ORDER))
             if not is_up(results_dir / str(order["board"] or "none")):
                 boards += board_folders(folder)
     return boards

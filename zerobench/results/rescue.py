@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cluster.own_files import make_own_folder
 from ..config.cell import CellConfig
 from ..host.temporary import Aside
 from ..records import RunRow
@@ -38,8 +39,19 @@ def places(results_dir: Path) -> list[Path]:
     return [
         results_dir,
         beside.with_name(f"{beside.name}-rescued"),
-        Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}",
+        temporary_place(),
     ]
+
+
+def temporary_place() -> Path:
+    """Returns the results folder among the system's temporary files: the user's, of a name that anyone may take."""
+    return Path(tempfile.gettempdir()) / f"zerobench-rescued-{os.getuid()}"
+
+
+def _claim_in(place: Path, prefix: str) -> Aside:
+    if place == temporary_place():
+        make_own_folder(place)
+    return claim_folder(place, prefix)
 
 
 def claim(results_dir: Path, prefix: str) -> Aside:
@@ -49,7 +61,7 @@ def claim(results_dir: Path, prefix: str) -> Aside:
     errors = []
     for place in places(results_dir):
         try:
-            return claim_folder(place, prefix)
+            return _claim_in(place, prefix)
         except OSError as error:
             errors.append(error)
     raise errors[0]
@@ -82,7 +94,7 @@ def _write_elsewhere(
     """Returns the place that took the run, with the logs of the folder that was `begun`; None where none did."""
     for place in places(results_dir):
         with suppress(OSError):
-            aside = claim_folder(place, prefix)
+            aside = _claim_in(place, prefix)
             try:
                 with suppress(OSError, shutil.Error):  # as many as can be read
                     shutil.copytree(begun / "logs", aside.path / "logs")

@@ -16,6 +16,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..host.files import read_text
+
 PREFIX = ".tables-"
 ASIDE = ".tables."
 """Prefix of a cache until it is whole."""
@@ -37,7 +39,7 @@ def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str,
     for kept in where.glob(f"{PREFIX}*"):
         # damaged, or being replaced: no cache
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
-            index = json.loads((kept / INDEX).read_text()).items()
+            index = json.loads(read_text(kept / INDEX)).items()
             there = {folder.name: folder for folder in folders}
             return kept, {name: was for name, was in index if name in there and was == signature(there[name])}
     return None, {}

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
+from ...host.files import read_text
 from ...host.terminal import stdout_console
 from ...probes import snapshot
 from ...results.printed_table import name_of
@@ -38,13 +39,15 @@ def print_account(row: Row, results: Results, folder: Path | None) -> None:
     console = stdout_console()
     say(console, f"{name_of(row)}: {row['status']}" + (f": {row['reason']}" if row["reason"] else ""), "bold")
     say(console, row["run_id"], "dim")
-    say(console, "\nWhat was run", "bold")
+    console.print()
+    say(console, "What was run", "bold")
     for label, words in setting_of(row):
         room = console.width - len(INDENT) if console.is_terminal else len(words) + 1  # a file's lines stay whole
         for number, line in enumerate(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)):
             say(console, f"  {'' if number else label:<9} {line}")
     for passage in passages_of(row, results, folder):
-        say(console, f"\n{passage.title}", "bold")
+        console.print()
+        say(console, passage.title, "bold")
         print_parts(console, passage.parts)
 
 
@@ -191,7 +194,10 @@ def _loss_lines(row: Row) -> Iterator[str]:
 def _logs(folder: Path | None) -> Iterator[Passage]:
     logs = sorted((folder / "logs").rglob("*.log")) if folder is not None else []
     for log in logs:
-        lines = log.read_text(errors="replace").rstrip().splitlines()
+        try:
+            lines = read_text(log, errors="replace").rstrip().splitlines()
+        except (OSError, ValueError) as error:  # a pipe, say: others may have written the folder
+            lines = [str(error)]
         if lines:
             name = log.relative_to(log.parents[1] if log.parent.name != "logs" else log.parent)
             title = f"Log {name}" + (f", the last {LOG_LINES} of {len(lines)} lines" * (len(lines) > LOG_LINES))

@@ -15,6 +15,7 @@ from ...records import RunRow
 from ...results.conditions import add_options
 from ...results.row_checks import columns_of
 from ...sizes import parse_bytes, printable, show_count
+from ..arguments import Parser
 from ..compare.interleave import split_overrides
 from ..revisions import Commit, commit, git, is_ancestor
 from .launch import PLACEHOLDER, Launch
@@ -81,7 +82,7 @@ def bisect(arguments: list[str], launcher: Launcher | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench bisect", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
+    parser = Parser("zerobench bisect", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     parser.usage = "zerobench bisect GOOD BAD [--metric METRIC] [--above VALUE | --below VALUE] [--all] -- COMMAND"
     add = parser.add_argument
     add("good", metavar="GOOD", help="a revision before the change")

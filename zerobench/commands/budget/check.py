@@ -12,6 +12,7 @@ from ...config.compose import RefusedError, compose_cells
 from ...results import selection
 from ...results.conditions import add_options
 from ...sizes import printable
+from ..arguments import Parser
 from ..status_table import code_of
 from .comment import write_check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, read_budget
@@ -44,7 +45,7 @@ def check(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="zerobench budget check", description="Holds cells against their budgets.")
+    parser = Parser(prog="zerobench budget check", description="Holds cells against their budgets.")
     parser.add_argument(
         "files",
         nargs="*",

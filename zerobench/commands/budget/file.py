@@ -124,9 +124,15 @@ def check_command(command: list[str]) -> None:
     for part in command:
         key = part.lstrip("+~").partition("=")[0]
         flag = part.startswith("-") and part not in ("-m", "--multirun")
-        if flag or key.partition(".")[0].partition("/")[0] in ("hydra", "results_dir") or "_target_" in part:
+        if (
+            flag
+            or key.partition(".")[0].partition("/")[0] in ("hydra", "results_dir")
+            or "_target_" in part
+            or "${" in part
+        ):
             raise ValueError(
-                f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, none of hydra's or of a folder"
+                f"command has {part!r:.80}; a budget's command is -m and KEY=VALUE, none of hydra's or of a folder, "
+                "without ${...}, which may read the environment"
             )
 
 

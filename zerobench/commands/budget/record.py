@@ -23,6 +23,7 @@ from ...results import selection
 from ...results.conditions import add_options
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import printable, show_count
+from ..arguments import Parser
 from .changes import Change, changes_of, print_changes
 from .comment import write_changes
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_command, read_budget, write_budget
@@ -99,7 +100,7 @@ def _tell(file: BudgetFile, rows: list[dict[str, Any]], changes: list[Change], c
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench budget record",
         description="Writes measured values as limits, and says of each limit that changes: before, now, what moved.",
     )

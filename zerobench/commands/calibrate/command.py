@@ -23,6 +23,7 @@ from ...launch.processes import Interrupted, Outcome
 from ...results.fitted_table import plain_table
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes
+from ..arguments import Parser
 from .disk import add_arguments, calibrate_disk
 
 FOLDER = Path("results/calibration")
@@ -66,7 +67,7 @@ def calibrate(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench calibrate",
         description="Measures every collective by size: the engine's own, torch's, and a copy in memory, in turns.",
     )

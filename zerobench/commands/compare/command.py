@@ -16,6 +16,7 @@ from ...host.terminal import file_console, stdout_console
 from ...results.conditions import add_options
 from ...results.selection import matching
 from ...sizes import printable
+from ..arguments import Parser
 from ..passages import Grid, Passage, print_parts, say
 from . import noise_floor
 from .comparison import compare_runs
@@ -62,7 +63,7 @@ def _sides(chosen: argparse.Namespace, overrides: list[str]) -> tuple[Side, Side
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench compare",
         description="What moved from A to B: bytes and volumes exactly, times by paired ratios of their launches.",
     )
@@ -119,15 +120,15 @@ def _print(found: list[Passage], console: Console) -> None:
 
 
 def _markdown(section: Passage) -> str:
-    lines = [f"## {section.title}", ""]
+    lines = [f"## {printable(section.title)}", ""]
     for part in section.parts:
         if isinstance(part, Grid):
             ruler = "| --- |" + " --: |" * (len(part.header) - 1)
             lines += ["", _pipes(part.header), ruler, *map(_pipes, part.rows), ""]
         else:
-            lines.append(f"- {part}")
+            lines.append(f"- {printable(part)}")
     return "\n".join(lines) + "\n"
 
 
 def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -21,6 +21,7 @@ from ...sizes import printable
 from ...sweep.command import check_folders
 from ...sweep.progress import Reporter
 from ...sweep.sweep import Sweep
+from ..arguments import Parser
 from . import noise_floor
 from .command import NOISE_FOLDER
 from .interleave import load_runs
@@ -65,7 +66,7 @@ def noise(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench noise",
         description="Records how much times differ between launches of one cell, or shows what is on record.",
         epilog=f"record takes overrides as a run does; without any it measures {' '.join(STANDARD[:2])}.",

@@ -25,6 +25,7 @@ from ...fake.as_gpu import ATTENTION_KERNELS
 from ...host.terminal import progress_console
 from ...launch import fork_server
 from ...sizes import parse_bytes, printable
+from ..arguments import Parser
 from .ask import DEFAULTS, DEVICE, Question, ask
 from .published.store import FOLDER
 from .row import LARGEST, EstimateRow, rows_of
@@ -110,7 +111,7 @@ def _progress(steps: Sequence[int]) -> Iterator[Any]:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench estimate", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
+    parser = Parser("zerobench estimate", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="the cells, as for a sweep")
     add("-m", "--multirun", action="store_true", help="as in a sweep; it is one anyway")

@@ -11,6 +11,7 @@ from ...results import tables
 from ...results.conditions import add_options
 from ...results.selection import chosen as chosen_runs
 from ...sizes import printable
+from ..arguments import Parser
 from . import perfetto, tensorboard, wandb_lines
 from .latex import to_latex
 from .table import TEXTS, note_of, select
@@ -69,7 +70,7 @@ def _text_of(results: tables.Results, chosen: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench export",
         description="Writes finished runs for other programs, as in: zerobench export results/runs --out runs.csv, or"
         " zerobench export results/runs --where strategy=zero3 --format perfetto --out step.json",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from ...config.cell import CellConfig
 from ...config.names import name_cells
 from ...results import tables
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
+from ...sizes import escape_control
 
 SHORT = (
     "cell", "repeat", "status", "peak_bytes", "states_bytes", "predicted_states_bytes",
@@ -70,15 +73,34 @@ def to_markdown(frame: pd.DataFrame) -> str:
             else str(value)
         )
 
-    lines = ["| " + " | ".join(frame.columns) + " |", "|" + " --- |" * len(frame.columns)]
-    lines += ["| " + " | ".join(show(v) for v in row) + " |" for row in frame.itertuples(index=False)]
+    lines = [_pipes(frame.columns), "|" + " --- |" * len(frame.columns)]
+    lines += [_pipes(show(v) for v in row) for row in frame.itertuples(index=False)]
     return "\n".join(lines) + "\n"
 
 
+def _pipes(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(escape_control(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+FORMULA = ("=", "+", "-", "@")
+"""First characters of a text that a spreadsheet computes."""
+
+
 def to_csv(frame: pd.DataFrame) -> str:
-    """Formats comma-separated values, floats in full."""
-    text: str = frame.to_csv(index=False)
+    """Formats comma-separated values, floats in full, a line per row: others may have written the texts, so control
+    characters are escaped, and a text that begins like a formula gets an apostrophe before it.
+    """
+    plain = frame.copy(deep=False)
+    for name in plain.columns[[not is_numeric_dtype(dtype) for dtype in plain.dtypes]]:
+        plain[name] = pd.Series([_cell(value) for value in plain[name]], index=plain.index, dtype="object")
+    text: str = plain.rename(columns=_cell).to_csv(index=False)
     return text
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return f"'{escape_control(value)}" if value.startswith(FORMULA) else escape_control(value)
 
 
 TEXTS: dict[str, Callable[[pd.DataFrame], str]] = {"csv": to_csv, "markdown": to_markdown}

@@ -15,6 +15,7 @@ from ...config.unknown_keys import nearest
 from ...host.terminal import stdout_console
 from ...results.fitted_table import plain_table
 from ...sizes import printable
+from ..arguments import Parser
 from . import SECTIONS
 from .record import Record
 from .run import Deadline, Suite
@@ -57,7 +58,7 @@ def age_s() -> float:
 def _parser() -> argparse.ArgumentParser:
     lines = [f"  {one.name:<9}{one.asks} (about {one.seconds} s on an H200)" for one in SECTIONS.values()]
     total = sum(one.seconds for one in SECTIONS.values())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench gpu-suite",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="What this machine's GPU can do: sections in the order in which a cut run should have answers.\n"

@@ -16,6 +16,7 @@ from ...results.column_choice import add_columns
 from ...results.conditions import RESULTS, add_options
 from ...results.row_checks import columns_of
 from ...sizes import printable, show_count
+from ..arguments import Parser
 from ..bisect.search import METRICS
 from ..revisions import GitError, commit, git
 from . import store
@@ -53,7 +54,7 @@ def history(arguments: list[str]) -> int:
 
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog, description=description, epilog=EPILOG, formatter_class=raw)
+    parser = Parser(prog, description=description, epilog=EPILOG, formatter_class=raw)
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help=f"of the history (default: {FOLDER})")
     words = "the history lies on this git branch, which is read and written without checking it out"
     parser.add_argument("--branch", help=words)

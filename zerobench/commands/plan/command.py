@@ -19,6 +19,7 @@ from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
+from ..arguments import Parser
 from .axis import Axis
 from .candidates import Candidate, candidates, compose, words_of
 from .capacity import RESERVE, Capacity
@@ -90,7 +91,7 @@ def plan(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench plan",
         description="Which strategy fits a device, by how much, and what binds? Executed, not estimated; no GPU.",
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...results.conditions import RESULTS, add_options
+from ..arguments import Parser
 
 if TYPE_CHECKING:
     from .worlds import World
@@ -72,7 +73,7 @@ def replay(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench replay", None, DESCRIPTION, EPILOG, formatter_class=raw)
+    parser = Parser("zerobench replay", None, DESCRIPTION, EPILOG, formatter_class=raw)
     add = parser.add_argument
     add("runs", nargs="?", type=Path, default=Path(RESULTS), help="a results folder or a run (default: %(default)s)")
     add("--out", type=Path, metavar="FILE", help="the page (default, where no film is asked for: step.html)")

@@ -13,6 +13,7 @@ from ...results.conditions import add_options
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count
+from ..arguments import Parser
 from ..compare import noise_floor
 from ..compare.command import NOISE_FOLDER
 from ..compare.words import MINIMUM_EFFECT
@@ -78,7 +79,7 @@ def _why_none(where: Path, caught: Sequence[warnings.WarningMessage]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="zerobench report",
         description="Writes finished runs as one page of HTML: the verdict in words, the table of runs, figures,\n"
         "accounts with predictions and residuals, failures with their logs, provenance, commands.\n"

@@ -19,6 +19,7 @@ from ...results.folders import PARTIAL, turn
 from ...results.rescue import why_unwritable
 from ...results.tables import collections_in, run_folders
 from ...sizes import printable, show_count
+from ..arguments import Parser
 from .merge import COPY, LEFT_OUT, THERE, Item, Merge
 
 DESCRIPTION = """\
@@ -189,7 +190,7 @@ def _summary(source: Path, target: Path, done: list[Item], dry_run: bool) -> str
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench sync", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
+    parser = Parser("zerobench sync", None, DESCRIPTION, EXAMPLES, formatter_class=raw)
     parser.add_argument("source", nargs="+", type=Path, metavar="FROM", help="results folders, runs or collections")
     parser.add_argument("to", type=Path, metavar="TO", help="a results folder; it is made where it does not exist")
     parser.add_argument("--both", action="store_true", help="then also from TO to FROM: both hold the same afterwards")

@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ...host.durable import is_there, replace_text, sync, sync_files
+from ...host.files import read_text
 from ...host.temporary import Aside
 from ...results.attempts import split
 from ...results.folders import claim_folder, finite, rename_free
@@ -117,7 +118,7 @@ class Merge:
 
     def _plan_search(self, path: Path) -> Item:
         try:
-            row = self._named(dict(json.loads(path.read_text())))
+            row = self._named(dict(json.loads(read_text(path))))
             said = search_of(row)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             return Item("search", path, path.stem, LEFT_OUT, why=f"{path} cannot be read: {error}")
@@ -147,7 +148,7 @@ class Merge:
         return replace(item, to=copied)
 
     def _copy_run(self, item: Item) -> str:
-        row = json.loads((item.path / ROW).read_text())
+        row = json.loads(read_text(item.path / ROW))
         prefix, attempt = split(item.to)
         with claimed(self.target, prefix) as aside:
             for path in files_of(item.path):
@@ -178,7 +179,7 @@ class Merge:
         raise AssertionError("names do not end")
 
     def _copy_search(self, item: Item) -> str:
-        row = self._named(json.loads(item.path.read_text())) | {"search_id": item.to}
+        row = self._named(json.loads(read_text(item.path))) | {"search_id": item.to}
         folder = self.target / SEARCHES
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / f"{item.to}.json", json.dumps(finite(row), indent=1, allow_nan=False))

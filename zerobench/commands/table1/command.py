@@ -20,6 +20,7 @@ from ...host.terminal import progress_console, stdout_console
 from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table
 from ...sizes import printable, show_bytes
+from ..arguments import Parser
 from .cells import Place, matching, places
 from .paper import STAGES
 from .rows import GB, CellRow, StatesRow, in_order, place_of, read, row_of, states_of, write
@@ -66,7 +67,7 @@ def table1(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "zerobench table1", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Table 1 of the ZeRO paper, executed: model states per rank at 7.5B, 128B and 1T parameters on\n"
         "1 to 1,024 ranks, under each stage. Each cell runs the engine's own code on fake tensors; formula and\n"

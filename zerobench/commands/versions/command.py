@@ -14,6 +14,7 @@ import pandas as pd
 from ...host.terminal import stdout_console
 from ...results import tables
 from ...sizes import printable
+from ..arguments import Parser
 from .environments import Release, measure, parse_packages, parse_python, python_of
 from .loops import LOOPS
 from .table import MeasuredRelease, as_json, as_markdown, print_text
@@ -39,7 +40,7 @@ requirements. Releases stand in the order in which they are given. Exit code: 0 
 def versions(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: see EPILOG."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("zerobench versions", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
+    parser = Parser("zerobench versions", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     add = parser.add_argument
     words = "releases of a package, as torch==2.12.1,2.13.0; may be given again"
     add("--packages", action="append", default=[], metavar="PACKAGE==VERSIONS", help=words)
