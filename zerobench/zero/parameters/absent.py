@@ -43,10 +43,11 @@ class Hiding:
     """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
     parameter.
 
-    With `lets_detach` operations that do not compute pass too: views without a gradient, addresses, writes, copies.
+    With `lets_detach` operations that do not compute pass too: views without a gradient, addresses, copies, writes to a
+    parameter that has memory (parameters/loading.py). `asked` is then called for a write to one that has none.
     """
 
-    def __init__(self, asked: Callable[[nn.Parameter], None], lets_detach: bool = False) -> None:
+    def __init__(self, asked: Callable[..., None], lets_detach: bool = False) -> None:
         self._asked = weakref.WeakMethod(asked)
         self.lets_detach = lets_detach
         self._classes: dict[type, type] = {}
@@ -78,14 +79,16 @@ class Hiding:
         for parameter in parameters:
             self.bare(parameter)
 
-    def ask(self, parameter: nn.Parameter) -> None:
-        """Asks the engine that hides `parameter` to show it; raises where it refuses."""
+    def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
+        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises where it
+        refuses.
+        """
         asked = self._asked()
         if asked is None:
             raise RuntimeError(
                 "a parameter of a module under an engine is read, and the engine is gone, with its values"
             )
-        asked(parameter)
+        asked(parameter, writes) if writes else asked(parameter)
 
     def is_asked(self, operation: Any) -> bool:
         """Returns True where a torch function, or a property, reads or writes values."""
@@ -95,8 +98,13 @@ class Hiding:
             return name in _VALUES and not (self.lets_detach and name in _PLACES)
         if name in _NO_VALUES or name.startswith("new_") or name.endswith("_like"):
             return False
-        is_write = name.endswith("_") and not name.endswith("__")
-        return not (self.lets_detach and (is_write or name in _PLACES))
+        return not (self.lets_detach and (is_write(operation) or name in _PLACES))
+
+
+def is_write(operation: Any) -> bool:
+    """Returns True for a torch function that writes in place, by its name."""
+    name: str = operation.__name__
+    return name.endswith("_") and not name.endswith("__") and name not in _NO_VALUES
 
 
 def let_look(model: nn.Module, hiding: Hiding) -> None:
@@ -120,6 +128,11 @@ class _Hidden:
                     cls.hiding.ask(leaf)  # type: ignore[arg-type]
             if not any(isinstance(leaf, cls) for leaf in pytree.tree_leaves((args, kwargs))):
                 return operation(*args, **(kwargs or {}))
+        elif is_write(operation):
+            written = {id(leaf) for leaf in pytree.tree_leaves(args[:1] or kwargs)}  # nn.init names all its arguments
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, cls) and is_placeholder(leaf):  # type: ignore[arg-type]
+                    cls.hiding.ask(leaf, writes=id(leaf) in written)  # type: ignore[arg-type]
         with as_they_are():
             return operation(*args, **(kwargs or {}))
 
