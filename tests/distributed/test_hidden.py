@@ -117,6 +117,16 @@ def read_in_parts(rank: int, n: int) -> str:
         fresh.load_state_dict(engine.full_state_dict())
         with engine.full_parameters():
             assert all(torch.equal(a, b) for a, b in zip(fresh.parameters(), engine.parameters(), strict=True))
+    engine.module.reads_beside = False
+    for transform in (transformed_forward, lambda run, x: torch.func.grad(lambda x: run(x).sum())(x)):
+        with pytest.raises(
+            RuntimeError, match=r"blocks\.0: zero3 cannot gather it inside of a transform of torch\.func"
+        ):
+            transform(engine, batch(6, rank))
+        with engine.full_parameters():
+            transform(engine.module, batch(6, rank))
+    engine.backward(engine(batch(6, rank)).square().mean())
+    engine.step()
     return "read"
 
 
@@ -152,6 +162,10 @@ def read_in_hooks(rank: int, n: int) -> str:
         found.append(engine.full_state_dict())
     assert all(torch.equal(a, b) for a, b in zip(*(one.values() for one in found), strict=True))
     return "read"
+
+
+def transformed_forward(run: Any, x: torch.Tensor) -> Any:
+    return torch.func.jvp(lambda x: run(x), (x,), (torch.ones_like(x),))
 
 
 def each(rank: int, n: int) -> Any:

@@ -324,11 +324,21 @@ def sharded(rank: int, n: int) -> None:
     """Under zero3 a parameter that is in parts is not written to in silence."""
     engine = engine_of("zero3", zoo.build("tied"), {})
     steps(engine, rank, n, range(1))
-    with torch.no_grad(), pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
-        engine.module.embedding.weight.mul_(2.0)
+    weight = engine.module.embedding.weight
+    written = r"embedding\.weight: it was written to while this rank held a part of it only; write in place inside"
+    for write in (
+        lambda: weight.mul_(2.0),
+        lambda: weight.fill_(3.0),
+        lambda: nn.init.normal_(weight),
+        lambda: torch._foreach_zero_([weight]),
+    ):
+        with torch.no_grad(), pytest.raises(RuntimeError, match=written):
+            write()
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"embedding\.weight: it is read outside of the forward"):
+        torch.ones(weight.shape).lerp_(weight, 0.1)
     for name in ("scale", "embedding.weight"):
-        with torch.no_grad():
-            engine.module.get_parameter(name).fill_(3.0)  # which torch lets through
+        with torch.no_grad(), as_they_are():
+            engine.module.get_parameter(name).fill_(3.0)  # as C++ code may
         with pytest.raises(RuntimeError, match=f"{name}: it was written to while this rank held a part of it only"):
             steps(engine, rank, n, range(1))
         with as_they_are():

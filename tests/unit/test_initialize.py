@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parameter import is_lazy
 
 import zerobench
 
@@ -63,6 +70,72 @@ def test_precisions_and_sparse_gradients() -> None:
     sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True))
     with pytest.raises(ValueError, match="0: it asks for sparse gradients"):
         zerobench.initialize(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1))
+
+
+def changed(change: Callable[[nn.Sequential], Any]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    return change(model) or model
+
+
+def stray_gradient(model: nn.Module) -> None:
+    model(torch.ones(4)).sum().backward()
+
+
+MODULES: dict[str, tuple[Callable[[nn.Sequential], Any], str]] = {
+    "lazy parameters": (
+        lambda m: m.append(nn.LazyLinear(2)), r"3\.weight: LazyLinear has not made it yet; call the model once"
+    ),
+    "lazy buffers": (
+        lambda m: m.append(nn.LazyBatchNorm1d(affine=False)), r"3\.running_mean: LazyBatchNorm1d has not made it yet"
+    ),
+    "a script": (torch.jit.script, "model: it is a ScriptModule, which takes no hooks; give initialize"),
+    "a script inside": (lambda m: m.append(torch.jit.script(nn.Linear(1, 1))), "3: it is a ScriptModule"),
+    "a gradient": (stray_gradient, r"0\.weight: it has a gradient in \.grad.* call optimizer\.zero_grad\(\) before"),
+    "an expanded buffer": (
+        lambda m: m.register_buffer("mask", torch.zeros(1).expand(5)),
+        r"mask: this buffer of shape \(5,\) is expanded.* register buffer\.contiguous\(\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@pytest.mark.parametrize("what", MODULES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_modules_that_cannot_be_taken_are_named_and_left_alone(what: str, strategy: str) -> None:
+    change, words = MODULES[what]
+    model = changed(change)
+    before = [(type(p), None if is_lazy(p) else p.data_ptr()) for p in model.parameters()]
+    with pytest.raises(ValueError, match=words):
+        zerobench.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+    assert before == [(type(p), None if is_lazy(p) else p.data_ptr()) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_a_parameter_has_one_engine(strategy: str) -> None:
+    """Actor and critic share an encoder; a part of a model is under an engine. Frozen ones are shared where whole."""
+    encoder = nn.Linear(4, 8)
+    actor, critic = nn.Sequential(encoder, nn.Linear(8, 3)), nn.Sequential(nn.Tanh(), encoder)
+    engine = zerobench.initialize(actor, adam(actor), strategy)
+    for other in (actor, actor[1], critic):
+        with pytest.raises(ValueError, match=rf"weight: it is under an engine already \({strategy}\).*deepcopy"):
+            zerobench.initialize(other, adam(other), strategy)
+    alone = copy.deepcopy(critic)
+    zerobench.initialize(alone, adam(alone), strategy)
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    first, second = nn.Sequential(frozen, nn.Linear(4, 1)), nn.Sequential(frozen, nn.Linear(4, 1))
+    zerobench.initialize(first, adam(first), strategy)
+    with (
+        pytest.raises(ValueError, match=r"under an engine already \(zero3\)") if strategy == "zero3" else nullcontext()
+    ):
+        zerobench.initialize(second, adam(second), strategy)
+
+
+def test_torchs_join_is_not_for_an_engine() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(AttributeError, match=r"Join is for ranks with unequal numbers of batches.*drop_last=True"):
+        Join([zerobench.initialize(model, adam(model))])
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])

@@ -25,13 +25,14 @@ from .comm.checked_later import sealed
 from .comm.zeropp import Zeropp, connect_zeropp
 from .megatron import Megatron
 from .modules import meta_init
+from .modules.guards import check_gradients, check_module, check_units, mark
 from .modules.shared_memory import check_memory
 from .offload.policy import NvmeOffload, Offload
 from .optim.guards import check_groups
 from .optim.segments import ELEMENTWISE, check_optimizer
 from .option_words import spelled_out
 from .options import BUCKETED, MODES, TILE_BYTES, Options
-from .precision import HALF, LossScaling
+from .precision import LossScaling
 from .stage1 import Stage1
 from .stage1_offloaded import StreamedStage1
 from .stage2 import Stage2
@@ -49,8 +50,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {"megatron": megatron.DEFAULTS}
 _STATES = ("optimizer", "gradients")
 OFFLOADS: dict[str, tuple[str, ...]] = {"zero1": _STATES, "zero2": _STATES, "zero3": (*_STATES, "parameters")}
 """Model states that may leave the device."""
-
-_ADOPTED = "_zerobench_engine"
 
 __all__ = ["MODES", "STAGES", "LossScaling", "NvmeOffload", "Offload", "Options", "Strategy", "Zeropp", "initialize"]
 
@@ -86,11 +85,11 @@ def initialize(
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
     tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
-    _check(model, optimizer, chosen)
+    _check(model, optimizer, strategy, chosen)
     check_groups(optimizer, updated_by)
     check_memory(model, moves_frozen=strategy == "zero3")
     if strategy == "zero3":
-        _check_units(model)
+        check_units(model)
     elif chosen.zeropp is not None:
         raise ValueError(f"zeropp: it is for gathers and reductions of zero3, not of {strategy}; leave it out")
     comm = sealed(connect_zeropp(group, device, chosen.node_size, chosen.shard_group, chosen.zeropp))
@@ -98,7 +97,7 @@ def initialize(
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
     comm.serves(engine)
-    setattr(model, _ADOPTED, id(model))
+    mark(model, strategy)
     return engine
 
 
@@ -125,27 +124,13 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
     return chosen
 
 
-def _check(model: nn.Module, optimizer: optim.Optimizer, options: Options) -> None:
-    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
-    if getattr(model, _ADOPTED, None) == id(model):  # a copy of an adopted model is a plain one
-        raise ValueError("model: it is under an engine already; initialize() wants a plain one")
-    for name, parameter in model.named_parameters():
-        if parameter.dtype not in (torch.float32, torch.float64, *HALF):
-            raise ValueError(
-                f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits"
-            )
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+def _check(model: nn.Module, optimizer: optim.Optimizer, strategy: str, options: Options) -> None:
+    check_module(model, strategy)
     if meta_init.on_meta(model):
         meta_init.check_replay(model)
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
     check_optimizer(optimizer, trainable, options.elementwise)
-
-
-def _check_units(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise ValueError(f"{name}: max_norm writes to the weight in forward, which zero3 would lose; use zero2")
+    check_gradients(model)
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -71,6 +71,14 @@ class ModuleFace:
             " itself, with loss_scaling=zerobench.zero.LossScaling()"
         )
 
+    @property
+    def join_hook(self) -> NoReturn:
+        """Raises AttributeError: torch's Join asks for it, and an engine cannot step on some ranks alone."""
+        raise AttributeError(
+            "join_hook: torch's Join is for ranks with unequal numbers of batches, and every rank takes part in every"
+            " step of an engine; give all ranks as many batches (drop_last=True of DistributedSampler or DataLoader)"
+        )
+
 
 def sizes_of(engine: Any) -> dict[str, int]:
     """Returns the bytes of this rank's model states in memory, of all tiers, by category; each storage counts once."""

@@ -65,7 +65,7 @@ class Stage3(Stage2):
         self._warned = False
         self._recording = False  # the present forward will be followed by a backward
         self._all_units: list[GatheredUnit] = []
-        self.hiding = Hiding(self.refuse_read, lets_write=True)
+        self.hiding = Hiding(self.refuse, lets_write=True)
         # room for a gather: the bucket that is being sent has arrived, and its memory is free
         self._ahead = GathersAhead(lambda: self.gradients.wait_all())
         chosen = self.options.units
@@ -292,8 +292,10 @@ class Stage3(Stage2):
             if not unit.trainable:
                 unit.refresh()
 
-    def refuse_read(self, parameter: nn.Parameter) -> None:
-        """Raises RuntimeError: `parameter` is about to be read, and a part of it is here."""
+    def refuse(self, parameter: nn.Parameter, writes: bool = False) -> None:
+        """Raises RuntimeError: `parameter` is about to be read, or written to, and a part of it is here."""
+        if writes:
+            self.writes.refuse(parameter)
         name = next(name for name, p in self.module.named_parameters() if p is parameter)
         unit = self._unit_of[parameter]
         in_hook = inside_backward() and self._root.comes_for_itself(unit)

@@ -6,6 +6,7 @@ from ..mutant import Mutant
 
 ACCUMULATION = "tests/unit/test_accumulation.py"
 BRANCHES = "tests/distributed/test_branches.py"
+INITIALIZE = "tests/unit/test_initialize.py"
 COMPILE = "tests/distributed/test_compile.py"
 ENGINE_OPTIONS = "tests/distributed/test_engine_options.py"
 FORWARDS = "tests/distributed/test_forwards.py"
@@ -201,5 +202,29 @@ MUTANTS = (
         "        Hook(self._before_forward)()",
         "        self._before_forward()",
         (f"{COMPILE}::test_a_compiled_model_trains_as_under_ddp",),
+    ),
+    Mutant(
+        "parameter-of-two-engines",
+        "A part of a module that is under an engine is put under another one.",
+        "zerobench/zero/modules/guards.py",
+        "        _STRATEGY_OF[parameter] = strategy",
+        "        pass",
+        tuple(f"{INITIALIZE}::test_a_parameter_has_one_engine[zero{stage}]" for stage in (1, 2, 3)),
+    ),
+    Mutant(
+        "hidden-write-passes",
+        "A write to a parameter in parts goes to the NaN in its place.",
+        "zerobench/zero/parameters",
+        "        elif is_write(operation):",
+        "        elif False:",
+        ("tests/distributed/test_writes.py::test_parameters_in_parts_are_not_written_to_in_silence",),
+    ),
+    Mutant(
+        "transform-not-explained",
+        "A gather that a transform of torch.func refuses ends in the words of torch, which do not say what to do.",
+        "zerobench/zero/units",
+        "                if CAPTURED in str(error):",
+        "                if False:",
+        ("tests/distributed/test_hidden.py::test_values_that_are_away_are_brought_or_refused",),
     ),
 )

@@ -68,8 +68,8 @@ MUTANTS = (
         "hidden-detach-is-nan",
         "Under zero3 a detached parameter reads as NaN, and an average of weights becomes NaN, without a word.",
         "zerobench/zero",
-        "Hiding(self.refuse_read, lets_write=True)",
-        "Hiding(self.refuse_read, lets_write=True, lets_detach=True)",
+        "Hiding(self.refuse, lets_write=True)",
+        "Hiding(self.refuse, lets_write=True, lets_detach=True)",
         (f"{HIDDEN}::test_values_that_are_away_are_brought_or_refused",),
     ),
     Mutant(

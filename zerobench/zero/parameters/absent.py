@@ -46,13 +46,11 @@ class Hiding:
     """Hides parameters for one engine. `asked`: its method, called before an operation reads or writes a hidden
     parameter.
 
-    `lets_write`: addresses, and writes to the parameter itself or to its `.data`, pass: they are found afterwards.
-    `lets_detach`: reads without a gradient pass, too.
+    `lets_write`: addresses, a new `.data`, and writes to a parameter that has memory (parameters/loading.py) pass;
+    `asked` is then called for a write to one that has none. `lets_detach`: reads without a gradient pass, too.
     """
 
-    def __init__(
-        self, asked: Callable[[nn.Parameter], None], lets_write: bool = False, lets_detach: bool = False
-    ) -> None:
+    def __init__(self, asked: Callable[..., None], lets_write: bool = False, lets_detach: bool = False) -> None:
         self._asked = weakref.WeakMethod(asked)
         self.lets_write, self.lets_detach = lets_write, lets_detach
         self._classes: dict[type, type] = {}
@@ -84,27 +82,36 @@ class Hiding:
         for parameter in parameters:
             self.bare(parameter)
 
-    def ask(self, parameter: nn.Parameter) -> None:
-        """Asks the engine that hides `parameter` to show it; raises where it refuses."""
+    def ask(self, parameter: nn.Parameter, writes: bool = False) -> None:
+        """Asks the engine that hides `parameter` to show it, for an operation that reads or `writes`; raises where it
+        refuses.
+        """
         asked = self._asked()
         if asked is None:
             raise RuntimeError(
                 "a parameter of a module under an engine is read, and the engine is gone, with its values"
             )
-        asked(parameter)
+        asked(parameter, writes) if writes else asked(parameter)
 
     def is_asked(self, operation: Any) -> bool:
         """Returns True where a torch function, or a property, reads or writes values."""
         name: str = operation.__name__
-        is_write = name == "__set__" or (name.endswith("_") and not name.endswith("__"))
+        if name == "__set__" and self.lets_write:
+            return False
         if name in ("__get__", "__set__", "__delete__"):
             name = getattr(operation.__self__, "__name__", "data")
             if name not in _VALUES:
                 return False
         if name in _NO_VALUES or name.startswith("new_") or name.endswith("_like"):
             return False
-        passes = self.lets_write and (is_write or name in _PLACES)
+        passes = self.lets_write and (is_write(operation) or name in _PLACES)
         return not (passes or (self.lets_detach and name in _DETACHED))
+
+
+def is_write(operation: Any) -> bool:
+    """Returns True for a torch function that writes in place, by its name."""
+    name: str = operation.__name__
+    return name.endswith("_") and not name.endswith("__") and name not in _NO_VALUES
 
 
 def let_look(model: nn.Module, hiding: Hiding) -> None:
@@ -128,6 +135,11 @@ class _Hidden:
                     cls.hiding.ask(leaf)  # type: ignore[arg-type]
             if not any(isinstance(leaf, cls) for leaf in pytree.tree_leaves((args, kwargs))):
                 return operation(*args, **(kwargs or {}))
+        elif is_write(operation):
+            written = {id(leaf) for leaf in pytree.tree_leaves(args[:1] or kwargs)}  # nn.init names all its arguments
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, cls) and is_placeholder(leaf):  # type: ignore[arg-type]
+                    cls.hiding.ask(leaf, writes=id(leaf) in written)  # type: ignore[arg-type]
         with as_they_are():
             return operation(*args, **(kwargs or {}))
 

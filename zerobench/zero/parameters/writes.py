@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -174,11 +174,13 @@ class Writes:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
-            raise RuntimeError(
-                f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}"
-            )
+            self.refuse(parameter)
         self._engine.schedule.check_writable(self._names[parameter])
         unit.keep_parameters(self._loaded)
+
+    def refuse(self, parameter: nn.Parameter) -> NoReturn:
+        """Raises RuntimeError: `parameter` is written to, or was, and a part of it is here."""
+        raise RuntimeError(f"{self._names[parameter]}: it was written to while this rank held a part of it only; {HOW}")
 
     # -- inside full_parameters() -------------------------------------------------------------------------
 

@@ -35,6 +35,14 @@ from .unit import Unit
 FREED = "storage of size 0"
 """torch's words for a view that reads a unit's storage while that is empty."""
 
+CAPTURED = "mutate a captured Tensor"
+"""torch's words for a gather inside of a transform, which may write to what it has made alone."""
+
+TRANSFORMED = (
+    "zero3 cannot gather it inside of a transform of torch.func (jvp, grad, vjp, ...); call the transform on"
+    " engine.module inside `with engine.full_parameters()`, on every rank, or use zero2"
+)
+
 IN_PARTS = (
     "where zero3 holds a part of it only; in a forward, name a module that contains every use in units=, or let"
     " persistence_numel keep it whole; elsewhere, read it inside `with engine.full_parameters()`"
@@ -121,7 +129,13 @@ class GatheredUnit(Unit):
         # Memory that inference mode had made could not be saved by a later forward for its backward.
         with torch.inference_mode(False), torch.no_grad():
             full.untyped_storage().resize_(full.numel() * full.element_size())
-            self.placement.fetch(self, self.own_slice(full))
+            try:
+                self.placement.fetch(self, self.own_slice(full))
+            except RuntimeError as error:
+                full.untyped_storage().resize_(0)
+                if CAPTURED in str(error):
+                    raise RuntimeError(f"{self.name}: {TRANSFORMED}") from error
+                raise
             self.gather = self.source.launch(full, self.name, self._stamp(self))
             self.is_from_source = True
 

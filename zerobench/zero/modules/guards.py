@@ -1,0 +1,84 @@
+"""Error messages for modules that cannot be put under an engine, before anything of them is changed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..precision import HALF
+
+_STRATEGY_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The strategy of each parameter that is under an engine; of a copy it knows nothing."""
+
+PARTITIONED = "zero3"
+"""The strategy that partitions frozen parameters, too."""
+
+
+def mark(model: nn.Module, strategy: str) -> None:
+    """Notes that the parameters of `model` are under an engine."""
+    for parameter in model.parameters():
+        _STRATEGY_OF[parameter] = strategy
+
+
+def check_module(model: nn.Module, strategy: str) -> None:
+    """Raises ValueError for a module that the engine of `strategy` cannot take."""
+    for name, module in model.named_modules():
+        _check_submodule(name or "model", module)
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter, strategy)
+    for name, buffer in model.named_buffers():
+        _check_memory(name, buffer)
+
+
+def check_gradients(model: nn.Module) -> None:
+    """Raises ValueError for gradients that are there already."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            raise ValueError(
+                f"{name}: it has a gradient in .grad, which the engine would not read; call optimizer.zero_grad()"
+                " before initialize()"
+            )
+
+
+def check_units(model: nn.Module) -> None:
+    """Raises ValueError for a module that zero3 cannot take."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(f"{name}: max_norm writes to the weight in forward, which zero3 would lose; use zero2")
+
+
+def _check_submodule(name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+        raise ValueError(
+            f"{name}: it is a ScriptModule, which takes no hooks; give initialize() the module as it was before"
+            " torch.jit, and compile it with torch.compile (docs/how-to/compile.md)"
+        )
+    if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        raise ValueError(f"{name}: it asks for sparse gradients, which flat buffers do not hold; use sparse=False")
+    for own, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{name}.{own}: {type(module).__name__} has not made it yet; call the model once with a batch, which"
+                " makes it, then build the optimizer and call initialize()"
+            )
+
+
+def _check_parameter(name: str, parameter: nn.Parameter, strategy: str) -> None:
+    if parameter.dtype not in (torch.float32, torch.float64, *HALF):
+        raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
+    other = _STRATEGY_OF.get(parameter)
+    if other is not None and (parameter.requires_grad or PARTITIONED in (other, strategy)):
+        raise ValueError(
+            f"{name}: it is under an engine already ({other}), and a parameter has one engine; put modules that share"
+            " parameters into one module and call initialize() for that, or give each its own by copy.deepcopy() before"
+        )
+
+
+def _check_memory(name: str, buffer: torch.Tensor) -> None:
+    if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+        raise ValueError(
+            f"{name}: this buffer of shape {tuple(buffer.shape)} is expanded, several elements being one in memory, so"
+            " that no rank can receive it; register buffer.contiguous()"
+        )
