@@ -10,7 +10,7 @@ import multiprocessing as mp
 import os
 import signal
 from contextlib import ExitStack, suppress
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -51,9 +51,16 @@ def _use_own_folder() -> None:
 
 
 def start() -> None:
-    """Starts the server, if it does not run, and does not wait until it has loaded."""
+    """Starts the server, if it does not run, and does not wait until it has loaded. Ctrl-C, which a terminal sends to
+    all of its processes, is left to the command: the server and its ranks have it blocked from their first instruction.
+    """
     context()
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # the server's start would start it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end() -> None:

@@ -101,6 +101,7 @@ def launch(
     here. Where a job names a folder as its `scratch`, files that its rank leaves there are removed. Raises Interrupted,
     with no process left, when the user interrupts.
     """
+    fork_server.start()
     context = fork_server.context()
     kills_before = _oom_kills()
     log_dir.mkdir(parents=True, exist_ok=True)
