@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .calibrate.collectives import load_calibration
     from .calibrate.disk import load_disk_calibration
-    from .cli import main
     from .loops import Watch as watch
     from .loops import lightning_callback, trainer_callback
     from .registry import register_data, register_model
@@ -62,11 +61,18 @@ _HOMES = {
     "watch": ".loops",
     "trainer_callback": ".loops",
     "lightning_callback": ".loops",
-    "main": ".cli",
 }
 
 _NAMES = {"watch": "Watch"}
 """Names that are another one at home."""
+
+
+def main() -> None:
+    """Runs the console script; exits. Interrupted while it still imports, it exits as quietly as later: with 130."""
+    try:
+        import_module(".cli", __name__).main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def __getattr__(name: str) -> Any:

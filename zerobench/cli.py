@@ -19,7 +19,7 @@ from .cluster.job import JobError, find_job
 from .dispatch.task import JOB, leave_signals_to_task
 from .host.installed import installed_version
 from .host.pipes import patient
-from .host.signals import ENDING, ignore, interrupt_on, unclaimed
+from .host.signals import ENDING, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
 from .sizes import printable
 
@@ -174,8 +174,9 @@ def _join(arguments: list[str]) -> int:
         return 2
     if job is None:
         return _act(arguments)
-    from .launch.follower import follow
-    from .launch.over_cluster import lead
+    with exit_when_interrupted(fork_server.end):
+        from .launch.follower import follow
+        from .launch.over_cluster import lead
 
     return follow(job) if job.rank else lead(job, lambda: _act(arguments))
 
@@ -203,7 +204,9 @@ def _run(arguments: list[str]) -> int:
 
         verb = arguments[0].replace("-", "_")
         try:
-            code: int = getattr(import_module(f".commands.{VERBS[arguments[0]]}", __package__), verb)(arguments[1:])
+            with exit_when_interrupted(fork_server.end):
+                module = import_module(f".commands.{VERBS[arguments[0]]}", __package__)
+            code: int = getattr(module, verb)(arguments[1:])
         except OSError as error:  # a file that cannot be read or written; the error names it
             print(printable(f"zerobench {arguments[0]}: {error}"), file=sys.stderr)
             return 2
@@ -249,7 +252,8 @@ def _sweep(arguments: list[str]) -> int:
     if "--version" in arguments:  # ahead of the imports, since torch takes a second
         print(", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in VERSIONS))
         return 0
-    from .config.flags import only_compose, split_arguments, take_columns, unknown_flags
+    with exit_when_interrupted(fork_server.end):
+        from .config.flags import only_compose, split_arguments, take_columns, unknown_flags
 
     arguments, columns = take_columns(arguments)
     flags, words, extra_dirs = split_arguments(arguments)
@@ -265,8 +269,9 @@ def _sweep(arguments: list[str]) -> int:
     dry_run = "--dry-run" in arguments
     if not dry_run and only_compose(flags):
         fork_server.start()
-    from .config import completion
-    from .config.compose import RefusedError, checker, compose
+    with exit_when_interrupted(fork_server.end):
+        from .config import completion
+        from .config.compose import RefusedError, checker, compose
 
     try:
         if set(completion.FLAGS) & set(flags):
@@ -275,8 +280,8 @@ def _sweep(arguments: list[str]) -> int:
             return 0
         chosen = None if columns is None else _choose(columns, dry_run)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
-        from .commands.composed import plan_composed, run_composed
-
+        with exit_when_interrupted(fork_server.end):
+            from .commands.composed import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)
     except RefusedError as refused:
         for problem in refused.problems:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.command import heed_ctrl_c
+
 COUNTED = """
 import os, sys, time
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -67,3 +69,29 @@ def _has(environ: Path, word: bytes) -> bool:
         return word in environ.read_bytes()
     except OSError:  # another user's, or gone by now
         return False
+
+
+INTERRUPTED = """
+import contextlib, os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == where:
+            with contextlib.suppress(*lost):
+                os.kill(os.getpid(), signal.SIGINT)
+
+where, lost = sys.argv.pop(1), [BaseException] * (sys.argv.pop(1) == "lost")
+sys.meta_path.insert(0, CtrlC())
+from zerobench import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("where", "how"), [("zerobench.cluster.job", "raised"), ("torch", "lost")])
+def test_ctrl_c_during_imports_ends_a_command_quietly(where: str, how: str, tmp_path: Path) -> None:
+    """An import may pass over an exception, as parts of numpy and torch do."""
+    command = [sys.executable, "-c", INTERRUPTED, where, how, "strategy=zero2", "model=gpt_tiny"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from tests.faults import workers
+from zerobench.launch import fork_server
 from zerobench.launch.processes import Failure, explain, launch
+from zerobench.launch.rank_process import rank_main
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -109,6 +112,28 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").mkdir()
     outcome = launch(workers.fine, [0], tmp_path, 60)
     assert (outcome.status, "raised IsADirectoryError" in outcome.reason) == ("crash", True)
+
+
+def test_ctrl_c_is_left_to_the_command_from_the_servers_first_instruction_on() -> None:
+    """Else a rank that has just been forked "exited early with code 1", and a server that loads shows a traceback."""
+    fork_server.start()
+    status = Path(f"/proc/{fork_server.forkserver._forkserver._forkserver_pid}/status").read_text()
+    blocked = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigBlk"))
+    assert blocked >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, monkeypatch) -> None:
+    """As where the fork server was killed: the folder is gone, and nobody listens."""
+    here, there = multiprocessing.Pipe()
+    here.close()
+    with (tmp_path / "told").open("w") as told:
+        monkeypatch.setattr(fork_server, "let_go", lambda: setattr(sys, "stderr", told))
+        arguments = (workers.fine, 0, there, str(tmp_path / "gone/rank0.log"))
+        rank = multiprocessing.get_context("fork").Process(target=rank_main, args=arguments)
+        rank.start()
+        rank.join(20)
+    assert (rank.exitcode, (tmp_path / "told").read_text()) == (1, "")
 
 
 @pytest.mark.parametrize("stopped", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1)), 2])

@@ -1,7 +1,7 @@
 """Values of environment variables in a config, `${oc.env:NAME}`: of those that the command line names, and no others.
 
-A config folder or a budget of somebody else's could have any value of the environment, a password too, printed and
-written into runs. What is refused is the call, by OmegaConf's resolver itself: its name in a file can be made of parts.
+A config folder from others could have any value of the environment, a password too, printed and written into runs. The
+resolver itself refuses: a file can make its name of parts.
 """
 
 from __future__ import annotations

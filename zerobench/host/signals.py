@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -21,6 +22,9 @@ ENDING = (INTERRUPT, TERMINATE, HANG_UP)
 """Signals that end a command."""
 
 AGAIN_S = 0.25
+
+INTERRUPTED = 130
+"""Exit code of a command that was interrupted."""
 
 _pending = threading.Event()
 """Set from the signal until the command that it interrupted has ended."""
@@ -72,6 +76,34 @@ def ignore(numbers: Iterable[signal.Signals]) -> None:
     """Ignores the signals from now on: a command that is over has nothing to interrupt."""
     for one in numbers:
         signal.signal(one, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def exit_when_interrupted(cleanup: Callable[[], None]) -> Iterator[None]:
+    """Ends the process at an interruption in this block, which imports, after `cleanup`; in a thread it does nothing.
+
+    An exception between two instructions of an import can get lost there, or aborts the C++ code that it passes.
+    """
+
+    def leave(_signal: int, _frame: object) -> NoReturn:
+        cleanup()
+        os._exit(INTERRUPTED)
+
+    here = threading.current_thread() is threading.main_thread()
+    before = {one: signal.getsignal(one) for one in ENDING if here and _raises(one)}
+    for one in before:
+        signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _raises(number: signal.Signals) -> bool:
+    """Returns True where the signal raises KeyboardInterrupt, by Python's handler or by one of `interrupt_on`."""
+    handler = signal.getsignal(number)
+    return handler is signal.default_int_handler or getattr(handler, "__module__", None) == __name__
 
 
 def unclaimed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

@@ -34,6 +34,11 @@ def rank_main(worker: Worker, job: Any, pipe: Connection, log: str) -> None:
     """Runs `worker`, sends its result or error through `pipe`, and ends the process."""
     try:
         _detach(log)
+    except OSError as error:  # it has no log; where the launch has ended meanwhile, its folder is gone, and its pipe
+        with contextlib.suppress(OSError):
+            _send(pipe, "error", _classify(error))
+        os._exit(1)
+    try:
         result = worker(job, lambda value: _send(pipe, "progress", value))
         # Collecting a process group waits, with the interpreter's lock held, for a thread that waits for that lock.
         gc.disable()

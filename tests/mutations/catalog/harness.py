@@ -14,6 +14,7 @@ JOINED = "tests/unit/test_joined.py"
 LAUNCH = "tests/faults/test_launch.py"
 SELECTION = "tests/unit/test_selection.py"
 SHARED = "tests/cluster/test_shared_folder.py"
+START = "tests/end_to_end/test_start.py"
 SYNC = "tests/unit/test_sync.py"
 SWEEPS = "tests/end_to_end/test_sweeps.py"
 TABLE_CACHE = "tests/unit/test_table_cache.py"
@@ -26,6 +27,22 @@ MUTANTS = (
         "if code is not None and code < 0:",
         "if code is not None and code > 0:",
         (f"{LAUNCH}::test_a_rank_that_fails_ends_the_pass_at_once",),
+    ),
+    Mutant(
+        "launch-ctrl-c-reaches-ranks",
+        "Ctrl-C in a rank's first instructions has it exit early with code 1.",
+        "zerobench/launch/fork_server.py",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [])",
+        (f"{LAUNCH}::test_ctrl_c_is_left_to_the_command_from_the_servers_first_instruction_on",),
+    ),
+    Mutant(
+        "import-loses-ctrl-c",
+        "Ctrl-C is an exception in the midst of imports, which may pass over it or abort.",
+        "zerobench/host/signals.py",
+        "        signal.signal(one, leave)\n",
+        "        pass\n",
+        (f"{START}::test_ctrl_c_during_imports_ends_a_command_quietly",),
     ),
     Mutant(
         "launch-signal-without-a-name",
