@@ -76,8 +76,8 @@ def _categories(mine: pd.DataFrame) -> list[list[str]]:
     return [[c, show_bytes(whole[c]["at_peak_bytes"]), *_against(whole[c])] for c in (*CATEGORIES, "states", "total")]
 
 
-SAID = {"data": "data, between"}
-"""Phase -> its words: what is between the other phases is in it, as activations from forward to backward are."""
+SAID = {"data": "data and rest"}
+"""Phase -> its words: the rest of a step is in it, as the instant from forward to backward with its activations."""
 
 
 def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
