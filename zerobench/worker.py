@@ -102,7 +102,7 @@ def run_rank(job: RankJob, tell: Tell) -> RankRecord:
                 results.append(unread.pop().read())
             if job.rank == 0 or config.backend == SIMULATED:
                 news = {"mode": job.mode, "step": number + 1, "steps": total, "peak_bytes": probe.peak_bytes}
-                tell(news | {"loss": results[-1].loss if results else None})
+                tell(news | {"loss": results[-1].loss if results and not world.is_fake else None})
 
         engine.settle()  # a gather that overlaps the next forward belongs to the last step's time
         probe.end_steps()

@@ -59,9 +59,9 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
 
     csv = run("export", "results/runs", "--format", "csv", cwd=tmp_path)
     assert len(csv.stdout.splitlines()) == 6
-    markdown = run("export", "--format", "markdown", "--latest", "--out", "out/table.md", cwd=tmp_path)
+    markdown = run("export", "--format", "markdown", "--latest", "--out", "table.md", cwd=tmp_path)
     assert markdown.returncode == 0
-    assert (tmp_path / "out/table.md").read_text().count("\n") == 6
+    assert (tmp_path / "table.md").read_text().count("\n") == 6
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,11 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["exprot"], "exprot: neither KEY=VALUE nor a verb; did you mean export?"),
         (["~strategy"], "keys cannot be deleted"),
         (["experiment=stage"], "did you mean stages?"),
-        (["strategy"], "strategy: neither KEY=VALUE nor a verb"),
+        (["strategy"], "strategy: neither KEY=VALUE nor a verb; write strategy=VALUE, without spaces around ="),
+        (["world_size", "=", "2"], "=: neither KEY=VALUE nor a verb; write world_size=2, without spaces"),
+        (["--strategy", "zero2"], "--strategy: no such flag; a key has no dashes: strategy=VALUE"),
+        (["--batch-size=4"], "--batch-size=4: no such flag; did you mean the key micro_batch"),
+        (["model=quite_another"], "if a script registers it, run that script: python SCRIPT.py model=quite_another"),
         (["model.layers.x=3"], "model.layers.x: no such key"),
         (["model._target_=os.system"], "model._target_: no such key"),
         (["strategy=zero1", "strategy.name=zero2"], "strategy.name=zero2: it follows from the group"),

@@ -31,7 +31,7 @@ from zerobench.results.abandoned import abandoned
 from zerobench.results.folders import amend_row
 from zerobench.results.rescue import Unwritten, sentences, temporary_place
 from zerobench.sweep.cell import find_or_run, run_cell
-from zerobench.sweep.command import check_folders
+from zerobench.sweep.command import _removed, check_folders
 from zerobench.sweep.reuse import run_prefix
 from zerobench.sweep.sweep import Sweep
 
@@ -86,21 +86,29 @@ def take_for_abandoned(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "kept"), [(lose, "runs"), (take_for_abandoned, "runs"), (replace_by_a_file, "runs-rescued")]
 )
-def test_a_results_folder_that_goes_midway_loses_no_row(tmp_path: Path, change, kept: str) -> None:
-    home, changed = tmp_path / "runs", []
+def test_a_results_folder_that_goes_midway_loses_no_row(tmp_path: Path, capsys, change, kept: str) -> None:
+    home, heard = tmp_path / "runs", []
 
     def at_first_step(news: dict) -> None:
-        if not changed:
-            changed.append(news)
+        heard.append(news)
+        if len(heard) == 1:
             change(home)
 
     sweep = Sweep(MagicMock(progress=at_first_step))
-    sweep.run([simulated(home), simulated(home, seed=1)])
-    assert len(changed) == 1
+    cells = [simulated(home), simulated(home, seed=1, tensors="fake")]
+    sweep.run(cells)
+    assert [heard[0]["loss"] is None, heard[-1]["loss"] is None] == [False, True], "fake tensors have no loss"
     assert len(sweep.rows) == 2
     assert sweep.rows[1]["status"] == "ok"
     assert set(zerobench.load(tmp_path / kept).runs.run_id) == {row["run_id"] for row in sweep.rows}
     assert {one.kept for one in sweep.unwritten} == ({tmp_path / kept} if kept != "runs" else set())
+    assert _removed(cells, sweep.rows, sweep.unwritten) == []
+    shutil.rmtree(tmp_path / kept / sweep.rows[1]["run_id"])
+    (tmp_path / "runs-rescued").mkdir(exist_ok=True)
+    assert _removed(cells, sweep.rows, sweep.unwritten) == [sweep.rows[1]["run_id"]]
+    assert (tmp_path / "runs-rescued").exists() == (kept != "runs"), "an empty one goes"
+    words = f"1 run of this sweep no longer in {home}: {sweep.rows[1]['run_id']}; removed while it ran"
+    assert words in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_rank(temporary: Path, capsys) -> None:
@@ -117,7 +125,7 @@ def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypa
     sweep.run([simulated(NOWHERE)])
     kept = next(temporary.iterdir())
     assert sweep.rows[0]["status"] == "ok"
-    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[0]["run_id"]]
+    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[1]["run_id"]]
     monkeypatch.setattr(tempfile, "tempdir", NOWHERE)
     sweep.run([simulated(NOWHERE, seed=1)])
     assert sweep.rows[1]["status"] == "crash"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -32,6 +33,8 @@ from zerobench.commands.budget.judge import (
 )
 from zerobench.commands.budget.record import Wanted, record_cell
 from zerobench.commands.budget.report import write_junit, write_markdown
+from zerobench.config.compose import compose_cells
+from zerobench.config.identity import work_id
 from zerobench.config.schema_memory import AllOfZeropp, CpuOffload
 from zerobench.sizes import parse_bytes, show_bytes
 
@@ -238,6 +241,25 @@ def test_scratch_of_kernels_is_judged_on_the_processor_of_the_record(
     found = check._check_file(BudgetFile(Path("b.yaml"), [], {environment: budgets}), [measured], [], False)
     assert sorted(one.metric for one in found.findings) == worse
     assert ("b.yaml: recorded on AMD EPYC, measured on Intel Xeon: " in capsys.readouterr().out) == (len(worse) == 2)
+
+
+def test_a_cell_of_the_name_that_does_other_work_is_told_by_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the file was changed: what it was recorded by says what the budget is for."""
+    monkeypatch.setattr(check, "_tell_of_older_code", lambda rows: None)
+    command = ["strategy=zero2", "model=gpt_tiny", "world_size=2", "device=cpu", "clip=1.0"]
+    (before,), (now,) = compose_cells(command), compose_cells([*command[:-1], "optimizer.lr=0.1"])
+    budgeted = CellBudget(work_id(before.config), {"peak_bytes": Limit(MIB)})
+    measured = row(
+        environment="H200, torch 2.13", name="c", work=work_id(now.config), config=json.dumps(now.config.written())
+    )
+    said = []
+    for about in ({"command": command}, {}):
+        file = BudgetFile(Path("b.yaml"), [], {"H200, torch 2.13": Environment(about, {"c": budgeted})})
+        (found,) = check._check_file(file, [measured], [], False).findings
+        assert found.kind == "missing"
+        said.append(found.sentence.partition("; ")[0])
+    whole = "c: it is not the work that the budget is for"
+    assert said == [f"{whole} (optimizer.lr was 0.0003 and is 0.1, clip was 1.0 and is null)", whole]
 
 
 def test_a_part_that_is_recorded_on_another_processor_leaves_the_other_processor_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ links and nodes have columns where anything is there, in the sweep's table, in w
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from zerobench import cli
 from zerobench.commands.dry_run import print_plan
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
 from zerobench.host import others
+from zerobench.host.pipes import patient
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
 from zerobench.results.column_choice import choose
@@ -72,10 +74,10 @@ def test_columns_that_are_chosen_are_all_shown_one_table_below_the_other(monkeyp
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["status", "--columns", "pek"], "'pek' is no column; use cell, status, ago, code, peak, step, or all"),
+        (["status", "--columns", "pek"], "'pek' is no column; did you mean peak?"),
         (["status", "--columns", "s"], "'s' begins several columns: status, step; name one"),
-        (["strategy=zero2", "--columns=pek"], "zerobench: --columns: 'pek' is no column; use cell, status, peak MiB"),
-        (["--dry-run", "--columns", "pek"], "zerobench: --columns: 'pek' is no column; use cell, plan, ψ"),
+        (["strategy=zero2", "--columns=qqq"], "zerobench: --columns: 'qqq' is no column; use cell, status, peak MiB"),
+        (["--dry-run", "--columns", "qqq"], "zerobench: --columns: 'qqq' is no column; use cell, plan, ψ"),
     ],
 )
 def test_a_name_that_is_no_column_is_one_sentence_before_anything_runs(words: list[str], why: str, capfd) -> None:
@@ -247,3 +249,12 @@ def test_a_sweeps_last_line_names_a_folder_that_verbs_do_not_look_into_by_themse
     assert _readers("results/runs") == "zerobench status, show, export; zerobench.load"
     hint = "zerobench status results/mlp; zerobench export results/mlp; zerobench show --results results/mlp RUN"
     assert _readers("results/mlp") == hint
+
+
+def test_a_terminal_whose_encoding_lacks_a_character_shows_another(tmp_path: Path, monkeypatch) -> None:
+    """The locale C, where Python is kept from taking UTF-8 for it."""
+    with (tmp_path / "out").open("w", encoding="ascii", errors="surrogateescape") as of_c:
+        monkeypatch.setattr(sys, "__stdout__", of_c)
+        with patient(of_c) as shown:
+            print("ψ and –", file=shown)
+    assert (tmp_path / "out").read_text() == "? and ?\n"

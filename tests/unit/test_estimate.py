@@ -146,6 +146,9 @@ def test_tables_and_csv_say_what_fits_and_what_failed(tmp_path: Path) -> None:
         row("zero3", peak_bytes=2**32, parts_bytes=parts, states_bytes=2**30, psi=7, tensors=(tensor, tensor)),
         row("deepspeed_zero3", problem="strategy=deepspeed_zero3: needs deepspeed"),
     ]
+    lacking = [row(name, problem="transformers is not installed") for name in ("ddp", "zero1")]
+    assert as_table([*rows, *lacking], None).count("transformers is not installed") == 1
+    assert "ddp, zero1: transformers is not installed" in as_table([*rows, *lacking], None)
     text = as_table(rows, 2**31)
     assert "gpt, 7 parameters, N = 8, 4 × 128 tokens a rank" in text
     assert all(words in text for words in ("2 × 1.00 GiB", "-2.00 GiB", "deepspeed_zero3: strategy="))

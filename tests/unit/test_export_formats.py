@@ -41,7 +41,7 @@ def results(folder: Path) -> Results:
 
 @pytest.fixture(scope="module")
 def trace(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    out = tmp_path_factory.mktemp("trace") / "of" / "step.json.gz"
+    out = tmp_path_factory.mktemp("trace") / "step.json.gz"
     assert export([str(folder), "--format", "perfetto", "--out", str(out)]) == 0
     read: dict[str, Any] = json.loads(gzip.decompress(out.read_bytes()))
     assert sorted(path.name for path in out.parent.iterdir()) == ["step.json.gz"]
@@ -167,6 +167,20 @@ def test_tensorboard_reads_the_same(folder: Path, results: Results, tmp_path: Pa
     memory = results.timeline[results.timeline["rank"] == 1].set_index("instant")["parameters_bytes"]
     assert curve("memory/rank1/parameters_bytes") == memory.to_dict()
     assert b"zero3" in read.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+
+
+def test_an_export_says_what_it_wrote_and_makes_no_folder_for_a_file(
+    folder: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export([str(folder), "--out", "nowhere/runs.csv"]) == 2
+    assert "--out nowhere/runs.csv: there is no folder nowhere to write into" in capsys.readouterr().err
+    assert export([str(folder), "--out", "runs.csv"]) == 0
+    assert export([str(folder), "--format", "parquet", "--out", "all"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"runs.csv: the table runs of {folder} as csv", "all: 2 runs, a table each as parquet; zerobench.load reads it",
+    ]  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"runs.csv", "all"}
 
 
 def test_files_for_other_programs_need_a_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,13 +81,14 @@ def test_what_runs_are_called_reaches_no_command_of_latex() -> None:
 
 def test_the_verb_writes_it_and_names_a_column_that_is_none(tmp_path: Path, capsys) -> None:
     collect(results_of([run("ddp", 2), run("zero1", 2)]), tmp_path / "runs")
-    out = tmp_path / "tables/runs.tex"
+    out = tmp_path / "runs.tex"
     assert cli.run(["export", str(tmp_path / "runs"), "--format", "latex", "--out", str(out)]) == 0
     assert problems(out.read_text()) == []
+    assert capsys.readouterr().out == f"{out}: the table runs of {tmp_path / 'runs'} as latex\n"
     assert cli.run(["export", str(tmp_path / "runs"), "--format", "latex", "--table", "memory"]) == 0
     assert problems(capsys.readouterr().out) == []
     assert cli.run(["export", str(tmp_path / "runs"), "--format", "latex", "--columns", "peek"]) == 2
-    assert "--columns: peek is no column of runs" in capsys.readouterr().err
+    assert "--columns: peek is no column of runs; zerobench columns --table runs lists them" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed; the syntax is checked above")

@@ -150,6 +150,8 @@ def test_a_witness_that_tells_of_the_whole_step_alone_leaves_the_phases_empty() 
     memory = pd.DataFrame([*rows, ("step", "allocated", 8192)], columns=["phase", "category", "max_bytes"])
     shown = account_memory._phases(memory, ["allocated"])
     assert shown == [["forward", "2.0 KiB", "1.0 KiB", "–"], ["step", "4.0 KiB", "1.0 KiB", "8.0 KiB"]]
+    (rest,) = account_memory._phases(memory[memory["phase"] == "step"].assign(phase="data"), [])
+    assert rest[0] == "data and rest", "a forward's activations are in it"
 
 
 def test_what_no_prediction_explains_is_said_by_show_and_by_a_sweep(tmp_path: Path, capsys) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .unknown_keys import nearest
+from .unknown_keys import meant_flag
 
 FLAGS_WITH_VALUE = (
     "--columns",
@@ -73,9 +73,7 @@ def unknown_flags(flags: list[str]) -> list[str]:
     """Sentences for flags that do not exist here, that are refused, or whose value is none of theirs."""
     known = [*FLAGS_ALONE, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE]
     wrong = [f for f in flags if f.startswith("-") and f.partition("=")[0] not in known]
-    sentences = [
-        f"{flag}: no such flag{nearest(flag.partition('=')[0], [k for k in known if k[1] == '-'])}" for flag in wrong
-    ]
+    sentences = [f"{flag}: no such flag{meant_flag(flag, [k for k in known if k[1] == '-'])}" for flag in wrong]
     sentences += [f"{flag}: {NOT_HERE[name]}" for flag in flags if (name := flag.partition("=")[0]) in NOT_HERE]
     for flag, following in zip(flags, [*flags[1:], ""], strict=False):
         name, equals, value = flag.partition("=")

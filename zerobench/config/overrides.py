@@ -29,7 +29,7 @@ from .plugin_choice import choose_launcher, choose_sweeper, with_axes
 from .safe_yaml import problems_of_folders
 from .schema import SCHEMAS
 from .sweeper import Proposed
-from .unknown_keys import meant_verb, nearest
+from .unknown_keys import meant_verb, nearest, spaced
 
 CHOSEN_BY_GROUP = (
     "strategy.name",
@@ -43,6 +43,9 @@ CHOSEN_BY_GROUP = (
 
 NEEDS: dict[str, tuple[str, Any]] = {"offload.delayed_after": ("offload.delayed", True)}
 """Key -> (another, the value it must have somewhere in a sweep for the first to mean anything)."""
+
+REGISTERED = ("model", "data", "strategy")
+"""Groups to which a user's script adds choices."""
 
 UNREADABLE = (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError)
 """Errors that a user's yaml may raise when it is composed."""
@@ -72,6 +75,9 @@ class Overrides(Composer):
 
     def _check_all(self, words: list[str], multirun: bool, verbs: list[str]) -> list[str]:
         self.problems += problems_of_folders(self._extra_dirs, GROUPS)
+        if problem := spaced(words):
+            self.problems.append(problem)
+            return words
         parsed = [override for argument in words if (override := self._parse(argument, verbs))]
         if self.problems:
             return words
@@ -237,6 +243,8 @@ class Overrides(Composer):
             if choice not in known and not (group == "experiment" and choice is None):
                 hint = nearest(str(choice), known)
                 hint += f" (all of them: zerobench --help {group})" if "did you mean" in hint else ""
+                if group in REGISTERED and "did you mean" not in hint:
+                    hint += f"; if a script registers it, run that script: python SCRIPT.py {group}={choice!s}"
                 self.problems.append(f"{group}={choice!s}: no such {group}{hint}")
 
     def _check_key(self, key: str, values: list[Any], configs: list[list[str]]) -> None:

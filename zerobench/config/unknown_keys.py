@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_origin
@@ -100,8 +100,33 @@ def meant(key: str, known: Collection[str], prefix: str = "") -> str:
     return nearest(last, settable, prefix) or "; this choice has no keys of its own"
 
 
+def meant_flag(flag: str, flags: Collection[str]) -> str:
+    """Suggests words for a flag that does not exist, to follow an error message: a key, which has no dashes, or the
+    nearest flag.
+    """
+    key = flag.lstrip("-").partition("=")[0].replace("-", "_")
+    if is_key(key):
+        return f"; a key has no dashes: {key}=VALUE"
+    if key in OTHER_WORDS:
+        return f"; did you mean the key {OTHER_WORDS[key]}?"
+    return nearest(flag.partition("=")[0], flags)
+
+
+def is_key(word: str) -> bool:
+    """Returns True for a group, or a key of any choice."""
+    return word in {*SCHEMAS, "experiment", *(one.name for one in fields(Config)), *_keys_by_group()}
+
+
+def spaced(words: Sequence[str]) -> str:
+    """Returns an error message for KEY = VALUE, three words, or "" if there is none."""
+    found = [f"{key}={value}" for key, equals, value in zip(words, words[1:], words[2:], strict=False) if equals == "="]
+    return f"=: neither KEY=VALUE nor a verb; write {' '.join(found)}, without spaces" if found else ""
+
+
 def meant_verb(word: str, verbs: Collection[str]) -> str:
     """Suggests words for a first word that is neither an override nor a verb."""
+    if is_key(word):
+        return f"; write {word}=VALUE, without spaces around ="
     if word in RUNS:
         return ": a run is zerobench KEY=VALUE ..., a sweep zerobench -m KEY=VALUE,VALUE ..., without a verb"
     return nearest(OTHER_VERBS.get(word, word), verbs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -20,7 +21,9 @@ class Patient(io.FileIO):
 
 
 def patient(stream: TextIO) -> TextIO:
-    """Returns the stream over a Patient descriptor, so that a command completes and keeps its own exit code."""
+    """Returns the stream over a Patient descriptor, so that a command completes and keeps its own exit code; also if
+    the encoding lacks a character, as that of the locale C does: "?" takes its place.
+    """
     if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
         return stream  # replaced by a caller, such as a test
     stream.flush()
@@ -28,7 +31,7 @@ def patient(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(raw),  # type: ignore[type-var]
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors=stream.errors if codecs.lookup(stream.encoding).name == "utf-8" else "replace",
         line_buffering=stream.line_buffering or stream.isatty(),
         write_through=stream is sys.__stderr__,
     )

@@ -69,7 +69,7 @@ class Page:
             above(figure, ending in CAPTIONED)
             write(figure, out / f"{name}.{ending}", caption)
             print(f"figure: {out / f'{name}.{ending}'}")
-        (out / f"{name}.txt").write_text(caption + "\n")
+        (out / f"{name}.txt").write_text(caption + "\n", encoding="utf-8")
         print(f"caption: {out / f'{name}.txt'}")
 
 

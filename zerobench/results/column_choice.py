@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 STATUS = ["cell", "status", "ago", "code", "peak", "step"]
 """Columns of the table of `zerobench status`."""
@@ -44,4 +45,6 @@ def _named(word: str, known: Sequence[str]) -> str:
         return fitting[0]
     if fitting:
         raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
-    raise argparse.ArgumentTypeError(f"{word!r} is no column; use {', '.join(known)}, or {ALL}")
+    near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
+    raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")

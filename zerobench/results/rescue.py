@@ -117,6 +117,12 @@ def why_unwritable(results_dir: Path) -> str:
     return ""
 
 
+def remove_empty(results_dir: Path) -> None:
+    """Removes the folder beside the results folder if it holds no run: what was begun there was not finished."""
+    with suppress(OSError):
+        places(results_dir)[1].rmdir()
+
+
 def sentences(lost: Sequence[Unwritten]) -> list[str]:
     """Returns the sentences at the end of a sweep on runs outside of their results folder."""
     found = []

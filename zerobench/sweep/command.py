@@ -11,12 +11,12 @@ from ..config.cell import Cell
 from ..config.compose import RefusedError, refuse_senseless
 from ..host.terminal import is_quiet
 from ..predict.fit import refuse_unfit
-from ..results import rescue
+from ..results import attempts, rescue
 from ..results.abandoned import tidy
 from ..results.board import SUBMITTED, WAITING
 from ..results.conditions import RESULTS
 from ..results.printed_table import print_failures, print_results, print_searches
-from ..sizes import printable
+from ..sizes import printable, show_count
 from .launch_table import interruption_of
 from .parity import DIFFERS
 from .parity_check import REFERENCES, ParityCheck
@@ -59,12 +59,30 @@ def run_cells(
     print_failures([row for row in search.rows if row["status"] not in ("ok", "oom")])
     rows, lost = [*sweep.rows, *search.rows], [*sweep.unwritten, *search.unwritten]
     print_ending(cells if rows and tables else [], lost, sweep, reporter)
+    gone = _removed(cells, rows, lost)
     if sweep.stopped:
         return 130, rows
     failed = [row for row in sweep.rows if row["status"] != "ok"]
     failed += [row for row in sweep.rows if row["training"] == DIFFERS]
     failed += [row for row in search.rows if row["status"] not in ("ok", "oom")]  # not fitting is a result
-    return int(bool(failed or lost)), rows
+    return int(bool(failed or lost or gone)), rows
+
+
+def _removed(cells: list[Cell], rows: list[dict[str, Any]], lost: list[rescue.Unwritten]) -> list[str]:
+    """Returns the runs that were removed while the sweep ran, after an error message; also removes folders for
+    rescued runs that have none.
+    """
+    folders = dict.fromkeys(Path(cell.config.results_dir) for cell in cells)
+    places = [*folders, *(one.kept for one in lost if one.kept is not None)]
+    written = [row["run_id"] for row in rows if row["status"] == "ok" and attempts.split(row["run_id"])[1]]
+    gone = [run for run in dict.fromkeys(written) if not any((place / run).is_dir() for place in places)]
+    if gone:
+        words = f"{show_count(len(gone), 'run')} of this sweep no longer in {', '.join(map(str, folders))}"
+        again = "removed while it ran; the same command measures them again"
+        print(printable(f"zerobench: {words}: {', '.join(gone)}; {again}"), file=sys.stderr)
+    for folder in folders:
+        rescue.remove_empty(folder)
+    return gone
 
 
 def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, reporter: Reporter) -> None:
@@ -72,7 +90,8 @@ def print_ending(cells: list[Cell], lost: list[rescue.Unwritten], sweep: Sweep, 
     stopped it.
     """
     for folder in sorted({cell.config.results_dir for cell in cells if not cell.problems}) if not is_quiet() else ():
-        print(f"tables: {folder}   ({_readers(folder)})")
+        if Path(folder).is_dir():
+            print(f"tables: {folder}   ({_readers(folder)})")
     for sentence in rescue.sentences(lost):
         print(printable(f"zerobench: {sentence}"), file=sys.stderr)
     if sweep.failed_fast:

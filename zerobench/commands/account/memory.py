@@ -76,12 +76,19 @@ def _categories(mine: pd.DataFrame) -> list[list[str]]:
     return [[c, show_bytes(whole[c]["at_peak_bytes"]), *_against(whole[c])] for c in (*CATEGORIES, "states", "total")]
 
 
+SAID = {"data": "data and rest"}
+"""Phase -> its words: the rest of a step is in it, as the instant from forward to backward with its activations."""
+
+
 def _phases(mine: pd.DataFrame, beside: list[str]) -> list[list[str]]:
     most: dict[Any, int] = mine.set_index(["phase", "category"])["max_bytes"].to_dict()
     there = [phase for phase in PHASES if (phase, "total") in most]
     names = ("total", "states", *beside)  # a profiler tells of the whole step alone
     sizes = {phase: [most.get((phase, name)) for name in names] for phase in there}
-    return [[phase, *(NONE if size is None else show_bytes(size) for size in sizes[phase])] for phase in there]
+    return [
+        [SAID.get(phase, phase), *(NONE if size is None else show_bytes(size) for size in sizes[phase])]
+        for phase in there
+    ]
 
 
 def _rank(memory: pd.DataFrame, rank: int) -> list[str]:

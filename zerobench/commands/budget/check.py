@@ -8,14 +8,18 @@ from typing import Any
 
 import pandas as pd
 
+from ...config.cell import CellConfig
 from ...config.compose import RefusedError, compose_cells
+from ...config.identity import LOCAL, work_id
+from ...config.names import differences
+from ...config.names import show_value as show_config
 from ...results import selection
 from ...results.conditions import add_options
 from ...sizes import printable
 from ..arguments import Parser
 from ..status_table import code_of
 from .comment import write_check
-from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, read_budget
+from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, read_budget
 from .github import is_github, tell_github
 from .judge import OF_KERNELS, Finding, Limit, held_elsewhere, judge_cell
 from .report import Verdicts, print_findings, write_benchmark, write_junit, write_markdown
@@ -115,13 +119,17 @@ def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: l
         away = _recorded_elsewhere(file, environment, mine)
         for name, budgeted in file.of(environment):
             row = _match(name, budgeted, mine)
-            matched += [id(row)]
+            other = None if row else next((one for one in mine if one["name"] == name and id(one) not in matched), None)
+            matched += [id(row), id(other)]
             limits = held_elsewhere(budgeted.limits) if away else budgeted.limits
-            found.findings += judge_cell(name, limits, row, row["largest"] if row else "", budgeted.lines)
+            if other is None:
+                found.findings += judge_cell(name, limits, row, row["largest"] if row else "", budgeted.lines)
+            else:
+                found.findings.append(_other_work(file, environment, name, budgeted, other))
             found.judged += [(name, metric) for metric in limits]
             found.measured |= _measured(name, budgeted, row)
-        other = [row for row in mine if id(row) not in matched]
-        found.findings += _unbudgeted([row for row in other if finished is None or everything or row["status"] == "ok"])
+        rest = [row for row in mine if id(row) not in matched]
+        found.findings += _unbudgeted([row for row in rest if finished is None or everything or row["status"] == "ok"])
     return found
 
 
@@ -136,6 +144,26 @@ def _recorded_elsewhere(file: BudgetFile, environment: str, rows: list[dict[str,
     words = f"{file.path}: recorded on {there}, measured on {here}: recorded values of {', '.join(OF_KERNELS)}"
     print(printable(f"{words} are not judged, for kernels' scratch is the processor's; manual ceilings are"))
     return True
+
+
+def _other_work(
+    file: BudgetFile, environment: str, name: str, budgeted: CellBudget, row: dict[str, Any]
+) -> Finding:  # fmt: skip
+    """Returns the finding for a cell that has a budget's name and does other work, with the keys that differ if the
+    file says by which command it was recorded.
+    """
+    command = file.environments.get(environment, Environment()).about.get("command")
+    try:
+        cells = compose_cells(command) if command else []
+    except RefusedError:  # the choices of today are others
+        cells = []
+    before = next((cell.config for cell in cells if work_id(cell.config) == budgeted.work), None)
+    moved = differences(before, CellConfig.from_json(row["config"])) if before is not None else {}
+    said = [f"{key} was {show_config(was)} and is {show_config(now)}" for key, (was, now) in moved.items()
+            if key not in LOCAL]  # fmt: skip
+    keys = f" ({', '.join(said)})" if said else ""
+    words = f"{name}: it is not the work that the budget is for{keys}; zerobench budget record takes the new one"
+    return Finding("missing", name, "", words)
 
 
 def _measured(

@@ -82,6 +82,14 @@ def read_budget(path: Path) -> BudgetFile:
         raise ValueError(f"{path}: there is no such budget file")
     content = read_yaml(path) or {}
     _check_keys(path, "the file", content, ("command", "environments"))
+    command = _command(path, content)
+    environments = content.get("environments") or {}
+    _check_keys(path, "environments", environments, None)
+    return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
+
+
+def _command(path: Path, content: dict[str, Any]) -> list[str]:
+    """Returns the command of the file, or of what is known about a recording; empty if there is none."""
     command = content.get("command") or []
     if not isinstance(command, list):
         raise ValueError(f"{path}: command is {command!r:.80}; write a list, as in [-m, 'strategy=zero1,zero2']")
@@ -90,9 +98,7 @@ def read_budget(path: Path) -> BudgetFile:
         check_command(command)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    environments = content.get("environments") or {}
-    _check_keys(path, "environments", environments, None)
-    return BudgetFile(path, command, {str(k): _environment(path, str(k), v) for k, v in environments.items()})
+    return command
 
 
 def _environment(path: Path, name: str, content: Any) -> Environment:
@@ -101,6 +107,7 @@ def _environment(path: Path, name: str, content: Any) -> Environment:
     _check_keys(path, f"{name}: cells", cells, None)
     about = content.get("about") or {}
     _check_keys(path, f"{name}: about", about, None)
+    about |= {"command": command} if (command := _command(path, about)) else {}
     return Environment(about, {str(k): _cell(path, str(k), v) for k, v in cells.items()})
 
 
@@ -159,7 +166,8 @@ def write_budget(budget: BudgetFile) -> None:
     head = "# A budget: `zerobench budget check` holds runs against it, `budget record` writes it anew.\n"
     head += "# Limits: a value (exact), `value ± 2 %`, or `<= 24 GiB` by hand, which recording keeps.\n"
     aside = budget.path.with_name(f".{budget.path.name}.{os.getpid()}")
-    aside.write_text(head + yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000))
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    aside.write_text(head + text, encoding="utf-8")
     aside.replace(budget.path)
 
 

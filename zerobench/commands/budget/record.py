@@ -161,6 +161,7 @@ def record_cell(
         "commit": row["commit"],
         "torch": row["torch_version"],
         "cores": int(row["cores"]),
+        "command": [*file.command],
     }
     before = environment.cells.get(row["name"], twins[0] if twins else CellBudget(None, {}))
     limits = _limits(before.limits, row, wanted)

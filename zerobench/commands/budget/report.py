@@ -90,7 +90,7 @@ def write_markdown(path: Path, findings: list[Finding], judged: Judged) -> None:
         lines += ["| | what moved |", "| --- | --- |"]
         lines += [f"| {finding.kind} | {_one_line(finding.sentence)} |" for finding in findings]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _one_line(text: str) -> str:

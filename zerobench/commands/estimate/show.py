@@ -39,7 +39,8 @@ def show(rows: Sequence[EstimateRow], memory: int | None = None, console: Consol
         console.print(_side_by_side(known[start : start + ABREAST], memory))
     if any(row.tensors for row in known):
         console.print(_largest(known))
-    sentences = [f"{row.name}: {row.problem}" for row in rows if row.problem]
+    problems = dict.fromkeys(row.problem for row in rows if row.problem)
+    sentences = [f"{', '.join(row.name for row in rows if row.problem == one)}: {one}" for one in problems]
     for sentence in sentences + [words for row in known if memory and (words := verdict(row, memory))]:
         console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...results import tables
 from ...results.conditions import add_options
 from ...results.selection import chosen as chosen_runs
-from ...sizes import printable
+from ...sizes import printable, show_count
 from ..arguments import Parser
 from . import perfetto, tensorboard, wandb_lines
 from .latex import to_latex
@@ -20,7 +20,7 @@ from .table import TEXTS, note_of, select
 def collect(results: tables.Results, out: Path) -> str:
     """Writes a collection into the folder `out`."""
     tables.collect(results, out)
-    return ""
+    return f"{out}: {show_count(len(results.runs), 'run')}, a table each as parquet; zerobench.load reads it"
 
 
 LATEX = "latex"
@@ -31,7 +31,7 @@ FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "wandb": wandb_lines.write,
     "perfetto": perfetto.write,
 }
-"""Format -> function that writes runs to --out, and returns a sentence on what it wrote; empty: nothing to say."""
+"""Format -> function that writes runs to --out, and returns a sentence on what it wrote."""
 
 
 def export(arguments: list[str]) -> int:
@@ -42,12 +42,14 @@ def export(arguments: list[str]) -> int:
         where = "FILE" if chosen.format == "perfetto" else "FOLDER"
         parser.error(f"--format {chosen.format} needs --out {where}")
     try:
+        is_file = chosen.format not in FILES or chosen.format == "perfetto"
+        if chosen.out is not None and is_file and not chosen.out.absolute().parent.is_dir():
+            raise ValueError(f"--out {chosen.out}: there is no folder {chosen.out.parent} to write into; make it first")
         results, _ = chosen_runs(tables.load(chosen.runs), chosen.where)
         if chosen.format in FILES:
             kept = tables.latest(results.runs)["run_id"] if chosen.latest else results.runs["run_id"]
             said = FILES[chosen.format](results.of(kept), chosen.out)
-            if said:
-                print(printable(said))
+            print(printable(said))
             return 0
         text = _text_of(results, chosen)
     except (FileNotFoundError, ValueError) as error:
@@ -56,8 +58,8 @@ def export(arguments: list[str]) -> int:
     if chosen.out is None:
         sys.stdout.write(text)
     else:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text)
+        chosen.out.write_text(text, encoding="utf-8")
+        print(printable(f"{chosen.out}: the table {chosen.table} of {chosen.runs} as {chosen.format}"))
     return 0
 
 

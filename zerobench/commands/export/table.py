@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import pandas as pd
@@ -43,7 +44,9 @@ def select(
     wanted = columns.split(",") if columns else usual
     for column in wanted:
         if column not in frame.columns:
-            raise ValueError(f"--columns: {column} is no column of {table}; it has {', '.join(frame.columns)}")
+            near = get_close_matches(column, frame.columns, n=3, cutoff=0.6)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"zerobench columns --table {table} lists them"
+            raise ValueError(f"--columns: {column} is no column of {table}; {hint}")
     return frame, wanted
 
 

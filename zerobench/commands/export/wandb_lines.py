@@ -40,7 +40,7 @@ def write(results: Results, out: Path) -> str:
         }
         for name, text in texts.items():
             aside = folder / f".{name}"
-            aside.write_text(text)
+            aside.write_text(text, encoding="utf-8")
             aside.replace(folder / name)
     return words
 

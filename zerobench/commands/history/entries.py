@@ -103,7 +103,7 @@ def _by_commit(place: Path) -> list[tuple[Commit, Results]]:
 
 def _told(path: Path) -> Commit:
     try:
-        about = json.loads(path.read_text())
+        about = json.loads(path.read_text(encoding="utf-8"))
         return Commit(*(str(about[name]) for name in ("hash", "tree", "subject", "date")))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
@@ -113,7 +113,7 @@ def _told(path: Path) -> Commit:
 
 def write_about(folder: Path, commit: Commit) -> None:
     """Writes of which commit an entry is."""
-    (folder / ABOUT).write_text(json.dumps(asdict(commit), indent=1, ensure_ascii=False) + "\n")
+    (folder / ABOUT).write_text(json.dumps(asdict(commit), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 Found = list[tuple[Commit, Results]]

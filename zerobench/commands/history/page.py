@@ -28,7 +28,7 @@ def write_page(path: Path, history: History, found: list[Series], steps_only: bo
     """Writes the page, as HTML or Markdown by its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     page = _html if path.suffix == ".html" else _markdown
-    path.write_text("".join(page(path, history, found, steps_only)))
+    path.write_text("".join(page(path, history, found, steps_only)), encoding="utf-8")
 
 
 def by_metric(found: list[Series]) -> dict[str, list[Series]]:

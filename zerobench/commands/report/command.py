@@ -48,7 +48,7 @@ def report(arguments: list[str]) -> int:
         make = of_two if len(sides) == 2 else of_runs
         page = make(sides, chosen.runs, judge, chosen.title, own)
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(page)
+        chosen.out.write_text(page, encoding="utf-8")
     except (FileNotFoundError, ValueError) as error:
         print(printable(f"zerobench report: {error}"), file=sys.stderr)
         return 2

@@ -41,7 +41,7 @@ def page(title: str, facts: Sequence[str], parts: Sequence[Part]) -> Html:
         h("meta", name="viewport", content="width=device-width, initial-scale=1"),
         h("meta", name="color-scheme", content="light dark"),
         h("title", title),
-        h("style", Html((HERE / "page.css").read_text())),
+        h("style", Html((HERE / "page.css").read_text(encoding="utf-8"))),
     )
     body = h(
         "body",
@@ -50,7 +50,7 @@ def page(title: str, facts: Sequence[str], parts: Sequence[Part]) -> Html:
         h("header", h("h1", title), h("p", " · ".join(facts), class_="facts"), h("nav", *links, aria_label="Parts")),
         h("main", *sections),
         h("div", id="tip", role="tooltip", hidden=True),
-        h("script", Html((HERE / "page.js").read_text())),
+        h("script", Html((HERE / "page.js").read_text(encoding="utf-8"))),
     )
     return Html("<!doctype html>\n" + h("html", head, body, lang="en") + "\n")
 
