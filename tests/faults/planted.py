@@ -203,9 +203,9 @@ def one_more_state(engine: Any) -> None:
 def never_resharded() -> Iterator[None]:
     reshard = GatheredUnit.reshard
 
-    def but_one(self: GatheredUnit) -> None:
+    def but_one(self: GatheredUnit, keeps: bool = True) -> None:
         if self.name != "blocks.1":
-            reshard(self)
+            reshard(self, keeps)
 
     with patch.object(GatheredUnit, "reshard", but_one):
         yield
