@@ -113,7 +113,8 @@ def check(record: RankRecord) -> None:
     found = maxima_of(rows)
     table = [m for m in record.memory if m.phase != "init" and m.category in SUMS]
     assert {(m.tier, m.phase, m.category): m.max_bytes for m in table} == {
-        (m.tier, m.phase, m.category): found[m.tier, m.phase, m.category] for m in table
+        (m.tier, m.phase, m.category): found[m.tier, "end" if m.phase == "between" else m.phase, m.category]
+        for m in table
     }
     frame = pd.DataFrame([asdict(row) for row in rows])
     sums = live_bytes(frame)

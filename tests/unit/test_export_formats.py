@@ -178,7 +178,7 @@ def test_an_export_says_what_it_wrote_and_makes_no_folder_for_a_file(
     assert export([str(folder), "--out", "runs.csv"]) == 0
     assert export([str(folder), "--format", "parquet", "--out", "all"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"runs.csv: the table runs of {folder} as csv", "all: 2 runs, a table each as parquet; zerobench.load reads it",
+        f"runs.csv: the table runs of {folder} as csv", "all: 1 run, a table each as parquet; zerobench.load reads it",
     ]  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"runs.csv", "all"}
 
