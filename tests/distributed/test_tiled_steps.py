@@ -282,10 +282,9 @@ def test_an_optimizer_that_mixes_parameters_is_found_out() -> None:
 
 
 def test_one_tile_for_an_optimizer_that_is_not_torchs() -> None:
-    large = [nn.Linear(1100, 1100) for _ in range(2)]
     for kind, most in ((ByGroup, 1), (OfAdam, 1), (optim.AdamW, 3)):
-        model = nn.Sequential(*large)
-        engine = initialize(nn.Sequential(*model), kind(model.parameters()), "zero2", elementwise=True)
+        model = nn.Sequential(*(nn.Linear(1100, 1100) for _ in range(2)))
+        engine = initialize(model, kind(model.parameters()), "zero2", elementwise=True)
         assert (len(engine.update.tiles) >= most) if most > 1 else (len(engine.update.tiles) == 1)
 
 
