@@ -183,7 +183,7 @@ def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> Non
 
 def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None:
     run = make(tmp_path, "zero2")
-    whole = {name: load(tmp_path).__dict__[name] for name in TABLES}
+    whole = {name: getattr(load(tmp_path), name) for name in TABLES}
     draw = np.random.default_rng(0)
     for name in ("memory", "traffic", "tensors"):
         path = run / f"{name}.parquet"
@@ -194,7 +194,7 @@ def test_no_flipped_byte_changes_a_number_or_ends_a_load(tmp_path: Path) -> None
             path.write_bytes(damaged)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = load(run).__dict__[name]
+                found = getattr(load(run), name)
             assert found.empty or found.equals(whole[name]), f"byte {place} of {name}"
         path.write_bytes(content)
 

@@ -84,13 +84,17 @@ def search(folder: Path) -> list[Path]:
 
 
 def cached(folder: Path) -> list[Path]:
+    from zerobench.records import MemoryRow, RunRow
     from zerobench.results import table_cache
-    from zerobench.results.tables import collect, load, run_folders
+    from zerobench.results.frames import write_frame
+    from zerobench.results.tables import load, run_folders
 
     two_runs(folder)
     runs = run_folders(folder)
     index = {one.name: table_cache.signature(one) for one in runs}
-    table_cache.keep(folder, index, lambda aside: collect(load(folder), aside))
+    found = load(folder)
+    table_cache.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
+    table_cache.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 

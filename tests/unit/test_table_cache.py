@@ -12,7 +12,8 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench.results import table_cache
-from zerobench.results.tables import ALL_TABLES, OPTIONAL, load
+from zerobench.results.results import Results
+from zerobench.results.tables import ALL_TABLES, load
 
 RUNS = 8
 
@@ -32,6 +33,14 @@ def same(one: object, other: object) -> None:
         pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
 
 
+def whole(where: Path) -> Results:
+    """The folder's results, each table of which has been read."""
+    found = load(where)
+    for name in ALL_TABLES:
+        getattr(found, name)
+    return found
+
+
 def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
     """How many parquet files `load` opens."""
     opened: list[object] = []
@@ -40,44 +49,68 @@ def files_read(monkeypatch: pytest.MonkeyPatch, where: Path) -> int:
         patch.setattr(
             "zerobench.results.frames.pq.ParquetFile", lambda path, **more: opened.append(path) or real(path, **more)
         )
-        load(where)
+        found = load(where)
+        assert len(opened) <= 1, "rows alone, or nothing but their cache"
+        for name in ALL_TABLES:
+            getattr(found, name)
     return len(opened)
 
 
 def test_a_second_load_reads_few_files_and_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load(folder)
+    first = whole(folder)
     assert len(first.runs) == RUNS
-    assert files_read(monkeypatch, folder) == len(ALL_TABLES) - len(OPTIONAL)
+    assert files_read(monkeypatch, folder) == len(ALL_TABLES) - len({"searches"})
     same(load(folder), first)
 
 
 def test_runs_that_changed_came_or_went_are_seen(folder: Path) -> None:
-    load(folder)
+    whole(folder)
     runs = sorted(path for path in folder.iterdir() if (path / "run.json").is_file())
     row = json.loads((runs[0] / "run.json").read_text())
     (runs[0] / "run.json").write_text(json.dumps(row | {"status": "crash"}))
     shutil.rmtree(runs[1])
     make(folder, repeat=RUNS)
     now = load(folder)
-    shutil.rmtree(next(folder.glob(f"{table_cache.PREFIX}*")))
+    whole(folder)
+    for kept in folder.glob(f"{table_cache.PREFIX}*"):
+        shutil.rmtree(kept)
     same(now, load(folder))
     assert len(now.runs) == RUNS
     assert list(now.runs.status[now.runs.run_id == runs[0].name]) == ["crash"]
 
 
+def test_rows_of_a_run_that_was_damaged_or_removed_are_left_out_with_a_sentence(folder: Path) -> None:
+    """Of many runs a table is read when it is used; then its pages are checked."""
+    first, second, *_ = sorted(path for path in folder.iterdir() if (path / "run.json").is_file())
+    content = bytearray((first / "memory.parquet").read_bytes())
+    content[40] ^= 1
+    (first / "memory.parquet").write_bytes(content)
+    found = load(folder)
+    shutil.rmtree(second)
+    with pytest.warns(UserWarning, match="rows of memory are left out") as caught:
+        left = set(found.runs.run_id) - set(found.memory.run_id)
+    assert left == {first.name, second.name}
+    told = sorted(str(one.message) for one in caught)
+    assert [first.name in told[0], second.name in told[1]] == [True, True]
+    assert "the run was removed meanwhile" in told[1]
+    with pytest.warns(UserWarning, match=first.name):
+        assert first.name not in set(load(folder).memory.run_id), "no cache keeps it silent"
+
+
 @pytest.mark.parametrize("name", ["index.json", "steps.parquet", "runs.parquet"])
 def test_a_damaged_cache_is_not_believed(name: str, folder: Path) -> None:
-    first = load(folder)
-    (next(folder.glob(f"{table_cache.PREFIX}*")) / name).write_bytes(b"[1]")
+    first = whole(folder)
+    table = "steps" if name == "index.json" else name.partition(".")[0]
+    (next(folder.glob(f"{table_cache.PREFIX}{table}-*")) / name).write_bytes(b"[1]")
     same(load(folder), first)
 
 
 @pytest.mark.parametrize("name", ["memory.parquet", "runs.parquet"])
 def test_a_cache_without_a_table_is_not_believed(name: str, folder: Path) -> None:
-    whole = load(folder)
-    [kept] = folder.glob(f"{table_cache.PREFIX}*")
+    first = whole(folder)
+    [kept] = folder.glob(f"{table_cache.PREFIX}{name.partition('.')[0]}-*")
     (kept / name).unlink()
-    same(load(folder), whole)
+    same(load(folder), first)
 
 
 def test_a_folder_that_cannot_be_written_to_has_no_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,5 +119,5 @@ def test_a_folder_that_cannot_be_written_to_has_no_cache(folder: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", full)
-        assert len(load(folder).runs) == RUNS
+        assert len(whole(folder).runs) == RUNS
     assert not list(folder.glob(".tables*"))

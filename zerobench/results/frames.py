@@ -7,7 +7,8 @@ Columns that a file lacks are filled; what a file has beyond them is left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,20 +53,36 @@ def read_table(path: Path, kind: type, run_id: str | None = None) -> pa.Table:
     """Reads a table; without a file an empty one. Raises ValueError, with the file's name, where it is damaged."""
     if not os.path.lexists(path):
         return pa.table({})
+    with _opened(path, kind, own=run_id is not None) as file:
+        table = file.read(use_threads=False).replace_schema_metadata()  # of pandas', which it would trust
+        table.validate(full=True)
+    return table if run_id is None else table.add_column(0, "run_id", [pa.repeat(run_id, table.num_rows)])
+
+
+def check_table(path: Path, kind: type) -> None:
+    """Reads the end of a table of a run, if it has one. Raises ValueError, with the name of the file, if it is damaged
+    or not of such a table.
+    """
+    if os.path.lexists(path):
+        with _opened(path, kind, own=True):
+            pass
+
+
+@contextmanager
+def _opened(path: Path, kind: type, own: bool) -> Iterator[pq.ParquetFile]:
+    """Opens a table, checks its size and columns, and raises any error in the block as ValueError with its name."""
     if not path.is_file():
         raise ValueError(f"{path.name}: it is no file")
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pa.OSFile(str(path)) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
             if rows * columns > MOST_VALUES:
                 raise ValueError(f"it has {rows:,} rows of {columns} columns; at most {MOST_VALUES:,} values are read")
-            table = file.read(use_threads=False).replace_schema_metadata()  # of pandas', which it would trust
-        table.validate(full=True)
+            if problem := problem_of_table(file.schema_arrow, kind, own):
+                raise ValueError(problem)
+            yield file
     except Exception as error:  # a parser may raise anything for bytes of another format
         raise ValueError(f"{path.name}: {' '.join(str(error).split())[:200]}") from error
-    if problem := problem_of_table(table.schema, kind, own=run_id is not None):
-        raise ValueError(f"{path.name}: {problem}")
-    return table if run_id is None else table.add_column(0, "run_id", [pa.repeat(run_id, table.num_rows)])
 
 
 def concatenate(parts: list[pa.Table], kind: type) -> pd.DataFrame:

@@ -7,8 +7,9 @@ of these tables: modules that import them, and are imported here when they are u
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,18 @@ from ..config.flat import swept
 from .long_form import long_form
 from .pick import pick
 from .typed_frames import typed
+
+
+class Later:
+    """A table that is read when it is first used, by whichever Results that has it."""
+
+    def __init__(self, read: Callable[[], pd.DataFrame]) -> None:
+        self._read = read
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The table."""
+        return self._read()
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +52,21 @@ class Results:
     searches: pd.DataFrame
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, typed(field.name, getattr(self, field.name)))
+        for name, table in vars(self).items():
+            if not isinstance(table, Later):
+                object.__setattr__(self, name, typed(name, table))
+
+    def __getattribute__(self, name: str) -> Any:
+        """Reads a table that is used for the first time."""
+        found = object.__getattribute__(self, name)
+        if isinstance(found, Later):
+            found = typed(name, found.frame)
+            object.__setattr__(self, name, found)
+        return found
+
+    def with_runs(self, runs: pd.DataFrame) -> Results:
+        """Returns the same tables with other rows of runs; none is read for it."""
+        return Results(**{**vars(self), "runs": runs})
 
     def of(self, run_ids: Iterable[str]) -> Results:
         """Returns the tables of these runs only."""
@@ -86,8 +112,15 @@ class Results:
         return str(import_module(".in_html", __package__).html_of(self))
 
     def _tables_of(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
-        kept, tables = set(run_ids), {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: one[one["run_id"].isin(kept)] if "run_id" in one else one for name, one in tables.items()}
+        kept = set(run_ids)
+
+        def of_kept(frame: pd.DataFrame) -> pd.DataFrame:
+            return frame[frame["run_id"].isin(kept)] if "run_id" in frame else frame
+
+        def part(name: str, table: Any) -> Any:
+            return Later(lambda: of_kept(getattr(self, name))) if isinstance(table, Later) else of_kept(table)
+
+        return {name: part(name, table) for name, table in vars(self).items()}
 
 
 class Run(Results):

@@ -38,46 +38,58 @@ def summarize(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per cell, of its newest launches: the columns of `runs`, `launches`, the interval of tokens/s, and
     `shape`, the model's options in words, without those that train the same thing. A failed launch fails the cell.
     """
-    kept = latest(runs)
-    rows = [_summarize_cell(mine) for _, mine in kept.groupby("cell_id", sort=False)]
+    launches: dict[str, list[dict[str, Any]]] = {}
+    for row in latest(runs).to_dict("records"):
+        launches.setdefault(row["cell_id"], []).append({str(key): value for key, value in row.items()})
+    rows = [_summarize_cell(mine) for mine in launches.values()]
     frame = pd.DataFrame(rows, columns=[*runs.columns, "launches", "shape", "tokens_per_s_low", "tokens_per_s_high"])
     return frame.astype({**runs.dtypes.to_dict(), "launches": "Int64"})
 
 
-def _summarize_cell(launches: pd.DataFrame) -> dict[str, Any]:
-    failed = launches[launches["status"] != "ok"]
-    row: dict[str, Any] = {str(k): v for k, v in (failed if len(failed) else launches).iloc[-1].items()}
-    row["launches"], row["shape"] = len(launches), _shape(CellConfig.from_json(row["config"]))
-    if not len(failed):
-        _merge_launches(row, launches)
+def _summarize_cell(mine: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarizes the rows of launches; of thousands of cells, a frame for each would take half a minute."""
+    failed = [row for row in mine if row["status"] != "ok"]
+    row = dict((failed or mine)[-1])
+    row["launches"], row["shape"] = len(mine), _shape(CellConfig.from_json(row["config"]))
+    if not failed:
+        agree = _known(mine, "passes_agree")
+        row["passes_agree"] = all(agree) if agree else None
+    if not failed and len(mine) > 1:
+        _merge_launches(row, mine)
     row["tokens_per_s_low"], row["tokens_per_s_high"] = _rates(row)
     return row
 
 
+def _known(launches: list[dict[str, Any]], name: str) -> list[Any]:
+    """Returns the values of a column that are not missing."""
+    return [row[name] for row in launches if not pd.isna(row[name])]
+
+
 def _shape(config: CellConfig) -> str:
     """Formats "layers=5 hidden=128 ...", equal for cells whose models are."""
-    options = config.section("model") | config.section("huggingface")
+    written = config.as_dict()
+    options = written["model"] | written.get("huggingface", {})
     return " ".join(f"{k}={v}" for k, v in options.items() if k not in NOT_SHAPE)
 
 
-def _merge_launches(row: dict[str, Any], launches: pd.DataFrame) -> None:
-    row["seconds"] = float(launches["seconds"].sum())
-    agree = launches["passes_agree"].dropna()
-    row["passes_agree"] = bool(agree.all()) if len(agree) else None
-    if len(launches) == 1:
-        return
-    wrong = launches[launches["training"] == "differs"]
-    row |= {name: (wrong if len(wrong) else launches).iloc[-1][name] for name in TRAINING}
-    fullest = launches.iloc[int(launches["peak_bytes"].astype("float64").fillna(0).argmax())]
-    bytes_columns = [str(c) for c in launches if str(c).endswith("_bytes")]
-    row |= {c: fullest[c] if c.startswith("peak_") else launches[c].max() for c in bytes_columns}
-    row["others_cores"] = launches["others_cores"].max()
-    row |= {name: float(np.exp(np.log(launches[name].astype("float64")).mean())) for name in TIMES}
-    row |= {name: launches[name].astype("float64").mean() for name in MEANS}
+def _merge_launches(row: dict[str, Any], launches: list[dict[str, Any]]) -> None:
+    row["seconds"] = float(np.sum(_known(launches, "seconds")))
+    wrong = [one for one in launches if one["training"] == "differs"]
+    row |= {name: (wrong or launches)[-1][name] for name in TRAINING}
+    fullest = max(launches, key=lambda one: 0 if pd.isna(one["peak_bytes"]) else one["peak_bytes"])
+    for name in (name for name in launches[0] if name.endswith("_bytes")):
+        row[name] = fullest[name] if name.startswith("peak_") else max(_known(launches, name), default=None)
+    row["others_cores"] = max(_known(launches, "others_cores"), default=None)
+    row |= {name: _mean(np.log(_known(launches, name)), np.exp) for name in (*TIMES, "tokens_per_s")}
+    row |= {name: _mean(np.array(_known(launches, name))) for name in MEANS}
     row["overlap"] = 1 - row["exposed_s"] / row["communication_s"] if row["communication_s"] else np.nan
     few = len(launches) < LEAST_LAUNCHES
-    row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(list(launches["step_s"]))
-    row["tokens_per_s"] = float(np.exp(np.log(launches["tokens_per_s"].astype("float64")).mean()))
+    times = [one["step_s"] for one in launches]
+    row["step_s_low"], row["step_s_high"] = (np.nan, np.nan) if few else geometric_interval(times)
+
+
+def _mean(values: Any, then: Any = float) -> float:
+    return float(then(np.mean(values))) if len(values) else float("nan")
 
 
 def geometric_interval(values: list[float], confidence: float = 0.95) -> tuple[float, float]:

@@ -1,8 +1,8 @@
-"""A cache of the tables that `load` has read from a large results folder, as one collection beside the runs::
+"""A cache of the tables that `load` has read from a large results folder: each table beside the runs as one file::
 
-    .tables-KEY/    runs, steps, memory, ... as parquet; index.json: run -> sizes and times of its files
+    .tables-NAME-KEY/    NAME.parquet; index.json: run -> sizes and times of its files
 
-Ten thousand small files take seconds to read, seven large ones a moment. The cache is derived data: a run whose files
+Ten thousand small files take seconds to read, one large one a moment. The cache is derived data: a run whose files
 have changed is read again, a deleted one is left out, and a read-only folder has no cache.
 """
 
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from ..host.files import read_text
@@ -34,15 +34,19 @@ Signature = list[list[int | str]]
 """Name, size in bytes and time of the last change in ns of every file of a run."""
 
 
-def recall(where: Path, folders: Iterable[Path]) -> tuple[Path | None, dict[str, Signature]]:
-    """Returns the cached collection of `where`, or None; and the runs of `folders` that are in it unchanged."""
-    for kept in where.glob(f"{PREFIX}*"):
+def is_there(where: Path) -> bool:
+    """Returns True where a table of the folder is cached."""
+    return next(where.glob(f"{PREFIX}*"), None) is not None
+
+
+def recall(where: Path, name: str, states: dict[str, Signature]) -> tuple[Path | None, set[str]]:
+    """Returns the file of a cached table, or None; and the runs of `states` that are in it unchanged."""
+    for kept in where.glob(f"{PREFIX}{name}-*"):
         # damaged, or being replaced: no cache
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             index = json.loads(read_text(kept / INDEX)).items()
-            there = {folder.name: folder for folder in folders}
-            return kept, {name: was for name, was in index if name in there and was == signature(there[name])}
-    return None, {}
+            return kept / f"{name}.parquet", {run for run, was in index if run in states and was == states[run]}
+    return None, set()
 
 
 def is_due(new: int, remembered: int) -> bool:
@@ -50,14 +54,16 @@ def is_due(new: int, remembered: int) -> bool:
     return new >= max(RENEWED_AFTER, remembered // 10) and new + remembered >= WORTH
 
 
-def keep(where: Path, index: dict[str, Signature], collect: Callable[[Path], None]) -> None:
-    """Replaces the cache of `where`: `collect` writes the tables of the runs of `index` into a folder."""
-    old = list(where.glob(f"{PREFIX}*"))
+def keep(where: Path, name: str, index: dict[str, Signature], write: Callable[[Path], None]) -> None:
+    """Replaces the cache of a table: `write` writes it, of the runs of `index`, to a path."""
+    of_all_tables = [path for path in where.glob(f"{PREFIX}*") if "-" not in path.name.removeprefix(PREFIX)]
+    old = [*where.glob(f"{PREFIX}{name}-*"), *of_all_tables]  # an earlier version wrote the latter
     aside = where / f"{ASIDE}{uuid.uuid4().hex[:12]}"
     try:
-        collect(aside)
+        aside.mkdir()
+        write(aside / f"{name}.parquet")
         (aside / INDEX).write_text(json.dumps(index))
-        aside.rename(where / f"{PREFIX}{uuid.uuid4().hex[:12]}")
+        aside.rename(where / f"{PREFIX}{name}-{uuid.uuid4().hex[:12]}")
     except OSError:  # read-only, or full: the runs themselves are complete
         old = [aside]
     for folder in old:

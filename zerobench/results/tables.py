@@ -13,20 +13,22 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from ..host.files import read_text
 from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from . import table_cache
-from .attempts import by_number, in_order
+from .attempts import in_order
 from .frames import concatenate, read_table, to_frame, write_frame
+from .results import Later
 from .results import Results as Results
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
+from .run_files import RunFiles, read_or_warn
 
 TABLES: dict[str, type] = {
     "steps": StepRow,
@@ -53,55 +55,23 @@ CODE = ("source_hash", "torch_version", "device_class")
 def load(path: str | Path) -> Results:
     """Reads a run's folder, all runs in a results folder, or a collection; runs are in the order in which they began.
 
-    Damaged runs, and those of a newer version, are left out with a warning. Raises FileNotFoundError where there is no
-    such folder.
+    Damaged runs, and those of a newer version, are left out with a warning. Of 64 runs or more the long tables are read
+    when they are first used, and a run with a damaged page has no rows in its table, with a warning. Raises
+    FileNotFoundError where there is no such folder.
     """
     where = Path(path)
     if not where.is_dir():
         raise FileNotFoundError(f"{where}: there is no such results folder")
-    parts = [_load_runs(where), *(one for c in collections_in(where) if (one := _read_collection(c)) is not None)]
-    tables = {name: to_frame([one[name] for one in parts], kind, "run_id") for name, kind in TABLES.items()}
-    runs = to_frame([in_order([one["runs"] for one in parts])], RunRow)
-    searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in parts)]
+    files = RunFiles(where, run_folders(where), TABLES, read_row)
+    collected = [one for folder in collections_in(where) if (one := _read_collection(folder)) is not None]
+
+    def long_table(name: str) -> pd.DataFrame:
+        return to_frame([files.table(name), *(one[name] for one in collected)], TABLES[name], "run_id")
+
+    tables: Any = {name: Later(partial(long_table, name)) if files.is_large else long_table(name) for name in TABLES}
+    runs = to_frame([in_order([files.rows, *(one["runs"] for one in collected)])], RunRow)
+    searches = [pd.DataFrame(read_searches(where)), *(one["searches"] for one in collected)]
     return Results(runs, **tables, searches=to_frame(searches, SearchRow))
-
-
-def _load_runs(where: Path) -> dict[str, pd.DataFrame]:
-    """Reads the tables of the runs in a results folder; cached ones from few files."""
-    folders = run_folders(where)
-    cache, known = table_cache.recall(where, folders)
-    remembered = _recall(cache, set(known)) if cache and known else None
-    known = known if remembered else {}
-    found = [run for folder in folders if folder.name not in known and (run := _read_run(folder)) is not None]
-    tables = {"runs": pd.DataFrame([row for row, _ in found]), "searches": pd.DataFrame()}
-    for name, kind in TABLES.items():
-        tables[name] = concatenate([long_tables[name] for _, long_tables in found], kind)
-    if remembered:
-        tables = {name: _together(remembered[name], new, name) for name, new in tables.items()}
-    new = {row["run_id"] for row, _ in found}
-    if table_cache.is_due(len(new), len(known)):
-        index = known | {one.name: table_cache.signature(one) for one in folders if one.name in new}
-        whole = {name: to_frame([frame], *_shape_of(name)) for name, frame in tables.items()}
-        table_cache.keep(where, index, partial(collect, Results(**whole).of(index)))
-    return tables | {"runs": by_number(tables["runs"])} if len(tables["runs"]) else tables
-
-
-def _together(remembered: pd.DataFrame, new: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Merges a table's cached rows and its new ones, in the order in which they would have been read from the runs."""
-    whole = to_frame([remembered, new], *_shape_of(name))
-    return whole if new.empty else whole.sort_values("run_id", kind="stable", ignore_index=True)
-
-
-def _recall(cache: Path, known: set[str]) -> dict[str, pd.DataFrame] | None:
-    """Reads the cached tables of the runs `known`; None where the cache is damaged."""
-    try:
-        tables = {name: read_table(cache / f"{name}.parquet", kind).to_pandas() for name, kind in ALL_TABLES.items()}
-    except ValueError:
-        return None
-    whole = all((cache / f"{name}.parquet").is_file() for name in ALL_TABLES if name not in OPTIONAL)
-    if not whole or not known <= set(tables["runs"]["run_id"]):
-        return None
-    return {name: one[one["run_id"].isin(known)] if "run_id" in one else one for name, one in tables.items()}
 
 
 def merge(parts: Sequence[Results]) -> Results:
@@ -121,6 +91,19 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]] | None
     except ValueError as error:
         warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=3)
         return None
+
+
+def of_run(results: Results, place: int, folder: Path) -> Results:
+    """Returns the results of the run at `place` of `results.runs`; no table of another run is read for them."""
+    run = results.runs.iloc[[place]]
+
+    def long_table(name: str) -> pd.DataFrame:
+        table = read_or_warn(folder, name, TABLES[name], str(run["run_id"].iloc[0]))
+        rows = concatenate([] if table is None else [table], TABLES[name])
+        return to_frame([rows], TABLES[name], "run_id")
+
+    tables: Any = {name: Later(partial(long_table, name)) for name in TABLES}
+    return Results(run, **tables, searches=results.searches.iloc[:0])
 
 
 def is_whole(folder: Path) -> bool:
@@ -188,18 +171,26 @@ def _read_json_row(path: Path, kind: type) -> dict[str, Any] | None:
     if problem:
         warnings.warn(f"{path} is left out: {problem}", stacklevel=3)
         return None
-    return {f.name: None for f in fields(kind) if f.default is not MISSING} | row
+    return _optional(kind) | row
+
+
+@cache
+def _optional(kind: type) -> dict[str, None]:
+    """Returns the columns of a row type that a row of an earlier version may lack."""
+    return {one.name: None for one in fields(kind) if one.default is not MISSING}
 
 
 def latest(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the newest launches of each cell, all by the same code, the newest of each repeat; cells in their first
     order.
     """
-    kept: list[Any] = []
-    for _, mine in runs.groupby("cell_id", sort=False):
-        same = (mine[list(CODE)] == mine[list(CODE)].iloc[-1]).all(axis=1)
-        kept += list(mine[same].groupby("repeat", sort=True).tail(1).sort_values("repeat").index)
-    return runs.loc[kept]
+    last = runs.drop_duplicates("cell_id", keep="last").set_index("cell_id")[list(CODE)]
+    same = (runs[list(CODE)].to_numpy() == last.loc[runs["cell_id"]].to_numpy()).all(axis=1)
+    kept = runs[same].drop_duplicates(["cell_id", "repeat"], keep="last")
+    place = {cell: number for number, cell in enumerate(dict.fromkeys(runs["cell_id"]))}
+    order = np.lexsort((kept["repeat"].astype("int64"), kept["cell_id"].map(place)))
+    ordered: pd.DataFrame = kept.iloc[order]
+    return ordered
 
 
 def collect(results: Results, folder: Path) -> None:
@@ -210,8 +201,3 @@ def collect(results: Results, folder: Path) -> None:
             (folder / f"{name}.parquet").unlink(missing_ok=True)
         else:
             write_frame(folder / f"{name}.parquet", getattr(results, name), kind, with_run_id=name in TABLES)
-
-
-def _shape_of(name: str) -> tuple[Any, ...]:
-    """Returns the row type of a table, and its column of runs where it is a long one."""
-    return (ALL_TABLES[name], *(["run_id"] if name in TABLES else []))

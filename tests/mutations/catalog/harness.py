@@ -178,8 +178,8 @@ MUTANTS = (
         "rename-that-was-done-is-done-again",
         "A rename of which the server's answer was lost makes a run with the name of another.",
         "zerobench/results",
-        'return (target / "run.json").read_text() == text',
-        'return (target / "run.json").read_text() == ""',
+        'return read_text(target / "run.json") == text',
+        'return read_text(target / "run.json") == ""',
         (f"{SHARED}::test_a_rename_that_was_done_though_it_failed_is_one_run",),
     ),
     Mutant(
@@ -263,11 +263,19 @@ MUTANTS = (
         (f"{DAMAGED_RUNS}::test_each_is_left_out_with_a_sentence",),
     ),
     Mutant(
+        "results-many-read-at-once",
+        "The rows of thousands of runs are not to be had without all their tables.",
+        "zerobench/results",
+        "if files.is_large else long_table(name)",
+        "if False else long_table(name)",
+        (f"{TABLE_CACHE}::test_a_second_load_reads_few_files_and_gives_the_same",),
+    ),
+    Mutant(
         "results-stale-cache",
         "A run that changed since its table was remembered is shown as it was.",
         "zerobench/results",
-        "if name in there and was == signature(there[name])}",
-        "if name in there}",
+        "if run in states and was == states[run]}",
+        "if run in states}",
         (f"{TABLE_CACHE}::test_runs_that_changed_came_or_went_are_seen",),
     ),
     Mutant(

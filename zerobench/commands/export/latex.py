@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -52,7 +52,7 @@ class Scale:
 def to_latex(results: tables.Results, table: str, columns: str | None) -> str:
     """Returns the table as LaTeX. Raises ValueError for a column that it does not have."""
     if table == "runs":
-        results = replace(results, runs=summarize(results.runs))
+        results = results.with_runs(summarize(results.runs))
     frame, wanted = select(results, table, columns, latest=False, short=False)
     if table == "runs" and columns is None:
         wanted = [name for name in USUAL if name == "cell" or _says_something(frame[name])]

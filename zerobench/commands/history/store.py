@@ -83,5 +83,5 @@ def add_to_branch(repository: Path, branch: str, path: str, commit: Commit, new:
 
 
 def _kept(results: Results) -> Results:
-    emptied = {name: frame[:0] for name, frame in vars(results).items() if name not in KEPT}
+    emptied = {name: getattr(results, name)[:0] for name in vars(results) if name not in KEPT}
     return replace(results, **emptied)

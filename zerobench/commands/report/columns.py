@@ -113,11 +113,20 @@ def _short(value: Any) -> str:
 
 
 def as_json(columns: Sequence[Column]) -> str:
-    """Formats the columns for the page's script: texts only where they differ from values."""
-    told = [
-        {"name": c.name, "meaning": c.meaning, "number": c.is_number, "shown": c.shown, "values": c.values}
-        | ({"texts": c.texts} if c.texts != c.values else {})
-        for c in columns
-    ]
+    """Formats the columns for the page's script: texts only where they differ from values, and of a column that repeats
+    itself its different values and texts, with the place among these `of` each run.
+    """
+    told = []
+    for column in columns:
+        pairs = list(zip(column.values, column.texts, strict=True))
+        places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+        repeats = 2 * len(places) < len(pairs)
+        values, texts = map(list, zip(*(places if repeats else pairs), strict=True))
+        told.append(
+            {"name": column.name, "meaning": column.meaning, "number": column.is_number, "shown": column.shown}
+            | {"values": values}
+            | ({"texts": texts} if texts != values else {})
+            | ({"of": [places[pair] for pair in pairs]} if repeats else {})
+        )
     # "<" would end the element that holds it
     return json.dumps(told, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +20,12 @@ from .columns import columns_of_runs
 from .figures import figures_of
 from .markup import Html, details, grid, h, join
 from .page import Part, answers, page, runs_table
-from .runs import LIGHT, Run, accounts, commands, differing, failures, origin, runs_of
+from .runs import LIGHT, Run, accounts, commands, differing, failures, origin, runs_of, told_of
 from .settings import Setting, settings_of
 from .verdict import Judge, costs, overall, verdict_of
+
+MOST = 24
+"""Settings that a page draws at most."""
 
 OPEN = 3
 """Settings that are shown from the start; the others open on a click."""
@@ -49,7 +51,7 @@ def of_two(sides: Sequence[Results], folders: Sequence[Path], judge: Judge, titl
     inside = join(
         [answers(list(compared.summary(found))), compared.figures(found), grid(compared.table(found), "Cells")]
     )
-    both = replace(a, runs=pd.concat([a.runs, b.runs], ignore_index=True))
+    both = a.with_runs(pd.concat([a.runs, b.runs], ignore_index=True))
     runs = [*runs_of(a, folders[:1]), *runs_of(b, folders[1:])]  # apart: equal code names runs alike
     marks = ["A"] * len(a.runs) + ["B"] * len(b.runs)
     parts = [
@@ -80,7 +82,13 @@ def _facts(runs: pd.DataFrame) -> list[str]:
 
 def _verdict(settings: Sequence[Setting], judge: Judge) -> Html:
     told = [h("p", words) for words in overall(settings, judge)]
-    cards = [_card(setting, judge, place < OPEN, len(settings)) for place, setting in enumerate(settings)]
+    drawn = settings[:MOST]
+    cards = [_card(setting, judge, place < OPEN, len(drawn)) for place, setting in enumerate(drawn)]
+    if left := settings[MOST:]:
+        words = (
+            f"Of {show_count(len(left), 'more setting')} the table has the cells; `zerobench report --where KEY=VALUE`"
+        )
+        told.append(h("p", f"{words} shows those that you choose."))
     more = details(f"{show_count(len(cards) - OPEN, 'more setting')}", join(cards[OPEN:]), lazy=False)
     return join([*told, *cards[:OPEN], *([more] if len(cards) > OPEN else [])])
 
@@ -99,7 +107,8 @@ def _card(setting: Setting, judge: Judge, is_open: bool, count: int) -> Html:
 
 def _about_runs(results: Results, runs: Sequence[Run], own: str, marks: Sequence[str] | None = None) -> list[Part]:
     """Returns the parts that both pages have. `runs`: those of `results`; `marks`: the side of each."""
-    links = [f"run-{place}" for place in range(len(runs))]
+    told = {*told_of(runs, ok=True), *told_of(runs, ok=False)}
+    links = [f"run-{place}" if place in told else None for place in range(len(runs))]
     table = runs_table(columns_of_runs(results, marks), links)
     bad = sum(run.row["status"] != "ok" for run in runs)
     parts = [Part("runs", "Runs", "Runs", table)]
@@ -114,7 +123,7 @@ def _about_runs(results: Results, runs: Sequence[Run], own: str, marks: Sequence
 
 def _accounts(runs: Sequence[Run]) -> Html:
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("accounts", total=sum(run.row["status"] == "ok" for run in runs))
+        task = progress.add_task("accounts", total=len(told_of(runs, ok=True)))
         said = h(
             "p", "Memory, traffic and time of each run as `zerobench show` prints them, with residuals.", class_="dim"
         )

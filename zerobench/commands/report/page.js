@@ -1,6 +1,8 @@
 "use strict";
-// The table: `data` holds every column; `order` is the runs in the order shown, `chosen` the columns.
+// The table: `data` holds every column, one that repeats itself as its different values; `order` is the runs in the order shown, `chosen` the columns.
 const data = JSON.parse(document.getElementById("data")?.textContent ?? "[]");
+for (const column of data.filter((one) => one.of))
+  for (const key of ["values", "texts"]) if (column[key]) { const few = column[key]; column[key] = column.of.map((place) => few[place]); }
 const table = document.getElementById("runs-table"), count = document.getElementById("count");
 const links = [...(table?.tBodies[0].rows ?? [])].map((row) => row.querySelector("a")?.getAttribute("href"));
 const text = (column, run) => String((column.texts ?? column.values)[run] ?? "–");

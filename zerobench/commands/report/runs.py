@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...config.flat import swept
 from ...config.names import name_cells, show_value
-from ...results.tables import TABLES, Results, run_folders
+from ...results.tables import Results, of_run, run_folders
 from ..account.account import passages_of, setting_of
 from ..passages import Grid
 from .markup import Html, details, h, join, listing, parts
@@ -22,6 +22,9 @@ Row = dict[str, Any]
 
 LIGHT = 40
 """Accounts up to which a page holds them as elements; more of them are text until they are opened."""
+
+MOST = 60
+"""Accounts, and failures with their logs, that a page has at most."""
 
 VALUES = 8
 """Values of a key that are listed."""
@@ -32,12 +35,19 @@ ORIGIN = ("commit", "source_hash", "torch_version", "device_class", "processor",
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its cell's name, the tables of it alone, and its folder where it has one."""
+    """A run with its cell's name, its folder where it has one, and its place among the runs of `whole`."""
 
     row: Row
     name: str
-    results: Results
     folder: Path | None
+    whole: Results
+    place: int
+
+    def results(self) -> Results:
+        """Returns the tables of this run alone."""
+        if self.folder is not None:
+            return of_run(self.whole, self.place, self.folder)
+        return self.whole.of([self.row["run_id"]])
 
 
 def runs_of(results: Results, folders: Sequence[Path]) -> list[Run]:
@@ -45,33 +55,43 @@ def runs_of(results: Results, folders: Sequence[Path]) -> list[Run]:
     known = {folder.name: folder for where in folders for folder in run_folders(where)}
     rows: list[Row] = results.runs.to_dict("records")  # type: ignore[assignment]
     names = name_cells([CellConfig.from_json(row["config"]) for row in rows])
-    split = {name: dict(iter(getattr(results, name).groupby("run_id", sort=False))) for name in TABLES}
-    empty = {field.name: getattr(results, field.name).iloc[:0] for field in fields(Results)}
-    found = []
-    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
-        own = {table: frames.get(row["run_id"], empty[table]) for table, frames in split.items()}
-        mine = Results(**(empty | own | {"runs": results.runs.iloc[place : place + 1]}))
-        found.append(Run(row, name, mine, known.get(row["run_id"])))
-    return found
+    named = enumerate(zip(rows, names, strict=True))
+    return [Run(row, name, known.get(row["run_id"]), results, place) for place, (row, name) in named]
+
+
+def told_of(runs: Sequence[Run], ok: bool) -> list[int]:
+    """Returns the places of the runs that the page has an account of, or else the failures with their logs: of many the
+    newest.
+    """
+    return [place for place, run in enumerate(runs) if (run.row["status"] == "ok") is ok][-MOST:]
+
+
+def _left(runs: Sequence[Run], ok: bool) -> Html:
+    """Builds a sentence on the runs of which only the table tells."""
+    count = sum((run.row["status"] == "ok") is ok for run in runs)
+    words = f"The newest {MOST} of {count}; `zerobench show RUN` prints any of them."
+    return h("p", words, class_="dim") if count > MOST else Html("")
 
 
 def accounts(runs: Sequence[Run], tick: Callable[[], None]) -> Html:
-    """Builds an account per run that is ok, closed; `tick` is called for each."""
-    ok = [(place, run) for place, run in enumerate(runs) if run.row["status"] == "ok"]
-    return join(_account(place, run, len(ok) > LIGHT, tick) for place, run in ok)
+    """Builds an account per run that is ok, of many of the newest, closed; `tick` is called for each."""
+    places = told_of(runs, ok=True)
+    told = (_account(place, runs[place], len(places) > LIGHT, tick) for place in places)
+    return join([_left(runs, ok=True), *told])
 
 
 def _account(place: int, run: Run, lazy: bool, tick: Callable[[], None]) -> Html:
     tick()
     facts = join(h("div", h("dt", label), h("dd", words)) for label, words in setting_of(run.row))
-    told = [join([h("h4", one.title), parts(one.parts)]) for one in passages_of(run.row, run.results, run.folder)]
+    told = [join([h("h4", one.title), parts(one.parts)]) for one in passages_of(run.row, run.results(), run.folder)]
     head = join([run.name, h("span", run.row["run_id"], class_="dim")], between=" ")
     return details(head, join([h("dl", facts), *told]), lazy, id=f"run-{place}")
 
 
 def failures(runs: Sequence[Run]) -> Html:
-    """Builds, for each run that is not ok, its reason and the ends of its logs."""
-    return join(
+    """Builds, for each run that is not ok, of many for the newest, its reason and the ends of its logs."""
+    found = [(place, runs[place]) for place in told_of(runs, ok=False)]
+    told = (
         h(
             "article",
             h("h3", run.name, h("span", run.row["status"], class_="status bad")),
@@ -80,13 +100,13 @@ def failures(runs: Sequence[Run]) -> Html:
             *_logs(run),
             id=f"run-{place}",
         )
-        for place, run in enumerate(runs)
-        if run.row["status"] != "ok"
+        for place, run in found
     )
+    return join([_left(runs, ok=False), *told])
 
 
 def _logs(run: Run) -> Iterator[Html]:
-    found = passages_of(run.row, run.results, run.folder)
+    found = passages_of(run.row, run.whole, run.folder)
     if not found:
         where = "its logs are empty" if run.folder is not None else "the tables were collected without the runs' logs"
         yield h("p", f"No log: {where}.", class_="dim")

@@ -1,0 +1,126 @@
+"""The tables of the runs in a results folder: rows first, a long table when it is used.
+
+ended     a table whose end was read: the number of its rows, its columns and their types
+whole     a table whose pages were read too, each compared with its checksum
+
+A run with a damaged table is left out. Of a small folder all is read with the rows. Of a large one only the ends are:
+a long table is read when it is used, and a run has no rows there if one of its pages is damaged.
+
+
+Thousands of runs have their rows in a second and a long table in two. What was read is cached (table_cache.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from ..records import RunRow
+from . import table_cache
+from .attempts import by_number
+from .frames import check_table, concatenate, read_table, to_frame, write_frame
+
+RUNS = "runs"
+
+
+class RunFiles:
+    """The runs in `folders` of the results folder `where`. `kinds`: long table -> its row type. `read_row`: returns the
+    row of a run's folder, None where it cannot be used.
+    """
+
+    def __init__(
+        self, where: Path, folders: list[Path], kinds: dict[str, type],
+        read_row: Callable[[Path], dict[str, Any] | None],
+    ) -> None:  # fmt: skip
+        self._where, self._kinds, self._read_row = where, kinds, read_row
+        self.is_large = len(folders) >= table_cache.WORTH
+        self._read: dict[tuple[Path, str], pa.Table] = {}
+        cached = self.is_large or table_cache.is_there(where)
+        self._states = {folder.name: table_cache.signature(folder) for folder in folders} if cached else {}
+        self._used: list[tuple[Path, str]] = []
+        self.rows = self._read_rows(folders)
+        """The rows of all runs, in the order of their numbers."""
+
+    def _read_rows(self, folders: list[Path]) -> pd.DataFrame:
+        remembered, known = self._recall(RUNS, RunRow)
+        found = []
+        for folder in folders:
+            if folder.name in known:
+                self._used.append((folder, folder.name))
+            elif (row := self._checked_row(folder)) is not None:
+                self._used.append((folder, row["run_id"]))
+                found.append(row)
+        frame = to_frame([remembered, pd.DataFrame(found)], RunRow)
+        self._keep(RUNS, RunRow, frame, known, set())
+        return by_number(frame) if len(frame) else frame
+
+    def _checked_row(self, folder: Path) -> dict[str, Any] | None:
+        row = self._read_row(folder)
+        if row is None:
+            return None
+        try:
+            for name, kind in self._kinds.items():
+                if self.is_large:
+                    check_table(folder / f"{name}.parquet", kind)
+                else:
+                    self._read[folder, name] = read_table(folder / f"{name}.parquet", kind, row["run_id"])
+        except ValueError as error:
+            warnings.warn(f"{folder} has a damaged table and is left out: {error}", stacklevel=5)
+            return None
+        return row
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Reads a long table."""
+        kind = self._kinds[name]
+        remembered, known = self._recall(name, kind)
+        found, damaged = [], set()
+        for folder, run_id in self._used:
+            if folder.name == run_id and run_id in known:
+                continue
+            table = self._read.pop((folder, name), None)
+            if table is None:
+                table = read_or_warn(folder, name, kind, run_id)
+            if table is None:
+                damaged.add(run_id)
+            else:
+                found.append(table)
+        frame = to_frame([remembered, concatenate(found, kind)], kind, "run_id")
+        if known and found:  # in the order in which they would have been read from the runs
+            frame = frame.sort_values("run_id", kind="stable", ignore_index=True)
+        self._keep(name, kind, frame, known, damaged)
+        return frame
+
+    def _recall(self, name: str, kind: type) -> tuple[pd.DataFrame, set[str]]:
+        """Returns the cached rows of a table, and the runs that they are of; none where the cache is damaged."""
+        cache, known = table_cache.recall(self._where, name, self._states)
+        known &= {run_id for _, run_id in self._used} if name != RUNS else known
+        try:
+            frame = read_table(cache, kind).to_pandas() if cache and known else pd.DataFrame()
+        except ValueError:
+            frame = pd.DataFrame()
+        if "run_id" not in frame or (name == RUNS and not known <= set(frame["run_id"])):
+            return pd.DataFrame(), set()
+        return frame[frame["run_id"].isin(known)], known
+
+    def _keep(self, name: str, kind: type, frame: pd.DataFrame, known: set[str], damaged: set[str]) -> None:
+        of_runs = {run_id for folder, run_id in self._used if folder.name == run_id} - damaged
+        index = {run_id: self._states[run_id] for run_id in of_runs if run_id in self._states}
+        if table_cache.is_due(len(index) - len(known), len(known)):
+            rows = frame[frame["run_id"].isin(index)]
+            table_cache.keep(self._where, name, index, lambda path: write_frame(path, rows, kind, name != RUNS))
+
+
+def read_or_warn(folder: Path, name: str, kind: type, run_id: str) -> pa.Table | None:
+    """Reads a long table of a run; None, with a warning, where it is damaged or the run was removed."""
+    try:
+        if not folder.is_dir():
+            raise ValueError("the run was removed meanwhile")
+        return read_table(folder / f"{name}.parquet", kind, run_id)
+    except ValueError as error:
+        warnings.warn(f"{folder}: rows of {name} are left out: {error}", stacklevel=4)
+        return None
