@@ -26,7 +26,7 @@ def test_a_sweep_against_itself_and_its_strategies_against_one_another(tmp_path:
 
     assert cli.run(["compare", "results/runs", "results/runs", "--fail-on-change"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("28 of 28 bytes and volumes are equal, exactly") == 2
+    assert shown.count("39 of 39 bytes and volumes are equal, exactly") == 2
     assert shown.count("loss_last is equal to the bit") == 2
     assert shown.count("1.000–1.000") == 8
     assert shown.count("noise  \n") == 8
