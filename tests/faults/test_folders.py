@@ -125,7 +125,7 @@ def test_a_run_that_fits_nowhere_is_a_row_all_the_same(temporary: Path, monkeypa
     sweep.run([simulated(NOWHERE)])
     kept = next(temporary.iterdir())
     assert sweep.rows[0]["status"] == "ok"
-    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[1]["run_id"]]
+    assert zerobench.load(kept).runs.run_id.tolist() == [sweep.rows[0]["run_id"]]
     monkeypatch.setattr(tempfile, "tempdir", NOWHERE)
     sweep.run([simulated(NOWHERE, seed=1)])
     assert sweep.rows[1]["status"] == "crash"
