@@ -118,7 +118,7 @@ def test_a_sweep_becomes_rows_files_and_a_table_and_is_reused(tmp_path: Path) ->
         (["world_size", "=", "2"], "=: neither KEY=VALUE nor a verb; write world_size=2, without spaces"),
         (["--strategy", "zero2"], "--strategy: no such flag; a key has no dashes: strategy=VALUE"),
         (["--batch-size=4"], "--batch-size=4: no such flag; did you mean the key micro_batch"),
-        (["model=quite_another"], "if a script registers it, run that script: python SCRIPT.py model=quite_another"),
+        (["model=quite_another"], "if a script registers it, run that script: python SCRIPT model=quite_another"),
         (["model.layers.x=3"], "model.layers.x: no such key"),
         (["model._target_=os.system"], "model._target_: no such key"),
         (["strategy=zero1", "strategy.name=zero2"], "strategy.name=zero2: it follows from the group"),

@@ -355,6 +355,7 @@ ALLOWED = {
     "zerobench/commands/table1/paper.py": "the paper's table, a row per stage",
     "zerobench/published/equations.py": "the papers' formulas, one per strategy",
     "zerobench/published/sources/__init__.py": "papers by name, one of which is a strategy here",
+    "zerobench/published/sources/deepspeed.py": "the stages that the source's estimators are for",
     "zerobench/published/sources/infinity.py": "cells that reproduce a paper's figures",
     "zerobench/published/sources/megatron.py": "cells that reproduce a paper's figures",
     "zerobench/published/sources/offload.py": "cells that reproduce a paper's figures",

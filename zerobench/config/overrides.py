@@ -244,7 +244,7 @@ class Overrides(Composer):
                 hint = nearest(str(choice), known)
                 hint += f" (all of them: zerobench --help {group})" if "did you mean" in hint else ""
                 if group in REGISTERED and "did you mean" not in hint:
-                    hint += f"; if a script registers it, run that script: python SCRIPT.py {group}={choice!s}"
+                    hint += f"; if a script registers it, run that script: python SCRIPT {group}={choice!s}"
                 self.problems.append(f"{group}={choice!s}: no such {group}{hint}")
 
     def _check_key(self, key: str, values: list[Any], configs: list[list[str]]) -> None:

@@ -85,9 +85,10 @@ def initialize(
     updated_by = "cpu" if offload is not None and offload.optimizer else device.type
     tile_bytes = TILE_BYTES[updated_by] if type(optimizer) in ELEMENTWISE else None  # of others we do not know enough
     chosen = _choose(strategy, mode, {"tile_bytes": tile_bytes}, options)
-    _check(model, optimizer, strategy, chosen)
+    moves_frozen = strategy == "zero3"
+    _check(model, optimizer, moves_frozen, chosen)
     check_groups(optimizer, updated_by)
-    check_memory(model, moves_frozen=strategy == "zero3")
+    check_memory(model, moves_frozen)
     if strategy == "zero3":
         check_units(model)
     elif chosen.zeropp is not None:
@@ -97,7 +98,7 @@ def initialize(
     engine = kinds[strategy](model, optimizer, comm, chosen)
     engine.name = strategy
     comm.serves(engine)
-    mark(model, strategy)
+    mark(model, strategy, moves_frozen)
     return engine
 
 
@@ -124,8 +125,8 @@ def _choose(strategy: str, mode: str, usual: dict[str, Any], options: dict[str, 
     return chosen
 
 
-def _check(model: nn.Module, optimizer: optim.Optimizer, strategy: str, options: Options) -> None:
-    check_module(model, strategy)
+def _check(model: nn.Module, optimizer: optim.Optimizer, moves_frozen: bool, options: Options) -> None:
+    check_module(model, moves_frozen)
     if meta_init.on_meta(model):
         meta_init.check_replay(model)
     trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}

@@ -207,7 +207,7 @@ MUTANTS = (
         "parameter-of-two-engines",
         "A part of a module that is under an engine is put under another one.",
         "zerobench/zero/modules/guards.py",
-        "        _STRATEGY_OF[parameter] = strategy",
+        "        _ENGINE_OF[parameter] = strategy, moves_frozen",
         "        pass",
         tuple(f"{INITIALIZE}::test_a_parameter_has_one_engine[zero{stage}]" for stage in (1, 2, 3)),
     ),

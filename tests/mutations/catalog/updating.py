@@ -76,7 +76,7 @@ MUTANTS = (
         "shared-memory-cut",
         "Weights that share memory before initialize are trained apart.",
         "zerobench/zero",
-        '    check_memory(model, moves_frozen=strategy == "zero3")\n',
+        "    check_memory(model, moves_frozen)\n",
         "",
         (f"{INITIALIZE}::test_memory_that_is_shared_is_refused",),
     ),

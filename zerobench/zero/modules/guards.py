@@ -9,25 +9,22 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..precision import HALF
 
-_STRATEGY_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The strategy of each parameter that is under an engine; of a copy it knows nothing."""
-
-PARTITIONED = "zero3"
-"""The strategy that partitions frozen parameters, too."""
+_ENGINE_OF: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Parameter -> the strategy of its engine, and whether that moves frozen parameters, too. Copies are not among them."""
 
 
-def mark(model: nn.Module, strategy: str) -> None:
+def mark(model: nn.Module, strategy: str, moves_frozen: bool) -> None:
     """Notes that the parameters of `model` are under an engine."""
     for parameter in model.parameters():
-        _STRATEGY_OF[parameter] = strategy
+        _ENGINE_OF[parameter] = strategy, moves_frozen
 
 
-def check_module(model: nn.Module, strategy: str) -> None:
-    """Raises ValueError for a module that the engine of `strategy` cannot take."""
+def check_module(model: nn.Module, moves_frozen: bool) -> None:
+    """Raises ValueError for a module that an engine cannot take. `moves_frozen`: it partitions frozen parameters."""
     for name, module in model.named_modules():
         _check_submodule(name or "model", module)
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter, strategy)
+        _check_parameter(name, parameter, moves_frozen)
     for name, buffer in model.named_buffers():
         _check_memory(name, buffer)
 
@@ -65,11 +62,11 @@ def _check_submodule(name: str, module: nn.Module) -> None:
             )
 
 
-def _check_parameter(name: str, parameter: nn.Parameter, strategy: str) -> None:
+def _check_parameter(name: str, parameter: nn.Parameter, moves_frozen: bool) -> None:
     if parameter.dtype not in (torch.float32, torch.float64, *HALF):
         raise ValueError(f"{name}: its dtype is {parameter.dtype}; the engine takes floating point of 16 to 64 bits")
-    other = _STRATEGY_OF.get(parameter)
-    if other is not None and (parameter.requires_grad or PARTITIONED in (other, strategy)):
+    other, was_moved = _ENGINE_OF.get(parameter, ("", False))
+    if other and (parameter.requires_grad or moves_frozen or was_moved):
         raise ValueError(
             f"{name}: it is under an engine already ({other}), and a parameter has one engine; put modules that share"
             " parameters into one module and call initialize() for that, or give each its own by copy.deepcopy() before"
