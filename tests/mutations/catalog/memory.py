@@ -25,8 +25,8 @@ MUTANTS = (
         "layout-shard-not-aligned",
         "Shards end anywhere, so that fused optimizers round their edges otherwise than in the whole parameter.",
         "zerobench/zero/layout.py",
-        "return _round_up(-(-(end + self.tail) // self.world_size), self.align)",
-        "return -(-(end + self.tail) // self.world_size)",
+        "return _round_up(-(-(self._end + self.tail) // self.world_size), self.align)",
+        "return -(-(self._end + self.tail) // self.world_size)",
         (f"{LAYOUT}::test_segments_cover_every_element_once_and_cuts_are_aligned",),
     ),
     Mutant(

@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "bar-of-medians-of-phases",
         "A bar is as high as the medians of its phases, and has the median of the step as its number.",
-        "analysis/bars.py",
+        "zerobench/plots",
         "whole * part / total",
         "part",
         (f"{FIGURES}::test_a_bar_of_phases_is_as_high_as_its_number_says",),

@@ -23,8 +23,8 @@ MUTANTS = (
         "watch-parameters-by-their-outer-tensor",
         "A DTensor is labeled in place of what it contains.",
         "zerobench/loops",
-        "                label_parts(parameter.data, labels.PARAMETERS, name)\n",
-        "                labels.label(parameter.data, labels.PARAMETERS, name)\n",
+        "                label_parts(parameter, labels.PARAMETERS, name)\n",
+        "                labels.label(parameter, labels.PARAMETERS, name)\n",
         (f"{BY_HAND}[fsdp2]",),
     ),
     Mutant(
