@@ -128,12 +128,15 @@ def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, mon
     here, there = multiprocessing.Pipe()
     here.close()
     with (tmp_path / "told").open("w") as told:
+        fork_server.start()
         monkeypatch.setattr(fork_server, "let_go", lambda: setattr(sys, "stderr", told))
         arguments = (workers.fine, 0, there, str(tmp_path / "gone/rank0.log"))
         rank = multiprocessing.get_context("fork").Process(target=rank_main, args=arguments)
         rank.start()
         rank.join(20)
     assert (rank.exitcode, (tmp_path / "told").read_text()) == (1, "")
+    held = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
+    assert held is None or Path(held).is_dir(), "a fork removes nothing of the process that it is of"
 
 
 @pytest.mark.parametrize("stopped", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1)), 2])

@@ -46,12 +46,14 @@ def temporary_folder() -> Iterator[Path]:
     """Creates a folder among the system's temporary files and removes it at the end; first removes those of killed
     commands.
     """
-    aside = claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(os.getpid()))
+    mine = os.getpid()
+    aside = claim(Path(tempfile.gettempdir()), ".zerobench-claim-", TEMPORARY, str(mine))
     try:
         yield aside.path
     finally:
-        shutil.rmtree(aside.path, ignore_errors=True)
-        aside.release()
+        if os.getpid() == mine:  # a fork of this process ends the block, too, when its copy is collected
+            shutil.rmtree(aside.path, ignore_errors=True)
+            aside.release()
 
 
 def claim(parent: Path, before: str, marker: str, name: str, mode: int = 0o700) -> Aside:
