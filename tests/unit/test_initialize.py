@@ -198,4 +198,4 @@ def test_memory_that_is_shared_without_harm_is_accepted() -> None:
     parts.weight.data, parts.bias.data = flat[:16].view(4, 4), flat[16:]
     spectral = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)))
     for model in (tied, frozen, parts, spectral, nn.GRU(4, 4)):
-        zerobench.initialize(model, adam(model), "zero2")
+        assert zerobench.initialize(model, adam(model), "zero2").module is model

@@ -128,9 +128,11 @@ def sync_parameters(engine: CheckpointEngine) -> None:
     """Rounds the masters, and has everyone get the parameters."""
     engine.schedule.check_writable("sync_parameters")
     if not all(one.is_present for one in engine.placement.all_ranges()):
+        engine.placement.restore_absent()
+        engine.writes.drop_unsent()
         raise RuntimeError(
             "sync_parameters: masters lie in files (offload=nvme), where writes to optimizer.param_groups do not reach"
-            " them; write to the parameters inside `with engine.full_parameters()`"
+            " them, and are dropped; write to the parameters inside `with engine.full_parameters()`"
         )
     engine.settle()
     engine.after_load()

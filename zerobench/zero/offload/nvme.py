@@ -171,6 +171,10 @@ class FilePlacement(FileTier):
             self._absent[dtype] = labels.label(nan, labels.OPTIMIZER, "in the file", tier=labels.HOST)
         return self._absent[dtype].expand(numel)
 
+    def restore_absent(self) -> None:
+        for nan in self._absent.values():
+            nan.fill_(float("nan"))
+
     def bring(self, one: FileRange) -> None:
         """The range's chunk is in the pool; the reading of those that are updated next has begun."""
         here = self._kept_of(one)

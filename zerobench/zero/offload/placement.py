@@ -248,6 +248,9 @@ class Placement:
         """True where that may not be so any more."""
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
+    def restore_absent(self) -> None:
+        """What stands for masters that are not in memory reads as NaN again, after a write to it."""
+
     # -- where shards of parameters are -----------------------------------------------------------------------
 
     def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:

@@ -95,6 +95,10 @@ class Writes:
                 unit.placement.follow(unit, (), self._asks)
         self._segments.note()
 
+    def drop_unsent(self) -> None:
+        """Forgets writes to the optimizer's tensors, which have been refused."""
+        self._segments.note()
+
     def _note_values(self) -> None:
         for unit in self._units:
             unit.placement.note_parameters(unit)
