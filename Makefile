@@ -66,7 +66,7 @@ lock:
 
 # Tests of pages skip without a browser. Chromium and its driver are the system's, of one version: apt's, on Debian.
 setup-browser: .venv/browser
-	@$(RUN) -c 'import sys; from documents.chromium import missing; sys.exit(bool(missing()))' 2> /dev/null || \
+	@$(RUN) -c 'import sys; from tools.docs.chromium import missing; sys.exit(bool(missing()))' 2> /dev/null || \
 	  { test "$$(id -u)" = 0 && apt-get install --yes chromium chromium-driver ffmpeg; } || \
 	  { echo "run: sudo apt-get install chromium chromium-driver ffmpeg"; exit 1; }
 
@@ -108,13 +108,13 @@ lint: setup
 
 plots: setup
 	$(RUN) analysis/all.py $(REFERENCE)
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 pages: setup
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 notebook: setup
-	$(RUN) documents/notebook.py
+	$(RUN) tools/docs/notebook.py
 
 # NO_MKDOCS_2_WARNING: material prints an announcement of other software with each build.
 docs: .venv/documents
@@ -156,11 +156,11 @@ compare: setup
 	  $(RUN) -m zerobench export $$runs --latest --format parquet --out $(COMPARE_TO)/$$name || exit 1; \
 	done
 	$(RUN) analysis/compare.py $(COMPARE_TO)
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 published: setup
 	$(RUN) -m zerobench published --out results/published/published.csv --out results/published/published.md
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 # A plan that is there is not made again: remove results/largest_model/*.json first.
 LARGEST_TO ?= results/largest_model
@@ -189,7 +189,7 @@ largest-model: setup
 table1: setup
 	$(RUN) -m zerobench table1 $(TABLE1)
 	$(RUN) analysis/table1.py
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 RECORDED := results/replay
 SHOWN := docs/assets/replay
@@ -200,13 +200,13 @@ replay: setup
 	  measure.passes=accounted measure.steps=2 results_dir=results/runs/replay
 	$(RUN) -m zerobench export results/runs/replay --latest --format parquet --out $(RECORDED)
 	$(RUN) -m zerobench replay $(RECORDED) --out $(SHOWN)/step.html --gif $(SHOWN)/step.gif --seconds 5
-	$(RUN) documents/screenshots.py
+	$(RUN) tools/docs/screenshots.py
 
 # The report that docs/how-to/report.md shows, of the committed comparison with the peers.
 report: setup
 	$(RUN) -m zerobench report results/compare/cpu/compare --where strategy=ddp,zero1,zero2,zero3,fsdp2 \
 	  --title "ZeRO beside DDP and FSDP2" --out docs/assets/report/peers.html
-	$(RUN) documents/screenshots.py report report_dark report_phone
+	$(RUN) tools/docs/screenshots.py report report_dark report_phone
 
 OUT ?= results/runs/gpu-suite
 
@@ -217,7 +217,7 @@ PUBLISHED := results/published_runs
 
 published-runs: setup
 	$(RUN) -m zerobench estimate --published $(PUBLISHED)/training.csv --out $(PUBLISHED)/errors.csv
-	$(RUN) documents/pages.py
+	$(RUN) tools/docs/pages.py
 
 peers: setup
 	$(RUN) -m pip install setuptools wheel

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.host.environment import rank_environment
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 
 
 def free_port() -> int:

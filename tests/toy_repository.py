@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from zerobench.commands.run_to_end import Ended
 from zerobench.launch import fork_server
-from zerobench.loops.watch import WATCH_TO
+from zerobench.watching.watch import WATCH_TO
 
 TRAIN = '''\
 """Trains a toy."""

@@ -8,7 +8,7 @@
     zerobench.register_model("mine", build)                    a model of your own (zerobench.registry)
     zerobench.register_data("mine", build)                     data of your own, of any kind (zerobench.registry)
     zerobench.register_strategy("mine", build)                 a strategy of your own (zerobench.strategies)
-    zerobench.watch(model, optimizer)                          a training loop of your own, accounted (zerobench.loops)
+    zerobench.watch(model, optimizer)                          a training loop of your own (zerobench.watching)
     zerobench.trainer_callback(), lightning_callback()         the same where a trainer has the loop
     zerobench.main()                                           the command line
 
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .calibrate.collectives import load_calibration
     from .calibrate.disk import load_disk_calibration
-    from .loops import Watch as watch
-    from .loops import lightning_callback, trainer_callback
     from .registry import register_data, register_model
     from .results.tables import Results, load
     from .strategies import register_strategy
     from .sweep.from_python import run
+    from .watching import Watch as watch
+    from .watching import lightning_callback, trainer_callback
     from .zero import initialize
 
 __version__ = "0.1.0"
@@ -58,9 +58,9 @@ _HOMES = {
     "register_data": ".registry",
     "register_model": ".registry",
     "register_strategy": ".strategies",
-    "watch": ".loops",
-    "trainer_callback": ".loops",
-    "lightning_callback": ".loops",
+    "watch": ".watching",
+    "trainer_callback": ".watching",
+    "lightning_callback": ".watching",
 }
 
 _NAMES = {"watch": "Watch"}

@@ -281,7 +281,7 @@ def _sweep(arguments: list[str]) -> int:
         chosen = None if columns is None else _choose(columns, dry_run)
         composed = compose([a for a in arguments if a != "--dry-run"], tuple(VERBS))
         with exit_when_interrupted(fork_server.end):
-            from .commands.composed import plan_composed, run_composed
+            from .commands.run_command_line import plan_composed, run_composed
         return (plan_composed if dry_run else run_composed)(composed, chosen)
     except RefusedError as refused:
         for problem in refused.problems:

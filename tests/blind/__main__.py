@@ -16,7 +16,7 @@ from rich.progress import track
 
 from tests.csv_rows import write_rows
 from tests.equality.worlds import run_real
-from zerobench.execution import execute
+from zerobench.fake_execution import execute
 from zerobench.worker import RankRecord
 
 from .draw import Drawn, draw

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from documents.chromium import Chromium, chromium, missing
+from tools.docs.chromium import Chromium, chromium, missing
 
 
 @pytest.fixture(scope="session")

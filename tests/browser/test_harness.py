@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from documents import chromium
-from documents.chromium import LAPTOP, PHONE, Chromium, Screen
+from tools.docs import chromium
+from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a page</title>
 <style>body {{ background: white }} @media (prefers-color-scheme: dark) {{ body {{ background: black }} }}</style>

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import zerobench
-from documents.chromium import LAPTOP, PHONE, Chromium, Screen
+from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench.commands.replay.clock import ticks_of
 from zerobench.commands.replay.page import write_page
 from zerobench.commands.replay.worlds import World, recorded_worlds

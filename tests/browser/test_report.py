@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from documents.chromium import LAPTOP, PHONE, Chromium, Screen
 from tests.unit.test_status_show_prune import make
+from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen
 from zerobench import cli
 from zerobench.results.tables import TABLES, Results, collect, load
 

@@ -18,7 +18,7 @@ from tests.cells import MODELS, cell
 from zerobench.config import schema_memory, schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure, Model
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank

@@ -137,7 +137,7 @@ def both(rank: int, n: int) -> tuple[list[str], list[tuple[str, str]]]:
 def test_a_gradient_passes_few_files_and_each_bucket_lives_in_order() -> None:
     for way, transitions in run_ranks(2, both):
         assert len(way) <= MOST_FILES, way
-        assert {"stage2.py", "gradients/bucket_base.py", "optim/optimizer_step.py"} <= set(way), way
+        assert {"stage2.py", "gradients/bucket_base.py", "optim/step_by_tiles.py"} <= set(way), way
         buckets = list(dict.fromkeys(bucket for bucket, _ in transitions))
         assert len(buckets) == 3
         for bucket in buckets:

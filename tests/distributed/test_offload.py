@@ -21,8 +21,8 @@ from tests.ranks import run_ranks
 from zerobench.config.schema import Gpt
 from zerobench.config.schema_memory import NvmeOffload
 from zerobench.zero import Offload, initialize
-from zerobench.zero.optim import delayed_update, optimizer_step
-from zerobench.zero.optim.optimizer_step import raw_step
+from zerobench.zero.optim import delayed_update, step_by_tiles
+from zerobench.zero.optim.step_by_tiles import raw_step
 
 STAGES = Path(__file__).parents[2] / "zerobench/zero"
 
@@ -101,7 +101,7 @@ def test_gradients_dropped_after_the_forward_are_not_those_of_the_late_update(mo
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         engine = initialize(model, optimizer, "zero2", offload=Offload(delayed_after=0))
         with monkeypatch.context() as patch:
-            patch.setattr(optimizer_step, "raw_step", partial(step_disturbed, engine if disturbed else None))
+            patch.setattr(step_by_tiles, "raw_step", partial(step_disturbed, engine if disturbed else None))
             for step in range(3):
                 engine.backward(engine(*zoo.tokens(0, 1, step)))
                 engine.step()

@@ -14,7 +14,7 @@ from tests.distributed.simulated_costs import operators
 from zerobench.config import schema_memory
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16, Fp16
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.results import tables
 from zerobench.sweep import cell as cells
 from zerobench.theory.formula import from_json

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimiz
 from tests.ranks import run_ranks
 from zerobench.strategies.ddp_masters import MasterDdpEngine
 from zerobench.zero import NvmeOffload, Offload, initialize
-from zerobench.zero.optim.optimizer_step import raw_step
+from zerobench.zero.optim.step_by_tiles import raw_step
 
 WIDTH, STEPS = 24, 4
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tests.cells import cell
 from zerobench.config.schema import Measure
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.probes.trace import overlaps, read_trace
 from zerobench.results import tables
 from zerobench.sweep import cell as cells

@@ -22,11 +22,11 @@ from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import worker
 from zerobench.config.cell import CellConfig
-from zerobench.loops import WatchError
-from zerobench.loops.holdings import BEFORE
 from zerobench.predict.build import build_model
 from zerobench.sweep.aggregate import join
 from zerobench.sweep.cell import _blank_row
+from zerobench.watching import WatchError
+from zerobench.watching.holdings import BEFORE
 from zerobench.zero.modules.wrapping import default_units
 
 WARMUP, STEPS = 2, 2

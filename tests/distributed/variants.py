@@ -16,7 +16,7 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Gpt, Model
 from zerobench.config.schema_memory import CheckpointActivations, FusedBuffers
 from zerobench.config.schema_training import AdamW, Bf16, Fp16, Fp32, Rprop
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.registry import MODELS as REGISTRY
 from zerobench.worker import RankJob, RankRecord, run_rank
 

@@ -17,7 +17,7 @@ from tests.cells import cell
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 
 BUCKET_BYTES = 2**20

@@ -16,7 +16,7 @@ from zerobench.config import schema_memory
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Measure
 from zerobench.config.schema_training import Bf16
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 
 NODES, NODE_SIZE = 2, 2

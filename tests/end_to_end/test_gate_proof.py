@@ -23,7 +23,7 @@ import pytest
 import zerobench
 from tests.ranks import run_ranks
 from zerobench.commands.budget.command import budget
-from zerobench.loops import trainer_callback
+from zerobench.watching import trainer_callback
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 

@@ -423,7 +423,7 @@ def test_a_session_without_such_tests_loads_nothing(toy: pytest.Pytester) -> Non
 
         def test_plain():
             assert "zerobench.gate.plugin" in sys.modules
-            assert not {"torch", "pandas", "zerobench.gate.verdict", "zerobench.loops"} & set(sys.modules)
+            assert not {"torch", "pandas", "zerobench.gate.verdict", "zerobench.watching"} & set(sys.modules)
         """
     )
     toy.runpytest_subprocess("-p", "no:xdist").assert_outcomes(passed=1)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import tests.distributed.variants  # noqa: F401  # registers models, which a rank's process must know as well
 from zerobench.config.cell import CellConfig
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, RankRecord, run_rank
 
 Records = dict[str, dict[int, RankRecord | str]]

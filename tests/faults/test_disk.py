@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests.faults import disk
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.zero.offload.disk import ALIGN_BYTES, DiskError, FileStore, Pool, Scratch, problems_of_path, sweep
 
 BLOCK = 4 * ALIGN_BYTES

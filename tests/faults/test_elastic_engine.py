@@ -1,7 +1,8 @@
 """Reasons why torch's own engine for local ranks does not carry ours, each as torch has it today.
 
 `start_processes` of torch.distributed.elastic.multiprocessing starts ranks from the same fork server as
-launch/processes.py does. A test that fails here says that torch has changed: then docs/explanation/ranks-and-engines.md
+launch/start_ranks.py does. A test that fails here says that torch has changed: then
+docs/explanation/ranks-and-engines.md
 and the docstring of that module are to be read again, and the duty may move.
 """
 
@@ -24,7 +25,7 @@ from tests.faults.test_launch import is_alive, wait_for_pid
 from tests.ranks import free_port
 from zerobench.cluster import store as job_store
 from zerobench.cluster.store import JobStore
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 
 pytestmark = pytest.mark.thorough
 

@@ -17,7 +17,7 @@ from tests.cells import cell
 from tests.fire.judge import last_of_each, repeated
 from zerobench.config.cell import Cell
 from zerobench.config.schema import Launch, Measure
-from zerobench.launch.processes import Outcome
+from zerobench.launch.start_ranks import Outcome
 from zerobench.results.tables import TABLES
 from zerobench.sweep import cell as life
 

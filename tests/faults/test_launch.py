@@ -15,8 +15,8 @@ import pytest
 
 from tests.faults import workers
 from zerobench.launch import fork_server
-from zerobench.launch.processes import Failure, explain, launch
-from zerobench.launch.rank_process import rank_main
+from zerobench.launch.rank_main import rank_main
+from zerobench.launch.start_ranks import Failure, explain, launch
 
 
 def ranks_alive() -> list[psutil.Process]:
@@ -143,7 +143,7 @@ def test_a_rank_whose_launch_has_ended_leaves_without_a_word(tmp_path: Path, mon
 def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path, stopped: int) -> None:
     """Also where so many of them, which nothing but SIGKILL reaches, are stopped."""
     script = (
-        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch.processes import launch\n"
+        "from pathlib import Path\nfrom tests.faults import workers\nfrom zerobench.launch.start_ranks import launch\n"
         f"launch(workers.says_pid_and_sleeps, [r'{tmp_path}/0', r'{tmp_path}/1'], Path(r'{tmp_path}/logs'), 300)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])

@@ -18,7 +18,7 @@ from zerobench.commands.budget.judge import Limit, judge_cell, recorded
 from zerobench.config import schema_memory
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.schema_training import Bf16
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.sweep import aggregate
 from zerobench.sweep.cell import _blank_row
 from zerobench.worker import RankJob

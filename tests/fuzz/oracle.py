@@ -28,7 +28,7 @@ from zerobench.config.compose import RefusedError, compose_cells
 from zerobench.config.names import name_cells
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import store_schemas
-from zerobench.execution import execute
+from zerobench.fake_execution import execute
 from zerobench.sizes import LONGEST, printable
 
 from .commands import FOLDER, Command

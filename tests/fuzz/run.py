@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from zerobench.host.environment import data_bytes
-from zerobench.launch.processes import Outcome
 from zerobench.launch.side_by_side import launch_each
+from zerobench.launch.start_ranks import Outcome
 
 from . import watch
 from .commands import command

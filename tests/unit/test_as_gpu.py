@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.cells import cell
 from tests.equality.variants import VARIANTS
 from zerobench.config import schema_training
-from zerobench.execution import CPU, CUDA, Execution, Target, execute
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu
 from zerobench.fake.as_gpu.attention import KernelRefusalError, attend
 from zerobench.fake.as_gpu.device_memory import Growth, Mark
+from zerobench.fake_execution import CPU, CUDA, Execution, Target, execute
 
 
 def executed(target: Target, strategy: str, world_size: int = 4, **more: Any) -> Execution:

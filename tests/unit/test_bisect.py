@@ -20,9 +20,9 @@ from zerobench.commands.bisect.command import bisect
 from zerobench.commands.bisect.launch import Launch, is_sweep, variables
 from zerobench.commands.bisect.moved import LineMap
 from zerobench.commands.run_to_end import Ended
-from zerobench.loops.watch import WATCH_TO
 from zerobench.records import LineRow
 from zerobench.results.folders import claim_folder, write_run
+from zerobench.watching.watch import WATCH_TO
 
 KIB = 2**10
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.cells import cell
-from zerobench.probes import AccountedPass, TimedPass, clock, cuda_memory, ledger
+from zerobench.probes import AccountedPass, TimedPass, cuda_memory, ledger, timed_pass
 from zerobench.probes.nvidia_smi import GpuState
 from zerobench.records import ALLOCATOR, RunRow
 from zerobench.results import provenance
@@ -217,10 +217,10 @@ def test_the_timed_pass_reads_clocks_outside_its_steps(played: Played, monkeypat
         def elapsed_time(self, _: Event) -> float:
             return 5.0
 
-    monkeypatch.setattr(clock, "read_state", state)
+    monkeypatch.setattr(timed_pass, "read_state", state)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: told.append("wait"))
-    monkeypatch.setattr(clock.dist, "barrier", lambda: told.append("meet"))
+    monkeypatch.setattr(timed_pass.dist, "barrier", lambda: told.append("meet"))
     with TimedPass(GPU) as probe:
         for measured in (False, True, True):
             with probe.step(measured), probe.phase("forward"):

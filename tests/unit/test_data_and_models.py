@@ -13,7 +13,7 @@ from tests.cells import cell
 from zerobench import models, registry
 from zerobench.config.compose import compose_cells
 from zerobench.data import Batches, build_batches, default_text, read_text, text_hash
-from zerobench.execution import execute
+from zerobench.fake_execution import execute
 from zerobench.predict import build as construction
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from analysis.common import FIGURES
-from documents import commands, excerpts, keys, where
-from documents.others import OTHERS
-from documents.pages import pages
+from tools.docs import commands, excerpts, keys, where
+from tools.docs.others import OTHERS
+from tools.docs.pages import pages
 from zerobench.cli import VERBS
 from zerobench.config.compose import compose_cells
 from zerobench.config.meanings import GROUPS, KEYS
@@ -113,7 +113,7 @@ def test_a_name_that_is_gone_is_found() -> None:
 
 
 def test_every_path_on_a_page_exists(page: Path) -> None:
-    paths = re.compile(r"(?:zerobench|analysis|documents|tests|conf|examples|docs|results|build)/[\w./-]*")
+    paths = re.compile(r"(?:zerobench|analysis|tools/docs|tests|conf|examples|docs|results|build)/[\w./-]*")
     named = {code for code in INLINE.findall(prose(page)) if paths.fullmatch(code)}
     assert [one for one in sorted(named) if not (ROOT / one).exists() and not one.startswith(MADE)] == []
 
@@ -126,7 +126,7 @@ def test_every_excerpt_quotes_code_that_is_there(page: Path) -> None:
 
 def test_aligned_lists_of_docstrings_become_lists_of_markdown() -> None:
     pytest.importorskip("griffe")
-    from documents.docstrings import listed
+    from tools.docs.docstrings import listed
 
     text = "Said first.\n`a`    one\n       and more\n`b`, `c`  two\n\nLast."
     assert listed(text) == "Said first.\n\n- `a`: one and more\n- `b`, `c`: two\n\nLast."

@@ -23,9 +23,9 @@ from zerobench.config.cell import CellConfig
 from zerobench.config.compose import RefusedError
 from zerobench.config.names import name_strategies
 from zerobench.config.schema_memory import FusedBuffers
-from zerobench.execution import CUDA
-from zerobench.execution.parts import PARTS
-from zerobench.launch.processes import launch
+from zerobench.fake_execution import CUDA
+from zerobench.fake_execution.parts import PARTS
+from zerobench.launch.start_ranks import launch
 from zerobench.models.huggingface_config import read_config
 from zerobench.worker import RankJob, run_rank
 
@@ -213,7 +213,7 @@ def test_a_model_of_a_script_is_estimated_and_one_that_reads_values_is_a_sentenc
 
 
 def test_the_page_shows_its_own_command_and_every_field_is_explained() -> None:
-    from documents import estimates
+    from tools.docs import estimates
 
     assert f"zerobench {estimates.EXAMPLE}\n" in (estimates.ROOT / "docs/how-to/estimate.md").read_text()
     assert all(f"| `{name}` | " in estimates.schema() for name in ("peak_bytes", "parts_bytes", "shape"))

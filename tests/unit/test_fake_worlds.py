@@ -24,8 +24,8 @@ from tests.cells import MODELS, cell
 from zerobench.config import schema_training
 from zerobench.config.schema import Model
 from zerobench.config.schema_memory import CpuOffload, NvmeOffload
-from zerobench.execution import execute
 from zerobench.fake import world_of_tensors
+from zerobench.fake_execution import execute
 from zerobench.host.environment import rank_environment
 from zerobench.predict.estimate import simulated_rank
 from zerobench.registry import MODELS as REGISTRY

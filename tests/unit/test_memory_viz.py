@@ -19,15 +19,15 @@ from torch.cuda import _memory_viz as viewer
 
 import zerobench
 from tests.ranks import run_ranks
-from zerobench.loops.apart import leave_out
 from zerobench.probes import interval_sums
 from zerobench.probes.history import Birth, History
+from zerobench.probes.labeled_cuda_snapshot import stamp
 from zerobench.probes.ledger import Ledger
 from zerobench.probes.ledger_maxima import ASIDE, StorageRecord
 from zerobench.probes.memory_viz import snapshot_of
 from zerobench.probes.snapshot import PROTOCOL
-from zerobench.probes.stamped import stamp
 from zerobench.records import CATEGORIES
+from zerobench.watching.unrelated_tensors import leave_out
 from zerobench.zero import labels
 
 PAGE_READS = {

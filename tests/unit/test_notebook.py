@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from documents import notebook
+from tools.docs import notebook
 from zerobench.results.tables import load
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import zerobench
 from zerobench.config.compose import compose_cells
 from zerobench.data import OwnBatches, arguments_of, build_batches, tensors_of, words_of
-from zerobench.launch import rank_process
+from zerobench.launch import rank_main
 from zerobench.models import contract
 from zerobench.predict import flops
 from zerobench.registry import DATA, MODELS
@@ -138,7 +138,7 @@ def test_a_model_that_breaks_the_contract_is_told_of_it(forward: Any, words: str
     batch = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
     with pytest.raises((TypeError, RuntimeError)) as raised:
         contract.loss_of(forward, batch, CALLED)
-    status, reason = rank_process._classify(raised.value)
+    status, reason = rank_main._classify(raised.value)
     assert status == "crash"
     assert words in reason
     assert TERMS in reason
@@ -150,17 +150,17 @@ def test_a_lack_of_memory_and_our_own_models_keep_their_words() -> None:
 
     with pytest.raises(torch.OutOfMemoryError) as raised:
         contract.loss_of(full, (torch.ones(1),), CALLED)
-    assert rank_process._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
+    assert rank_main._classify(raised.value) == ("oom", "raised OutOfMemoryError: CUDA out of memory")
     ours = contract.Called("gpt", "gpt_tiny", "text")
     with pytest.raises(TypeError) as raised:
         contract.loss_of(missing, (torch.ones(1), torch.ones(1)), ours)
-    assert "called as" not in rank_process._classify(raised.value)[1]
+    assert "called as" not in rank_main._classify(raised.value)[1]
 
 
 def test_what_the_batches_raise_names_the_data() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         own(lambda step, micro: 1 // micro).batch(0)
-    assert "the batches of data=mine" in rank_process._classify(raised.value)[1]
+    assert "the batches of data=mine" in rank_main._classify(raised.value)[1]
 
 
 def test_flops_of_own_data_are_counted_on_its_own_batches() -> None:

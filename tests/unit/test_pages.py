@@ -9,7 +9,7 @@ import pytest
 
 import zerobench
 from analysis.common import FIGURES
-from documents.pages import outdated, pages, rewritten
+from tools.docs.pages import outdated, pages, rewritten
 from zerobench import cli
 
 ROOT = Path(__file__).parents[2]

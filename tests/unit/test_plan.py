@@ -20,7 +20,7 @@ from zerobench.commands.plan.family import family_axis, shapes
 from zerobench.commands.plan.report import nothing_fits
 from zerobench.commands.plan.search import Probe, Row, search_row
 from zerobench.config.compose import compose_cells
-from zerobench.execution import Execution, execute
+from zerobench.fake_execution import Execution, execute
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cells import cell
 from zerobench import cli
-from zerobench.execution import Execution
+from zerobench.fake_execution import Execution
 from zerobench.published import SOURCES, Reproduced, Row, reproduce
 from zerobench.published.sources import deepspeed
 from zerobench.published.write import COLUMNS, FORMATS, record_of

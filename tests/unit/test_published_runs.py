@@ -15,8 +15,8 @@ from zerobench.commands.estimate.published.judge import GIB, Sizes, error_of
 from zerobench.commands.estimate.published.plan import plan_of
 from zerobench.commands.estimate.published.rows import NEEDED, Run
 from zerobench.commands.estimate.published.said import NotGivenError
-from zerobench.execution.settled import settled
-from zerobench.launch.processes import launch
+from zerobench.fake_execution.steady_step import settled
+from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 
 HEADER = [

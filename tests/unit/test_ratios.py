@@ -9,8 +9,8 @@ import pytest
 
 from analysis import compare
 from analysis import ratios as numbers
-from documents.blocks import compare as page_block
 from tests.made_up import results_of, run, texts
+from tools.docs.blocks import compare as page_block
 from zerobench.results.tables import collect
 
 NAN = float("nan")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from documents.blocks import BLOCKS, EXPERIMENT, MADE, UNDATED
-from documents.recorded import other_defaults, recorded
+from tools.docs.blocks import BLOCKS, EXPERIMENT, MADE, UNDATED
+from tools.docs.recorded import other_defaults, recorded
 
 REFERENCE = Path(__file__).parents[2] / "results/reference/cpu"
 

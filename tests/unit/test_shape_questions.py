@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.cells import cell
-from zerobench.execution import execute
 from zerobench.fake.listeners import StoredBytes, listening
+from zerobench.fake_execution import execute
 from zerobench.predict.build import build_model
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.execution import Limits, execute, execute_all
+from zerobench.fake_execution import Limits, execute, execute_all
 from zerobench.host import environment
-from zerobench.launch.processes import Interrupted, Outcome
 from zerobench.launch.side_by_side import launch_each
+from zerobench.launch.start_ranks import Interrupted, Outcome
 
 WORK: dict[str, Callable[[], Any]] = {
     "done": lambda: 7,

@@ -14,7 +14,7 @@ from tests.cells import cell
 from tests.unit.test_memory_viz import peak_of
 from zerobench.config import world
 from zerobench.config.schema import Measure
-from zerobench.launch.processes import Outcome
+from zerobench.launch.start_ranks import Outcome
 from zerobench.probes.snapshot import FOLDER, snapshots, written
 from zerobench.sweep import cell as cells
 from zerobench.worker import RankJob

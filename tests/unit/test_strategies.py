@@ -335,7 +335,7 @@ ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
     "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
-    "zerobench/loops/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
+    "zerobench/watching/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
     "zerobench/commands/versions/loops.py": "loops of plain torch, whose bytes are compared from version to version",
     "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
     "zerobench/commands/gpu_suite/section.py": "the stages that the GPU suite runs",
@@ -362,11 +362,11 @@ ALLOWED = {
     "zerobench/published/sources/zero.py": "cells that reproduce a paper's figures",
     "analysis/largest_model.py": "the order of an experiment's bars",
     "analysis/table1.py": "the paper's table, a row per stage",
-    "documents/blocks_table1.py": "cells of the paper's table that a page is about",
+    "tools/docs/blocks_table1.py": "cells of the paper's table that a page is about",
     "analysis/ratios.py": "the project's goals, a ratio for each of its stages and a peer",
-    "documents/blocks.py": "a page says in words what its experiment's stages cost",
-    "documents/blocks_stages.py": "the paper's formulas beside its experiment's stages",
-    "documents/blocks_systems.py": "a page says in words what its experiment's groups cost",
+    "tools/docs/blocks.py": "a page says in words what its experiment's stages cost",
+    "tools/docs/blocks_stages.py": "the paper's formulas beside its experiment's stages",
+    "tools/docs/blocks_systems.py": "a page says in words what its experiment's groups cost",
 }
 """Files outside the table that may name a strategy, and why: they choose what to run or to show, and list no traits."""
 
@@ -385,7 +385,7 @@ def test_nothing_else_lists_strategies() -> None:
     names = set(strategies.built_in())
     seen = {
         str(path.relative_to(ROOT)): found
-        for folder in ("zerobench", "analysis", "documents")
+        for folder in ("zerobench", "analysis", "tools/docs")
         for path in (ROOT / folder).rglob("*.py")
         if (found := named_in(path, names))
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerobench.config.compose import compose_cells
-from zerobench.execution import Target, execute
+from zerobench.fake_execution import Target, execute
 
 
 def test_a_sequence_per_row_needs_no_mask() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cells import cell
-from zerobench.predict.residuals import Accounted, Expected, unexplained
+from zerobench.predict.unexplained import Accounted, Expected, unexplained
 from zerobench.records import STATES, LineRow, MemoryRow
 from zerobench.sweep.cell import _blank_row
 from zerobench.theory.replay.states import Prediction

@@ -15,11 +15,11 @@ from torch.distributed import distributed_c10d
 
 from tests.cells import cell
 from tests.ranks import run_ranks
-from zerobench.launch.processes import launch
+from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("zerobench", "analysis", "documents", "examples")
+FOLDERS = ("zerobench", "analysis", "tools/docs", "examples")
 
 MODULES = ("marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "torch.package")
 
@@ -33,7 +33,7 @@ LOADERS = {
 """Module -> its functions that can run code from data; torch's only where it does not say `weights_only=True`."""
 
 ALLOWED = {
-    ("zerobench/launch/processes.py", "pickle.loads"): "messages of own children, through a pipe",
+    ("zerobench/launch/start_ranks.py", "pickle.loads"): "messages of own children, through a pipe",
     ("zerobench/config/safe_yaml.py", "yaml.load"): "OnceLoader, a SafeLoader",
 }
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 import zerobench
-from zerobench.loops import WatchError
-from zerobench.loops.apart import leave_out
-from zerobench.loops.holdings import BEFORE
 from zerobench.probes import AccountedPass
 from zerobench.probes.outside_dispatch import RAW
+from zerobench.watching import WatchError
+from zerobench.watching.holdings import BEFORE
+from zerobench.watching.unrelated_tensors import leave_out
 from zerobench.zero import labels
 
 HIDDEN, BATCH, WARMUP, STEPS = 24, 8, 1, 2

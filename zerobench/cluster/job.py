@@ -5,7 +5,7 @@ RankInfo       a process's description of itself when it joins: its machine, GPU
 Membership     the infos of some ranks, from which their placement on machines and GPUs follows
 JobContext     this process within the job: the job, its store, its heartbeat. Only rank 0 reads the membership
 lost           of a rank: its process has left, or its heartbeat has stopped. It stays so, whatever comes later
-living         of a rank: not lost. A world of N ranks has the first N of them (launch/living.py)
+living         of a rank: not lost. A world of N ranks has the first N of them (launch/surviving_ranks.py)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..config.unknown_keys import nearest
-from ..execution import Execution, Target
+from ..fake_execution import Execution, Target
 from ..host.terminal import progress_console, stdout_console
 from ..published import SOURCES, Reproduced, Row, reproduce
 from ..published.reproduce import Run, here

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import residual
+from . import zero_r
 from .cell import CellConfig
 
 
 def validate(cell: CellConfig) -> list[str]:
     """Returns sentences on what of a cell's axes makes no sense, alone or together."""
-    problems = cell.activation.validate(cell) + residual.problems_of_arena(cell) + cell.buffers.validate(cell)
+    problems = cell.activation.validate(cell) + zero_r.problems_of_arena(cell) + cell.buffers.validate(cell)
     problems += cell.optimizer.validate(cell)
     return problems + cell.offload.validate(cell) + cell.topology.validate(cell) + cell.zeropp.validate(cell)
 

@@ -18,7 +18,7 @@ from ..sizes import parse_bytes
 from ..strategies import StrategyOptions, StrategySpec
 from ..zero.comm.reductions import REDUCTIONS
 from ..zero.options import AUTO, MODES, Options
-from . import bounds, combinations, optimizers, residual, world
+from . import bounds, combinations, optimizers, world, zero_r
 from .cell import Cell, CellConfig
 from .schema import OF_A_SWEEP, RETRIED, Config, Gpt, Huggingface, Synthetic, Text
 from .schema_training import ACCUMULATE, NORMS
@@ -57,9 +57,9 @@ def resolve(config: Config, model_name: str, stray: list[str]) -> Cell:
         own["huggingface"] = None
     cell = CellConfig(**own, model_name=model_name, text_hash=found_hash, left_open=left_open)
     problems += world.problems_of_measure(cell) + _problems_of_strategy(cell, spec) + combinations.validate(cell)
-    cell = residual.resolved(cell)
+    cell = zero_r.resolved(cell)
     problems += bounds.problems_of(cell)
-    return Cell(cell, tuple(problems or residual.problems_of_units(cell)))
+    return Cell(cell, tuple(problems or zero_r.problems_of_units(cell)))
 
 
 def _copied(config: Config) -> Config:

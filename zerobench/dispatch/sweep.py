@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..cluster import dispatched
+from ..cluster import current_launcher
 from ..config.cell import Cell
 from ..config.compose import RefusedError
 from ..config.names import base_name
@@ -108,7 +108,7 @@ class DispatchedSweep(Sweep):
     def _take_here(self, launch: CellLaunch, row: dict[str, Any] | None) -> None:
         """Takes a launch that needs no job: a reused one, or an invalid cell."""
         if row is None:
-            with dispatched.by(self.plugin.choice.name):
+            with current_launcher.by(self.plugin.choice.name):
                 super().run_one(launch)
             return
         self.reporter.start(launch)
@@ -232,7 +232,7 @@ class DispatchedSweep(Sweep):
                 self._take_of(job, found, reused=True)
                 continue
             end = known(fate)
-            with dispatched.by(self.plugin.choice.name):
+            with current_launcher.by(self.plugin.choice.name):
                 begun = job.started.get(job.taken)
                 row = write_lost(launch.cell, launch.repeat, end.status, end.reason, log, self.unwritten.append, begun)
             self._take_of(job, vars(row))

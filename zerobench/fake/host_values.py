@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .remembered import Remembered
+from .cached_outputs import Remembered
 from .shortcuts import SETS, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22

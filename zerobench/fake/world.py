@@ -31,9 +31,9 @@ from . import shape_questions
 from .files import no_files
 from .host_values import HostValues
 from .shortcuts import modes_called_directly
+from .skipped_random_draws import Undrawn
 from .threads import threads_done_at_start
 from .transformers_masks import as_with_values
-from .undrawn import Undrawn
 
 ADDRESS_BITS = 48
 """Bits of an offset into a storage, which is below its number: no two storages' addresses are alike."""

@@ -102,7 +102,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     elsewhere = marker is not None and marker.kwargs.get("ranks") is not None and IN_RANK not in item.config.stash
     if FIXTURE not in getattr(item, "fixturenames", ()) or elsewhere:
         return (yield)
-    from ..loops.apart import leave_out
+    from ..watching.unrelated_tensors import leave_out
 
     with leave_out():
         return (yield)
@@ -130,7 +130,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     """Judges, or records, what a test has watched whose body has passed."""
     if REQUEST not in pyfuncitem.stash or _runs_elsewhere(pyfuncitem):
         return (yield)
-    from ..loops import WatchError
+    from ..watching import WatchError
     from . import verdict
     from .limits import GateError
     from .records import Home

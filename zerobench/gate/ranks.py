@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ..host.temporary import temporary_folder
-from ..launch.processes import launch
+from ..launch.start_ranks import launch
 from .rank_process import RankJob, RankReport, run_rank
 
 LAST = 3000

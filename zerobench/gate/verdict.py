@@ -17,9 +17,9 @@ import pandas as pd
 
 from ..commands.budget import github, line_table, lines
 from ..commands.budget.judge import Finding, Limit, judge_cell, show_value
-from ..loops.watch import STOPPED
 from ..records import CATEGORIES, COLLECTIVES, STATES
 from ..results.tables import Results
+from ..watching.watch import STOPPED
 from .limits import GateError, HandLimit, Sizes
 from .records import Home, measured, recorded_budget
 from .request import Request

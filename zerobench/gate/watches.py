@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..loops import Watch
-from ..loops.watch import NEW, STOPPED
+from ..watching import Watch
+from ..watching.watch import NEW, STOPPED
 from ..zero.modules.wrapping import default_units, unit_of_parameters
 from .limits import GateError, HandLimit
 from .request import hand_limits

@@ -20,9 +20,9 @@ from ..host.temporary import temporary_folder
 from ..results.provenance import source_hash
 from ..sizes import printable
 from ..worker import run_rank
-from . import processes as here
-from .living import INTERRUPTED
-from .processes import STOPPED, Failure
+from . import start_ranks as here
+from .start_ranks import STOPPED, Failure
+from .surviving_ranks import INTERRUPTED
 
 WORKERS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (run_rank, calibrate_rank)}
 """Functions that an order may name. Jobs and results are rebuilt by the types in these functions' signatures."""

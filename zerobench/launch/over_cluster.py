@@ -25,10 +25,10 @@ from ..cluster.job import Job, JobContext, JobError, current_job, too_many
 from ..cluster.serialize import rebuild, to_plain
 from ..cluster.store import LostError
 from ..host.environment import JobRendezvous, Rendezvous
-from . import processes as here
+from . import start_ranks as here
 from .follower import POLL_S, End, in_job, tell_torchrun
-from .living import look, too_few, why_lost
-from .processes import STOPPED, Failure, Outcome, explain
+from .start_ranks import STOPPED, Failure, Outcome, explain
+from .surviving_ranks import look, too_few, why_lost
 
 FAREWELL_S = 20.0
 """Time, in seconds, for the others to read that the command is over, where rank 0's process hosts the store."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from . import fork_server
-from .processes import Interrupted, Outcome, RankProcess, end, listen, start
-from .rank_process import Worker
+from .rank_main import Worker
+from .start_ranks import Interrupted, Outcome, RankProcess, end, listen, start
 
 Heard = Callable[[int, Any], None]
 """Takes a job's number and news of it."""

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..config.cell import CellConfig
-from ..config.residual import activation_policy
 from ..config.schema import Gpt
+from ..config.zero_r import activation_policy
 from ..host.environment import FAKE
 from ..sections import known
 from ..theory.activations import GptShape, host_bytes

@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import models
 from ..config.cell import CellConfig
-from ..config.residual import activation_policy
+from ..config.zero_r import activation_policy
 from ..theory.shapes import ROOT, ParameterShape
 from ..zero.activations import policies as residual
 from ..zero.modules import meta_init

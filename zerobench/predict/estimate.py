@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..config.cell import CellConfig
-from ..fake.undrawn import Undrawn
+from ..fake.skipped_random_draws import Undrawn
 from ..strategies import predicts, shape_of, spec_of
 from ..theory.replay.fullest import fullest_rank
 from ..theory.replay.link_traffic import Links, predict_links

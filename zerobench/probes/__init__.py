@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import torch
 
-from .accounted import AccountedPass
-from .clock import TimedPass
+from .accounted_pass import AccountedPass
 from .history import History
 from .in_transit import InTransit
 from .probe import Probe
-from .traced import TracedPass
+from .timed_pass import TimedPass
+from .traced_pass import TracedPass
 
 PASSES: dict[str, Callable[[torch.device, int | None], Probe]] = {
     "timed": TimedPass,

@@ -22,12 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..records.event_row import LAUNCH, MODULE, MODULE_END, MOVE, UPDATE, WAIT
 from ..zero import labels
 from ..zero.modules.wrapping import tensors_that_require_grad
+from .collective_waits import works_watched
 from .dtensor import parts_of
 from .fsdp_marks import FsdpMarks
 from .history import Interval
 from .ledger import Ledger
 from .traffic import THREAD, Operation, TrafficMeter, is_of_step
-from .works import works_watched
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 On a CPU a snapshot is the ledger's step with the highest peak (probes/memory_viz.py). On CUDA it is the allocator's
 own: its segments and blocks and, where a history was recorded, every allocation since with its stack and with our
-labels (probes/stamped.py).
+labels (probes/labeled_cuda_snapshot.py).
 
 They are never read here. torch's functions for CUDA are private; only this module uses them.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from .history import ENTRIES, History
+from .labeled_cuda_snapshot import stamp
 from .memory_viz import snapshot_of
-from .stamped import stamp
 
 FOLDER = "snapshots"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ..execution import Execution
+from ..fake_execution import Execution
 from ..predict.flops import step_flops
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config.compose import compose_cells
-from ..execution import Execution, Target, execute
+from ..fake_execution import Execution, Target, execute
 from .row import Parts, Row
 
 Cell = tuple[Target, str]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..execution import CPU, Execution, Target
+from ..fake_execution import CPU, Execution, Target
 
 Parts = dict[str, float]
 """Bytes, elements or FLOPs by what they are of; a quantity is their sum."""

@@ -14,7 +14,7 @@ from ..config.world import has_times
 from ..host.environment import SIMULATED
 from ..predict.flops import step_flops, utilization
 from ..predict.quantized_share import coded_share, units_of
-from ..predict.residuals import Expected
+from ..predict.unexplained import Expected
 from ..rank_record import RankRecord
 from ..records import BETWEEN, CATEGORIES, COLLECTIVES, LINKS, PHASE_PEAKS, MemoryRow, RunRow, StepRow, TrafficRow
 from ..strategies import predicts

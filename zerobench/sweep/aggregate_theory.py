@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from ..config.cell import CellConfig
 from ..predict.estimate import host_bytes_beyond, links_of, links_of_states, norms_of, training_shapes
-from ..predict.residuals import Accounted, Expected, unexplained
+from ..predict.unexplained import Accounted, Expected, unexplained
 from ..probes.collective_operators import gloo_factor
 from ..rank_record import RankRecord
 from ..records import LINKS, MemoryRow, RunRow

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..cluster import dispatched, job
+from ..cluster import current_launcher, job
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
 from ..host.others import OtherProcesses
-from ..launch.living import why_not
 from ..launch.over_cluster import launch, places
+from ..launch.surviving_ranks import why_not
 from ..predict.estimate import simulated_rank
 from ..probes import allocator_hook, snapshot
 from ..rank_record import RankRecord
@@ -79,7 +79,7 @@ def run_cell(
         on_unwritten(Unwritten(results_dir, error.strerror or str(error), None))
         return row
     interrupted, written = _fill(row, cell, aside.path, on_progress)
-    if interrupted is not None and not dispatched.leaves_row():
+    if interrupted is not None and not current_launcher.leaves_row():
         aside.release()
         shutil.rmtree(aside.path, ignore_errors=True)
         raise interrupted
@@ -217,5 +217,5 @@ def _blank_row(cell: Cell, repeat: int = 0) -> RunRow:
         systems=config.systems_label,
         alloc_conf=provenance.alloc_conf(config.device),
         ranks_per_gpu=config.ranks_per_gpu if config.device == "cuda" else None,
-        launcher=dispatched.launcher(),
+        launcher=current_launcher.launcher(),
     )

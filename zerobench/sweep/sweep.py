@@ -13,7 +13,7 @@ from typing import Any
 from ..config.cell import Cell
 from ..config.names import name_cells
 from ..host.signals import heed
-from ..launch.living import place
+from ..launch.surviving_ranks import place
 from ..results.rescue import Unwritten
 from .cell import StoppedError, find_or_run
 from .parity_check import ParityCheck, run_here

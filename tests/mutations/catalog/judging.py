@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "unexplained-ledger-above-the-allocator",
         "A ledger above the allocator makes no sentence.",
-        "zerobench/predict/residuals.py",
+        "zerobench/predict/unexplained.py",
         "if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):",
         "if False:",
         (f"{UNEXPLAINED}::test_witnesses_that_disagree_are_named_for_peers_too",),
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "unexplained-timed-pass-above",
         "What the timed pass alone keeps makes no sentence.",
-        "zerobench/predict/residuals.py",
+        "zerobench/predict/unexplained.py",
         "if timed is not None and timed - peak > max(",
         "if timed is not None and peak - timed > max(",
         (f"{UNEXPLAINED}::test_witnesses_that_disagree_are_named_for_peers_too",),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "unexplained-growth",
         "What some of the steps leave behind makes no sentence.",
-        "zerobench/predict/residuals.py",
+        "zerobench/predict/unexplained.py",
         "*_growth(row, seen.lines), ",
         "",
         (f"{PLANTED}::test_a_planted_mistake_is_seen_and_named[a leak on every 4th step]",),
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "unexplained-category-of-any-instant",
         "The category of a deviation is found at each category's own maximum, not where the states are largest.",
-        "zerobench/predict/residuals.py",
+        "zerobench/predict/unexplained.py",
         "m.category: m.at_states_peak_bytes or 0 for m in mine",
         "m.category: m.max_bytes for m in mine",
         (f"{UNEXPLAINED}::test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_rank",),
@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "unexplained-category-of-any-rank",
         "The category of a deviation is found on another rank than that with the largest states.",
-        "zerobench/predict/residuals.py",
+        "zerobench/predict/unexplained.py",
         "if fullest and m.rank == fullest.rank}",
         "if fullest}",
         (f"{UNEXPLAINED}::test_a_deviation_of_the_states_is_named_where_their_sum_is_largest_on_that_rank",),
@@ -294,7 +294,7 @@ MUTANTS = (
     Mutant(
         "gate-counts-what-other-tests-left",
         "Tensors that lived before a test are part of its figures.",
-        "zerobench/loops/apart.py",
+        "zerobench/watching/unrelated_tensors.py",
         "return tensor.untyped_storage()._cdata in _apart",
         "return False",
         (f"{APART}::test_what_lives_before_is_counted_only_where_the_loop_uses_it",),

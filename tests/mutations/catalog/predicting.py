@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "target-takes-a-given-value-for-a-default",
         "A tile size that was given and equals the CPU's default becomes a GPU's in an estimate.",
-        "zerobench/execution",
+        "zerobench/fake_execution",
         'if "precision.tile_bytes" in config.left_open:',
         "if precision.tile_bytes == 4 * 2**20:",
         (f"{ESTIMATE}::test_a_given_value_stays_though_it_is_the_default_of_the_other_device",),

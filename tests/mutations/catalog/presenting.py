@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         "pages-block-not-held",
         "A block of a page that was changed by hand is taken for what the committed tables say.",
-        "documents/pages.py",
+        "tools/docs/pages.py",
         "        text = re.sub(",
         "        re.sub(",
         (f"{PAGES}::test_a_block_that_was_changed_by_hand_is_seen_and_made_anew",),
@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "pages-block-of-no-page",
         "A block of a page without an end is passed over.",
-        "documents/pages.py",
+        "tools/docs/pages.py",
         "if text.count(begin) != 1 or text.count(end) != 1:",
         "if text.count(begin) != 1:",
         (f"{PAGES}::test_a_block_that_has_no_end_or_is_unknown_is_a_sentence",),

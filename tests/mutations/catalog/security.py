@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "line-forged-by-a-reason",
         "A newline in a run's reason begins a line of its own in the account of the run.",
-        "zerobench/commands/passages.py",
+        "zerobench/commands/text_blocks.py",
         "console.print(printable(words),",
         "console.print(words,",
         (f"{HOSTILE}::test_texts_of_runs_neither_forge_a_line_nor_control_the_terminal",),

@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         "watch-engine-does-not-label",
         "What an engine holds is labeled as if it were a plain model's.",
-        "zerobench/loops",
+        "zerobench/watching",
         "        for engine in self._engines:\n            engine.label_held()\n",
         "",
         (f"{BY_HAND}[zero1]", f"{BY_HAND}[zero3]"),
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "watch-parameters-by-their-outer-tensor",
         "A DTensor is labeled in place of what it contains.",
-        "zerobench/loops",
+        "zerobench/watching",
         "                label_parts(parameter, labels.PARAMETERS, name)\n",
         "                labels.label(parameter, labels.PARAMETERS, name)\n",
         (f"{BY_HAND}[fsdp2]",),
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "watch-engines-step-ends-with-the-optimizers",
         "What an engine does after its optimizer's step is no part of the update.",
-        "zerobench/loops",
+        "zerobench/watching",
         '            for method, phase in (("backward", "backward"), ("step", "update")):\n',
         '            for method, phase in (("backward", "backward"),):\n',
         (f"{BY_HAND}[zero1]",),
@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "watch-broadcast-of-buffers-in-the-volume",
         "DDP's broadcast of buffers counts as traffic of the training.",
-        "zerobench/loops",
+        "zerobench/watching",
         '        if callable(getattr(self._model, "_sync_buffers", None)):',
         '        if callable(getattr(self._model, "_sync_no_buffers", None)):',
         (f"{RANKS}::test_a_model_is_known_to_be_in_ddp_whose_buffers_are_control_traffic",),
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "watch-waits-for-a-rank-without-a-sentence",
         "The timeout of a store in a file is not known as one.",
-        "zerobench/loops",
+        "zerobench/watching",
         "        except RuntimeError:  # a file store raises no DistError\n            missing.append(other)\n",
         "        except dist.DistError:\n            missing.append(other)\n",
         (f"{RANKS}::test_a_rank_that_leaves_early_is_named",),
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "watch-rank-keeps-its-problem",
         "A rank whose loop cannot be accounted does not say so to rank 0, which waits.",
-        "zerobench/loops",
+        "zerobench/watching",
         "        if PROBLEM in record:",
         '        if "trouble" in record:',
         (f"{RANKS}::test_a_rank_that_leaves_early_is_named",),
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "watch-keeps-the-model",
         "A watch that has stopped keeps its model alive.",
-        "zerobench/loops",
+        "zerobench/watching",
         "                vars(self).pop(name, None)\n",
         "                vars(self).get(name, None)\n",
         (f"{LEFT}[over]",),
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "watch-takes-an-engines-own-step",
         "An attribute that a watch has replaced is deleted, although the object had its own.",
-        "zerobench/loops",
+        "zerobench/watching",
         "            setattr(owner, name, own)\n",
         "            delattr(owner, name)\n",
         (f"{WATCH}::test_an_engine_in_an_optimizers_place_gets_its_own_step_back",),
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "watch-misses-a-skipped-update",
         "An update that a scaler skips makes two steps one.",
-        "zerobench/loops",
+        "zerobench/watching",
         "            if given in (optimizer, inner) and seen[0] == before:\n",
         "            if given in () and seen[0] == before:\n",
         (f"{WATCH}::test_an_update_that_a_scaler_skips_ends_a_step",),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "watch-misses-states-of-late-optimizers",
         "Optimizer states that come to be while it watches are temporary.",
-        "zerobench/loops",
+        "zerobench/watching",
         "        self._holdings.label_updated()\n",
         "",
         (f"{LATE}[plain]",),

@@ -21,8 +21,8 @@ from ...probes import snapshot
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
-from ..passages import Grid, Passage, print_parts, say
 from ..status_table import code_of
+from ..text_blocks import Grid, Passage, print_parts, say
 from . import memory, tiers
 from .formulas import between_nodes_lines, volume_lines
 from .witnesses import gpu_lines, unexplained_lines, wire_lines

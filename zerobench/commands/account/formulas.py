@@ -12,7 +12,7 @@ import pandas as pd
 
 from ...sizes import show_bytes
 from ...theory.formula import Formula, from_json
-from ..passages import Grid
+from ..text_blocks import Grid
 
 Row = dict[str, Any]
 

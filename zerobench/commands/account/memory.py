@@ -14,7 +14,7 @@ import pandas as pd
 from ...records import ALLOCATOR, CATEGORIES, PHASES
 from ...results.tables import Results
 from ...sizes import show_bytes
-from ..passages import Grid, Passage
+from ..text_blocks import Grid, Passage
 from .formulas import table_of_formulas
 from .witnesses import process_lines
 

@@ -16,7 +16,7 @@ from ...config.cell import CellConfig
 from ...records import CATEGORIES, LINKS
 from ...results.printed_table import ONE_MEMORY
 from ...sizes import show_bytes
-from ..passages import Grid, Passage
+from ..text_blocks import Grid, Passage
 
 Row = dict[str, Any]
 

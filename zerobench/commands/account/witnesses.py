@@ -69,7 +69,7 @@ def _against(row: dict[str, Any], name: str) -> str:
 
 
 def unexplained_lines(row: dict[str, Any]) -> list[str]:
-    """Returns the unexplained figures (predict/residuals.py), one line each; none for a run of an older release."""
+    """Returns the unexplained figures (predict/unexplained.py), one line each; none for a run of an older release."""
     said = row["unexplained"]
     return said.split("; ") if isinstance(said, str) and said else []
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...config.unknown_keys import meant
-from ...loops.watch import WATCH_TO
 from ...records import RunRow
 from ...results.conditions import add_options
 from ...results.row_checks import columns_of
 from ...sizes import parse_bytes, printable, show_count
+from ...watching.watch import WATCH_TO
 from ..arguments import Parser
 from ..compare.interleave import split_overrides
 from ..revisions import Commit, commit, git, is_ancestor

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...loops.watch import WATCH_TO
+from ...watching.watch import WATCH_TO
 from ..revisions import environment
 from ..run_to_end import Ended, run_to_end
 

@@ -19,7 +19,7 @@ from ...cluster.job import gather, machines
 from ...host.temporary import temporary_folder
 from ...host.terminal import progress_console, stdout_console
 from ...launch.over_cluster import launch, places
-from ...launch.processes import Interrupted, Outcome
+from ...launch.start_ranks import Interrupted, Outcome
 from ...results.fitted_table import plain_table
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes

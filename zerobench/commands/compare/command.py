@@ -1,6 +1,6 @@
 """`zerobench compare A B`: the output of a comparison of two runs, or two sets of them; comparison.py computes it.
 
-There is a passage (commands/passages.py) for each pair of cells, printed as text or as Markdown.
+There is a passage (commands/text_blocks.py) for each pair of cells, printed as text or as Markdown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...results.conditions import add_options
 from ...results.selection import matching
 from ...sizes import printable
 from ..arguments import Parser
-from ..passages import Grid, Passage, print_parts, say
+from ..text_blocks import Grid, Passage, print_parts, say
 from . import noise_floor
 from .comparison import compare_runs
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides

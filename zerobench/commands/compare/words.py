@@ -1,9 +1,9 @@
-"""The words of a comparison: a passage (commands/passages.py) for each pair of cells, of what comparison.py finds."""
+"""The words of a comparison: text (commands/text_blocks.py) for each pair of cells, of what comparison.py finds."""
 
 from __future__ import annotations
 
 from ...sizes import show_bytes
-from ..passages import Grid, Part, Passage
+from ..text_blocks import Grid, Part, Passage
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison
 from .lines_moved import HEADER, rows_of
 from .measured import Measured

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ...config.cell import Cell
 from ...config.compose import RefusedError, compose_cells
-from ...execution import Target
+from ...fake_execution import Target
 from ...host.environment import FAKE, SIMULATED
 
 DEFAULTS = {"strategy": "ddp,zero1,zero2,zero3,fsdp2", "world_size": "8", "data": "synthetic"}

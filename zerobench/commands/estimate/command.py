@@ -1,7 +1,7 @@
 """`zerobench estimate`: what strategies hold and send, side by side, before there is any run.
 
 question    the command line's cells, and the device that they are executed for (ask.py)
-execution   one rank of each on fake tensors, in a process of its own (zerobench/execution)
+execution   one rank of each on fake tensors, in a process of its own (zerobench/fake_execution)
 row         its figures (row.py), shown as tables (show.py), written as JSON or CSV (write.py), drawn (figure.py)
 """
 
@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...config.compose import RefusedError
 from ...config.names import name_strategies
-from ...execution import Execution, Limits, execute_all
-from ...execution.settled import steps_of
-from ...execution.target import KINDS
 from ...fake.as_gpu import ATTENTION_KERNELS
+from ...fake_execution import Execution, Limits, execute_all
+from ...fake_execution.steady_step import steps_of
+from ...fake_execution.target import KINDS
 from ...host.terminal import progress_console
 from ...launch import fork_server
 from ...sizes import parse_bytes, printable

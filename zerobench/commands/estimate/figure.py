@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...execution.parts import PARTS
+from ...fake_execution.parts import PARTS
 from ...records.palette import CATEGORIES
 from ...sizes import SIZES, show_bytes
 from ..history.figures import SETTINGS, save

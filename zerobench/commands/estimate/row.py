@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...config.cell import Cell, CellConfig
-from ...execution import Execution, Target
-from ...execution.parts import Parts
+from ...fake_execution import Execution, Target
+from ...fake_execution.parts import Parts
 from ...predict.estimate import closed_form
 from ...records import TensorRow
 

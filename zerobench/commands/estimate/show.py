@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from ...execution.parts import PARTS
+from ...fake_execution.parts import PARTS
 from ...host.terminal import stdout_console
 from ...results.fitted_table import FittedTable, plain_table
 from ...sizes import printable, show_bytes

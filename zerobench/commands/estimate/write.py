@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...execution.parts import PARTS
+from ...fake_execution.parts import PARTS
 from ...host.terminal import file_console
 from ...results.provenance import versions
 from .row import EstimateRow

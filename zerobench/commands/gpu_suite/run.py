@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ...host.temporary import temporary_folder
-from ...launch.processes import launch
+from ...launch.start_ranks import launch
 from ...sweep.cell import passes_of
 from ...sweep.progress import Reporter
 from ...sweep.sweep import CellLaunch, Sweep, rounds

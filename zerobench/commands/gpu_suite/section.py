@@ -15,7 +15,7 @@ from typing import Any
 
 from ...config.cell import Cell, CellConfig
 from ...config.compose import compose_cells
-from ...launch.rank_process import Worker
+from ...launch.rank_main import Worker
 from ...sections import known
 
 WAITING, NOT_RUN = "waiting", "not run"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...execution import Execution
+from ...fake_execution import Execution
 from ...records import TensorRow
 
 TIERS = ("device", "host", "nvme")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...config.compose import RefusedError
 from ...config.schema import Gpt
-from ...execution import Limits, Target, execute_all
+from ...fake_execution import Limits, Target, execute_all
 from ...host.terminal import stdout_console
 from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table

@@ -10,7 +10,7 @@ from dataclasses import replace
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ...config.cell import Cell, CellConfig
-from ...execution import Execution
+from ...fake_execution import Execution
 from ...host.terminal import progress_console
 from .axis import Axis
 from .bound import states_of

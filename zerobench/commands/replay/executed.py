@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...config.cell import CellConfig
-from ...execution import Execution, Limits, execute_all
+from ...fake_execution import Execution, Limits, execute_all
 from ...predict.estimate import training_shapes
 from ...rank_record import RankRecord
 from ...strategies import predicts, shape_of

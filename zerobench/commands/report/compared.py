@@ -13,7 +13,7 @@ from ...sizes import show_bytes
 from ..compare.comparison import Change, Compared, Comparison
 from ..compare.paired import NOISE, UNJUDGED
 from ..compare.words import NOT_COMPARABLE, passages, percent, title
-from ..passages import Grid
+from ..text_blocks import Grid
 from .figures import MOST, exactly, key_to
 from .markup import Html, details, h, join, parts
 from .svg import Delta, Piece, deltas, legend

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 from ...sizes import printable
-from ..passages import Grid, Part
+from ..text_blocks import Grid, Part
 
 VOID = ("meta", "input", "br", "rect", "line", "circle", "path", "use")
 """Elements without content."""

@@ -15,7 +15,7 @@ from ...config.flat import swept
 from ...config.names import name_cells, show_value
 from ...results.tables import Results, of_run, run_folders
 from ..account.account import passages_of, setting_of
-from ..passages import Grid
+from ..text_blocks import Grid
 from .markup import Html, details, h, join, listing, parts
 
 Row = dict[str, Any]

@@ -21,7 +21,7 @@ from ..compare.measured import Measured
 from ..compare.noise_floor import NoiseFloor
 from ..compare.paired import FASTER, NOISE, SLOWER, Effect
 from ..compare.words import percent
-from ..passages import Grid
+from ..text_blocks import Grid
 from .settings import Row, Setting
 
 NONE = "–"

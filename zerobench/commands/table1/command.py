@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...execution import Execution, Limits, execute_all
+from ...fake_execution import Execution, Limits, execute_all
 from ...host.terminal import progress_console, stdout_console
 from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ...execution import Execution
+from ...fake_execution import Execution
 from ...host.files import read_text
 from ...predict.estimate import training_shapes
 from ...records import STATES

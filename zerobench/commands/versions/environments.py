@@ -18,8 +18,8 @@ from pathlib import Path
 
 from ...host.installed import DISTRIBUTION
 from ...host.temporary import temporary_folder
-from ...loops.watch import WATCH_TO
 from ...results.provenance import PACKAGE
+from ...watching.watch import WATCH_TO
 from ..revisions import environment
 from ..run_to_end import Ended, run_to_end
 

@@ -69,7 +69,7 @@ LOOPS: dict[str, Callable[[nn.Module], Wrapped]] = {
 
 def _rank(rank: int, world_size: int, loop: str, meeting: str) -> None:
     """Trains on one rank; rank 0 writes the run."""
-    from ...loops import Watch
+    from ...watching import Watch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

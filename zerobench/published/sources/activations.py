@@ -6,7 +6,7 @@ no dropout.
 
 from __future__ import annotations
 
-from ...execution import Target
+from ...fake_execution import Target
 from ..equations import layer_of_gpt
 from ..quantities import most_of, per_size
 from ..row import Row

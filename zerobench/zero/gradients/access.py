@@ -24,7 +24,7 @@ from torch import nn
 from ..precision import norm_over_ranks, sum_of_powers
 from ..strides import MemoryOrder
 from .engine_view import GradientEngine, SegmentView
-from .reduced import reduced_gradients, replicas
+from .read_reduced import reduced_gradients, replicas
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class GradientFace:
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
 
     def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
-        """This rank's part of the means, where they lie: see reduced.py."""
+        """This rank's part of the means, where they lie: see read_reduced.py."""
         return reduced_gradients(self)
 
     @property

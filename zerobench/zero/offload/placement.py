@@ -249,7 +249,7 @@ class Placement:
         return any(one.may_be_written for one in self.ranges.get(unit, []))
 
     def restore_absent(self) -> None:
-        """What stands for masters that are not in memory reads as NaN again, after a write to it."""
+        """Makes the tensors of absent masters read as NaN again, after a write to them."""
 
     # -- where shards of parameters are -----------------------------------------------------------------------
 

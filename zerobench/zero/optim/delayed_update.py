@@ -26,8 +26,8 @@ from ..offload.cpu import HostPlacement
 from ..offload.placement import Placement
 from ..precision import Share
 from . import optimizer_state as facts
-from .optimizer_step import stand_in, step_without_update, update_silently
 from .segments import OptimizerSegment
+from .step_by_tiles import stand_in, step_without_update, update_silently
 from .update import Update
 
 Thread = labels.EngineThread

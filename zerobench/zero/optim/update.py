@@ -3,7 +3,7 @@
     agree     which parameters have a gradient anywhere            one small all-reduce
     check     with loss scaling: did any gradient overflow?        one small all-reduce
     clip      if asked: the norm over all shards                   one small all-reduce
-    update    torch's optimizer, over the segments of the shards     its step runs in optimizer_step.py
+    update    torch's optimizer, over the segments of the shards     its step runs in step_by_tiles.py
 
 On a GPU none of them waits for it: flags travel between the hosts where the process group can (backend
 "cpu:gloo,cuda:nccl"; with "nccl" alone the host waits once a step), norms stay on the device, and so does the answer
@@ -31,8 +31,8 @@ from ..strides import MemoryOrder
 from ..units.unit import ALIGN_BYTES, Unit
 from .guards import STEP, guard
 from .loss_scaling import GradientScaling
-from .optimizer_step import update_tiles
 from .segments import OptimizerSegment, dimensions, swap_parameters
+from .step_by_tiles import update_tiles
 
 
 class Update:

@@ -14,7 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ....execution import Limits
+from ....fake_execution import Limits
 from ....host.terminal import progress_console, stdout_console
 from ....results.fitted_table import plain_table
 from ....sizes import printable, show_count

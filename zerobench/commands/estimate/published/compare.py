@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....config.cell import CellConfig
-from ....execution import Execution, Limits, Target, execute_all
+from ....fake_execution import Execution, Limits, Target, execute_all
 from .causes import Trial, explained, is_part, trials_of
 from .judge import Judged, Sizes, error_of, range_of
 from .plan import Plan, plan_of

@@ -21,7 +21,7 @@ from ....config.cell import CellConfig
 from ....config.resolve import resolve
 from ....config.schema_memory import SCHEMAS
 from ....config.schema_training import OPTIMIZERS, PRECISIONS
-from ....execution import Target
+from ....fake_execution import Target
 from ....host.environment import FAKE, SIMULATED
 from .families import shape_of
 from .rows import Run

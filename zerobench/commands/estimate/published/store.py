@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ....config.cell import CellConfig
-from ....execution import Execution, Target
+from ....fake_execution import Execution, Target
 from ....host.files import read_text
 from ....results.provenance import source_of
 from .judge import Sizes

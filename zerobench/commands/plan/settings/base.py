@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ....config.cell import CellConfig
-from ....fake.undrawn import Undrawn
+from ....fake.skipped_random_draws import Undrawn
 from ....predict.build import build_model
 from ....zero.modules.wrapping import default_units
 

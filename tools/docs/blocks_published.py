@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from documents import questions
+from tools.docs import questions
 
 
 def published(root: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from zerobench.commands.estimate.row import EstimateRow, LargeTensor
 from zerobench.records.describe import meanings_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 EXAMPLE = "estimate model=gpt2_124m precision=bf16 sequence=1024 strategy=ddp,zero1,zero2,zero3,fsdp2 --tensors 2"
 """The command, as the page has it; a test compares."""

@@ -1,6 +1,6 @@
 """PyTorch's list of questions on memory, pull request 125323 of pytorch/pytorch: a command for each, and its output.
 
-    python documents/questions.py [--again]
+    python tools/docs/questions.py [--again]
 
 Runs every command that has no output on record yet (--again: all), and writes what it printed to RECORDED. The page
 docs/how-to/memory-questions.md shows these. The questions are in our words.
@@ -18,11 +18,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from zerobench import cli
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 RECORDED = Path("results/published/questions")
 
 COLUMNS = "120"
@@ -201,7 +201,7 @@ def page() -> str:
         sections.append(f"## {title}")
         for question in QUESTIONS:
             if question.number.startswith(kind):
-                said = recorded(question) or "not on record yet; python documents/questions.py runs it"
+                said = recorded(question) or "not on record yet; python tools/docs/questions.py runs it"
                 heading = f"### {question.number[1:]}. {question.text}"
                 sections.append(
                     f"{heading}\n\n```bash\n{question.command}\n```\n\n```text\n{said}\n```\n\n{question.reading}"

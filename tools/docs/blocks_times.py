@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.offload import name_of, parts_of
-from documents.blocks_systems import pipes
-from documents.committed import load
+from tools.docs.blocks_systems import pipes
+from tools.docs.committed import load
 from zerobench.calibrate.disk import CHECKED, GIB, RAW, STORE, UPDATE, load_disk_calibration
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes

@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 
 MARK = re.compile(r"<!-- source: (\S+) (\S+) -->")
 """`<!-- source: zerobench/zero/stage1.py Stage1.adopt -->` on a page becomes the lines of that definition."""

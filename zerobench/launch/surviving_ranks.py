@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ..cluster.job import JobContext, RankInfo, current_job
 from ..config.cell import Cell, CellConfig
 from ..host.environment import SIMULATED
-from .processes import Interrupted
+from .start_ranks import Interrupted
 
 INTERRUPTED = "was stopped by the user"
 """The reason with which a process leaves on Ctrl-C or SIGTERM: the whole command ends then."""

@@ -21,13 +21,13 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from documents import commands, estimates, excerpts, keys, where
+from tools.docs import commands, estimates, excerpts, keys, where
 from zerobench.commands.columns import as_markdown
 from zerobench.records.describe import ROWS, columns_of
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 
 GENERATED: dict[str, Callable[[], str]] = {
     "keys": keys.page,

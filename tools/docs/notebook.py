@@ -1,6 +1,6 @@
 """Executes the tutorial notebook and writes it as a page, with the outputs of that run.
 
-    python documents/notebook.py          or: make notebook
+    python tools/docs/notebook.py          or: make notebook
 
 In git the *notebook* has no outputs: they would change with each execution. The *page* beside it has the same cells,
 as Markdown, with the outputs and figures of the execution that it was written by, and says when that was. Tests hold
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 NOTEBOOK = HERE / "docs/tutorials/notebook.ipynb"
 PAGE, FIGURES = NOTEBOOK.with_suffix(".md"), NOTEBOOK.with_suffix("")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from documents.blocks_systems import pipes
+from tools.docs.blocks_systems import pipes
 
 NONE_YET = "No sweep under fire is on record yet; `make fire` makes one."
 

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.arena import counted
 from analysis.nodes import crossing_bytes
 from analysis.zeropp import losses_of
-from documents.committed import load
+from tools.docs.committed import load
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes
 

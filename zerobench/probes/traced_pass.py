@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from .clock import TimedPass
 from .probe import PassRecords
+from .timed_pass import TimedPass
 from .trace import STEP, Overlap, overlaps, read_trace
 
 FOLDER = "traces"

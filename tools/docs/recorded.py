@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from documents.committed import load
+from tools.docs.committed import load
 from zerobench.sizes import show_bytes
 from zerobench.zero.options import Options
 
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "conf/experiment"
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "conf/experiment"
 
 SEARCHES = ("memory_cap",)
 """Experiments that search: their dry run has no predictions."""

@@ -1,6 +1,6 @@
 """Writes the figures in numbers of README and docs/ from the committed tables, so that none of them is typed by hand.
 
-    python documents/pages.py [ROOT] [--check]
+    python tools/docs/pages.py [ROOT] [--check]
 
 A *block* of a page stands between `<!-- NAME: ... -->` and `<!-- end of NAME -->`; BLOCKS in blocks.py makes each of
 them from the tables under ROOT, a folder for each experiment. A block may be on several pages, and is on one at least.
@@ -13,12 +13,12 @@ import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from analysis.common import REFERENCE
-from documents.blocks import BLOCKS
+from tools.docs.blocks import BLOCKS
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 
 BEGIN = re.compile(r"<!-- (\w+): written by `make pages` -->")
 

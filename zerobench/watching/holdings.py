@@ -21,7 +21,7 @@ from ..probes.dtensor import parts_of
 from ..probes.labeling import label_parts
 from ..probes.ledger import Ledger
 from ..zero import labels
-from .apart import is_apart, living_tensors
+from .unrelated_tensors import is_apart, living_tensors
 
 WRAPPERS = {
     "DistributedDataParallel": "ddp",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from documents.blocks_systems import pipes
+from tools.docs.blocks_systems import pipes
 from zerobench.commands.table1.command import CELLS, IN_FLIGHT
 from zerobench.commands.table1.paper import RANKS, SIZES, STAGES
 from zerobench.commands.table1.rows import GB

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from documents.blocks_systems import pipes
-from documents.committed import load
+from tools.docs.blocks_systems import pipes
+from tools.docs.committed import load
 from zerobench.results.summary import summarize
 from zerobench.results.tables import Results, latest
 

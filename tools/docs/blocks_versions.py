@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from documents.blocks_systems import pipes
-from documents.committed import load
+from tools.docs.blocks_systems import pipes
+from tools.docs.committed import load
 from zerobench.commands.versions.environments import Release
 from zerobench.commands.versions.table import MeasuredRelease, rows_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from documents.blocks_systems import pipes
+from tools.docs.blocks_systems import pipes
 
 NONE_YET = "No comparison is on record yet; `make published-runs` makes one."
 

@@ -1,6 +1,6 @@
 """Takes the screenshots of pages that the documents show, in a headless Chromium, and compresses them.
 
-    python documents/screenshots.py [SHOT ...] [--out DIR]
+    python tools/docs/screenshots.py [SHOT ...] [--out DIR]
 
 A *shot* is a page on a screen after a script has run in it. `make setup-browser` installs the browser.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from documents.chromium import LAPTOP, PHONE, Chromium, Screen, chromium
+from tools.docs.chromium import LAPTOP, PHONE, Chromium, Screen, chromium
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 SHOWN = HERE / "docs/assets/replay"
 POINT = """replay.go(5200); const map = document.querySelectorAll('.map')[3];
 const whole = (one) => one.shown && one.classList.contains('c0') && one.spell.bytes > 7e5;
@@ -80,7 +80,7 @@ def take(browser: Chromium, shot: Shot, folder: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     """Takes all pictures. Exit code 2 without a browser, or where a page is at fault."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("documents/screenshots.py", description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser("tools/docs/screenshots.py", description=__doc__, formatter_class=raw)
     names = [shot.name for shot in SHOTS]
     parser.add_argument("shots", nargs="*", metavar="SHOT", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="one folder for all (default: beside their pages)")

@@ -6,7 +6,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 PACKAGE = HERE / "zerobench"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from documents.others import OTHERS, Names
+from tools.docs.others import OTHERS, Names
 from zerobench.config import bounds, help
 from zerobench.config.compose import checker
 from zerobench.config.meanings import GROUPS, KEYS

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis.largest_model import read, table, table_2
 from analysis.offload import parts_of
-from documents import (
+from tools.docs import (
     blocks_fire,
     blocks_published,
     blocks_stages,
@@ -25,10 +25,10 @@ from documents import (
     blocks_versions,
     where,
 )
-from documents.blocks_systems import MIB, pipes
-from documents.blocks_times import disk, offload_time
-from documents.committed import load
-from documents.recorded import recorded
+from tools.docs.blocks_systems import MIB, pipes
+from tools.docs.blocks_times import disk, offload_time
+from tools.docs.committed import load
+from tools.docs.recorded import recorded
 from zerobench.plots.losses import losses
 from zerobench.results.summary import summarize
 from zerobench.sizes import show_bytes

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..config.cell import CellConfig
-from ..fake.undrawn import Undrawn
+from ..fake.skipped_random_draws import Undrawn
 from ..predict.build import build_model
 from ..records import CATEGORIES, LineRow, TensorRow
 from .execute import Execution

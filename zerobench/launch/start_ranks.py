@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import fork_server
-from .rank_process import Worker, rank_main
+from .rank_main import Worker, rank_main
 
 GRACE_S = 3.0
 """Time, in seconds, for ranks to write their stacks or to exit."""

@@ -24,7 +24,7 @@ from ..predict.estimate import host_bytes_beyond, simulated_rank
 from ..rank_record import RankRecord
 from ..records import CATEGORIES, STATES, MemoryRow, TensorRow
 from ..worker import RankJob, run_rank
-from .settled import settled
+from .steady_step import settled
 from .target import CPU, Target
 
 Tell = Callable[[dict[str, Any]], None]

@@ -15,8 +15,8 @@ from typing import Any
 from ..config.cell import CellConfig
 from ..host.environment import data_bytes, usable_cores
 from ..host.temporary import temporary_folder
-from ..launch.processes import Outcome
 from ..launch.side_by_side import launch_each
+from ..launch.start_ranks import Outcome
 from ..sizes import show_bytes
 from .execute import Execution, execute
 from .target import CPU, Target

@@ -31,7 +31,7 @@ def next_place() -> str:
     """Returns a prefix of keys in the store, the same on every rank that makes as many watches."""
     global _exchanges
     _exchanges += 1
-    return f"zerobench/watch/{_exchanges}"
+    return f"zerobench/watching/{_exchanges}"
 
 
 def gather(place: str, mine: dict[str, Any], rank: int, world_size: int, timeout_s: float) -> list[dict[str, Any]]:
