@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ..theory.activations import GptShape, layer_bytes
+from ..theory.closed_forms import between_nodes_formula, floor_bytes, volume_formula
 from ..theory.groups import GroupShape
 from ..theory.shapes import OptimizerShape, ParameterShape, PrecisionShape, Schedule
-from ..theory.states import floor_bytes
 from ..theory.strategies import DDP, MEGATRON, ZERO1, ZERO2, ZERO3
 from ..theory.strategy import StrategyShape
 from ..theory.tiers import NOWHERE, TierShape
-from ..theory.volume import between_nodes_formula, volume_formula
 
 PSI = 10**9
 ADAM = OptimizerShape(2, 1)

@@ -19,8 +19,8 @@ from ...host.files import read_text
 from ...predict.estimate import training_shapes
 from ...records import STATES
 from ...strategies import shape_of
+from ...theory.closed_forms import floor_bytes, state_formulas
 from ...theory.replay.states import predict_states
-from ...theory.states import floor_bytes, state_formulas
 from .cells import Place
 from .paper import SIZES, formula_bytes, how_printed, printed
 

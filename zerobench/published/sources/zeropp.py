@@ -6,7 +6,7 @@ formula of it: 4 bytes per 2048 elements here.
 
 from __future__ import annotations
 
-from ...theory.volume import INT4, INT8
+from ...theory.closed_forms import INT4, INT8
 from ..equations import crossing_per_element
 from ..quantities import HALF_BYTES, between_nodes, most_of, psi
 from ..row import Row
