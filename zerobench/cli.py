@@ -113,7 +113,7 @@ VERBS = {
     "prune": "prune",
     "sync": "sync.command",
     "plan": "plan.command",
-    "calibrate": "calibrate.command",
+    "calibrate": "calibrate",
     "codes": "quantization_error",
     "gpu-suite": "gpu_suite.command",
     "table1": "table1.command",

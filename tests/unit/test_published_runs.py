@@ -15,7 +15,7 @@ from zerobench.commands.estimate.published.judge import GIB, Sizes, error_of
 from zerobench.commands.estimate.published.plan import plan_of
 from zerobench.commands.estimate.published.rows import NEEDED, Run
 from zerobench.commands.estimate.published.said import NotGivenError
-from zerobench.fake_execution.steady_step import settled
+from zerobench.fake_execution.execute import settled
 from zerobench.launch.start_ranks import launch
 from zerobench.worker import RankJob, run_rank
 

@@ -334,7 +334,7 @@ TABLE = ("zerobench/strategies/table.py", "zerobench/strategies/options.py", "ze
 ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
-    "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
+    "zerobench/calibrate/disk.py": "measures the engine's own update, under its smallest stage",
     "zerobench/watching/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
     "zerobench/commands/versions/loops.py": "loops of plain torch, whose bytes are compared from version to version",
     "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
@@ -343,7 +343,7 @@ ALLOWED = {
     "zerobench/commands/plan/candidates.py": "a plan's own list of what it tries, the least traffic first",
     "zerobench/commands/plan/recommend.py": "a plan says where it recommends another engine than ours",
     "zerobench/commands/plan/settings.py": "words of other systems, some of which name strategies here",
-    "zerobench/commands/estimate/ask.py": "the question of a person who names no strategy",
+    "zerobench/commands/estimate/command.py": "the question of a person who names no strategy",
     "zerobench/commands/estimate/published/causes.py": "an option that published runs have and the row leaves open",
     "zerobench/commands/estimate/published/plan.py": "systems of published runs, in the words of their file",
     "zerobench/commands/table1/cells.py": "the paper's table, a row per stage",
