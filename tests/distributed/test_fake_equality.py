@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.equality.hold import hold
-from tests.equality.variants import VARIANTS
+from validation.equality import hold
+from validation.variants import VARIANTS
 
 FEW = (
     "zero1, every micro-batch",
