@@ -34,7 +34,7 @@ help:
 	@echo "make fake-equality  every variant in real worlds and on fake tensors: differences (results/fake_equality/)"
 	@echo "make blind      cells drawn by a SEED: predictions, or after they are committed the runs (results/blind/)"
 	@echo "make fire       200 cells under random kills, held against an undisturbed sweep (results/fire/; FIRE=--help)"
-	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (VERSIONS=--help)"
+	@echo "make versions   bytes and volume of DDP, FSDP2 and ZeRO under releases of torch (TORCH="2.12.1 2.13.0")"
 	@echo "make codes      the error of ZeRO++'s quantization, tensor by tensor (CODES=--help)"
 	@echo "make peers      DeepSpeed into .venv, from source; without it make compare leaves DeepSpeed out"
 	@echo "make published-runs  others' measured peaks beside our estimates (results/published_runs/)"
@@ -244,11 +244,17 @@ FIRE ?=
 fire: setup
 	$(VALIDATE) fire $(FIRE)
 
-# Releases of torch, each in an environment that is made for it: VERSIONS="--packages torch==2.12.1,2.13.0 --wheels DIR"
-VERSIONS ?= --packages torch==2.11.0,2.12.1,2.13.0
+# Releases of torch, each in an environment that is made once. VERSIONS="--loops fsdp2"; without a network
+# PIP="--no-index --find-links DIR"; Pythons that are there: TORCH= VERSIONS="--python old/bin/python=before".
+TORCH ?= 2.11.0 2.12.1 2.13.0
+RELEASES = build/releases
 
 versions: setup
-	$(VALIDATE) versions $(VERSIONS)
+	for one in $(TORCH); do \
+	  test -f $(RELEASES)/$$one/installed || { $(PYTHON) -m venv --clear $(RELEASES)/$$one && \
+	    $(RELEASES)/$$one/bin/python -m pip install --quiet $(PIP) . torch==$$one && touch $(RELEASES)/$$one/installed; } || exit 1; \
+	done
+	$(VALIDATE) versions $(foreach one,$(TORCH),--python $(RELEASES)/$(one)/bin/python="torch $(one)") $(VERSIONS)
 
 # CODES="--steps 20 model=gpt_tiny" for other cells, --out FILE for the rows
 CODES ?= --steps 50 model=gpt_tiny precision=bf16

@@ -1,14 +1,12 @@
 """Bytes and volume of the same loops under releases of torch: DDP, FSDP2 and ZeroRedundancyOptimizer around one model.
 
-A *release* is a Python with a version of a package: an environment that is made for it, or one that is there. An
-environment is made by `python -m venv` and pip, from an index or, offline, from a folder of wheels, with what zerobench
-requires and that release. zerobench itself is not installed there: it is found through a link, so that every release is
-measured by this code. A *value* is the range over the launches of a loop, nearly always a single number: a metric that
-differs from launch to launch is *unsteady* (a buffer may be freed a moment later, in another thread). A *step* is a
-value whose range has nothing in common with that of the release before; the table marks it.
+A *release* is a Python with zerobench's requirements and its own torch; `make versions` makes environments of releases
+by pip. Every release is measured by the code of this checkout. A *value* is the range over the launches of a loop,
+nearly always a single number: a metric that differs from launch to launch is *unsteady* (a buffer may be freed a moment
+later, in another thread). A *step* is a value whose range has nothing in common with that of the release before; the
+table marks it.
 
-    python -m validation versions --packages torch==2.11.0,2.12.1,2.13.0
-    python -m validation versions --packages torch==2.12.1,2.13.0 --wheels wheels --keep environments     offline
+    make versions TORCH="2.11.0 2.12.1 2.13.0"
     python -m validation versions --python old/bin/python=before --python new/bin/python=after --loops fsdp2
 """
 
@@ -22,17 +20,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from zerobench.host.installed import DISTRIBUTION
-from zerobench.host.temporary import temporary_folder
 from zerobench.records import CATEGORIES, COLLECTIVES
 from zerobench.results import tables
 from zerobench.results.provenance import PACKAGE
@@ -52,18 +47,15 @@ METRICS = (
 
 ALWAYS = ("peak_bytes", "growth_bytes", "volume_psi")
 
-INSTALL_S, RUN_S = 3600.0, 900.0
-_RELEASES = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+(?:,[\w.+!-]+)*)")
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+RUN_S = 900.0
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release. `requirement`: what pip installs, "torch==2.12.1"; empty for a Python that is there."""
+    """A Python and its name in the tables, "torch 2.12.1"."""
 
     label: str
-    requirement: str = ""
-    python: Path | None = None
+    python: Path
 
     @property
     def folder(self) -> str:
@@ -97,7 +89,7 @@ class Value:
 
 @dataclass(frozen=True)
 class MeasuredRelease:
-    """A release, and a row per launch of each loop. `problems`: loop -> why it has none; "" -> why none has."""
+    """A release, and a row per launch of each loop. `problems`: loop -> why it has none."""
 
     release: Release
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -146,9 +138,7 @@ def _cell(metric: str, values: Sequence[Value | None], place: int) -> str:
 
 def problems(found: Sequence[MeasuredRelease]) -> list[str]:
     """Returns a sentence per release or loop that could not be measured."""
-    return [
-        f"{one.release.label}{f', {loop}' * bool(loop)}: {why}" for one in found for loop, why in one.problems.items()
-    ]
+    return [f"{one.release.label}, {loop}: {why}" for one in found for loop, why in one.problems.items()]
 
 
 def page(found: Sequence[MeasuredRelease], loops: Sequence[str], world_size: int) -> str:
@@ -173,80 +163,22 @@ def _show(value: float) -> str:
     return f"{value:.6g}" if value % 1 else f"{value:,.0f}"
 
 
-def parse_packages(text: str) -> list[Release]:
-    """Parses "torch==2.11,2.12" to a release each. Raises ValueError, a sentence."""
-    found = _RELEASES.fullmatch(text)
-    if found is None:
-        raise ValueError(f"--packages {text}: write PACKAGE==VERSION,VERSION, as torch==2.12.1,2.13.0")
-    return [Release(f"{found[1]} {version}", f"{found[1]}=={version}") for version in found[2].split(",")]
-
-
 def parse_python(text: str) -> Release:
     """Parses "PATH=LABEL" to a release. Raises ValueError, a sentence."""
     path, _, label = text.partition("=")
     program = shutil.which(path)
     if program is None:
         raise ValueError(f"--python {text}: {path} is no program that can be run; write PATH=LABEL")
-    return Release(label or path, python=Path(program).absolute())
+    return Release(label or path, Path(program).absolute())
 
 
-def required(release: Release) -> list[str]:
-    """Returns what an environment needs: the release, and this zerobench's own requirements but the release's package.
-
-    Raises ValueError where zerobench is not installed, and so has none to be read.
-    """
-    try:
-        own = [one for one in requires(DISTRIBUTION) or [] if "extra ==" not in one]
-    except PackageNotFoundError as error:
-        raise ValueError("--packages: zerobench is not installed, so its requirements are not known") from error
-    package = release.requirement.partition("==")[0].lower()
-    return [release.requirement, *(one for one in own if _name_of(one) != package)]
-
-
-def _name_of(requirement: str) -> str:
-    found = _NAME.match(requirement)
-    return found[0].lower() if found else ""
-
-
-@contextmanager
-def python_of(release: Release, wheels: Path | None, keep: Path | None) -> Iterator[Path]:
-    """Yields a release's Python, installed if need be: below `keep`, or for as long as it is used.
-
-    Raises ValueError, a sentence, where it cannot be installed.
-    """
-    if release.python is not None:
-        yield release.python
-        return
-    with temporary_folder() as aside:
-        place = (keep.absolute() if keep else aside) / release.folder
-        python = place / "bin" / "python"
-        if not (place / "installed").is_file():
-            _install(release, place, python, wheels)
-            (place / "installed").write_text(release.requirement + "\n")
-        yield python
-
-
-def _install(release: Release, place: Path, python: Path, wheels: Path | None) -> None:
-    source = ["--no-index", "--find-links", str(wheels.absolute())] if wheels else []
-    for words in (
-        [sys.executable, "-m", "venv", "--clear", str(place)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *source, *required(release)],
-    ):
-        ended = run_to_end(words, dict(os.environ), INSTALL_S)
-        if ended.code != 0:
-            raise ValueError(f"{release.label} cannot be installed: {ended.said or f'exit code {ended.code}'}")
-
-
-def measure(release: Release, python: Path, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
     """Runs the loops with a release's Python; their runs go to the folder `runs`."""
-    with temporary_folder() as aside:
-        for package in (PACKAGE, Path(__file__).parent):
-            (aside / package.name).symlink_to(package)
-        variables = os.environ | {"PYTHONPATH": str(aside), "PYTHONNOUSERSITE": "1", WATCH_TO: str(runs)}
-        variables.pop("PYTHONHOME", None)
-        variables["PATH"] = os.pathsep.join([str(python.parent), variables.get("PATH", "")])
-        words = [str(python), "-P", "-m", "validation.release_loops", str(world_size), *loops]
-        return run_to_end(words, variables, RUN_S)
+    variables = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "PYTHONNOUSERSITE": "1", WATCH_TO: str(runs)}
+    variables.pop("PYTHONHOME", None)
+    variables["PATH"] = os.pathsep.join([str(release.python.parent), variables.get("PATH", "")])
+    words = [str(release.python), "-P", "-m", "validation.release_loops", str(world_size), *loops]
+    return run_to_end(words, variables, RUN_S)
 
 
 @dataclass(frozen=True)
@@ -277,12 +209,8 @@ def run_to_end(words: Sequence[str], variables: dict[str, str], timeout_s: float
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add = parser.add_argument
-    words = "releases of a package, as torch==2.12.1,2.13.0; may be given again"
-    add("--packages", action="append", default=[], metavar="PACKAGE==VERSIONS", help=words)
-    words = "an existing environment's Python, and its name in the table; may be given again"
+    words = "an environment's Python, and its name in the table; once for each release"
     add("--python", action="append", default=[], metavar="PATH=LABEL", help=words)
-    add("--wheels", type=Path, metavar="DIR", help="install from the wheels in this folder alone, without a network")
-    add("--keep", type=Path, metavar="DIR", help="keep the environments here, and use those that are there")
     add("--loops", default=",".join(LOOPS), help="comma-separated (default: %(default)s)")
     add("--world-size", type=int, default=2, metavar="N", help="ranks (default: %(default)s)")
     words = "of each loop, to tell what moved from what differs by itself (default: %(default)s)"
@@ -299,16 +227,13 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _releases(chosen: argparse.Namespace) -> list[Release]:
-    """Returns the releases in the order given. Raises ValueError, a sentence."""
-    found = [release for text in chosen.packages for release in parse_packages(text)]
-    found += [parse_python(text) for text in chosen.python]
+    """Returns the releases in the order given. Raises ValueError, an error message."""
+    found = [parse_python(text) for text in chosen.python]
     if not found:
-        raise ValueError("name releases, --packages torch==2.12.1,2.13.0, or environments, --python PATH=LABEL")
+        raise ValueError("name environments: --python PATH=LABEL, once for each release")
     folders = [release.folder for release in found]
     if twice := next((one for one in found if folders.count(one.folder) > 1), None):
         raise ValueError(f"{twice.label} is named twice; give each release a label of its own")
-    if chosen.wheels is not None and not chosen.wheels.is_dir():
-        raise ValueError(f"--wheels {chosen.wheels}: there is no such folder")
     return found
 
 
@@ -325,18 +250,12 @@ def _loops(chosen: argparse.Namespace) -> list[str]:
 
 def _measured(release: Release, chosen: argparse.Namespace, loops: Sequence[str], place: int) -> MeasuredRelease:
     """Measures a release; what fails is told in the result, so that the others are measured all the same."""
-    count = len(chosen.python) + sum(text.count(",") + 1 for text in chosen.packages)
-    what = "" if release.python else ": making its environment"
-    print(printable(f"[{place}/{count}] {release.label}{what}"), file=sys.stderr, flush=True)
+    print(printable(f"[{place}/{len(chosen.python)}] {release.label}"), file=sys.stderr, flush=True)
     runs = (chosen.out / release.folder).absolute()
     runs.mkdir(parents=True, exist_ok=True)
     for run in tables.run_folders(runs):  # of an earlier command: a release has one measurement
         shutil.rmtree(run)
-    try:
-        with python_of(release, chosen.wheels, chosen.keep) as python:
-            ended = measure(release, python, [*loops] * chosen.launches, chosen.world_size, runs)
-    except ValueError as error:
-        return MeasuredRelease(release, problems={"": str(error)})
+    ended = measure(release, [*loops] * chosen.launches, chosen.world_size, runs)
     return _read(release, runs, loops, ended.said or f"exit code {ended.code}")
 
 
@@ -346,7 +265,7 @@ def _read(release: Release, runs: Path, loops: Sequence[str], said: str) -> Meas
         row = {str(name): None if pd.isna(value) else value for name, value in one.items()}
         rows.setdefault(str(row["model"]), []).append(row)
     problems = {loop: said for loop in loops if loop not in rows}
-    package, _, version = release.requirement.partition("==")
+    package, _, version = release.label.partition(" ")
     for loop, launches in rows.items():
         for row in launches:
             if row["status"] != "ok":

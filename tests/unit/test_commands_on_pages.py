@@ -141,7 +141,7 @@ def shared_checker() -> Overrides:
 def problem_of_proof(name: str, variables: list[str]) -> str:
     """Of `make NAME VARIABLE="OPTIONS"`, for a proof of validation/."""
     given = dict(one.split("=", 1) for one in variables)
-    options = [word for text in given.values() if text.startswith("--") for word in shlex.split(text)]
+    options = [word for key, text in given.items() if key != "PIP" and text[:2] == "--" for word in shlex.split(text)]
     needed = ["--out", given.get("OUT", "here")] if name == "gpu-suite" else []
     return parsed(lambda: main([name, *needed, *options])) if options else ""
 

@@ -26,7 +26,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, by_label: dict[str, dict[str, Any]]
 
     launches = itertools.count()
 
-    def measure(release: Release, _: Path, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+    def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
         values = dict(by_label[release.label])
         if "says" in values:
             return Ended(1, values["says"])
@@ -83,40 +83,10 @@ def test_what_differs_from_launch_to_launch_is_no_step(tmp_path: Path, monkeypat
     assert "| states_bytes | 1,048,576 | 1,048,576 | **2,097,152 (+1.0 MiB)** |" in text
 
 
-def test_an_environment_is_made_from_wheels_alone(tmp_path: Path, monkeypatch, capsys) -> None:
-    """venv, then pip without an index, with what zerobench requires; one that is kept is used again."""
-    commands: list[list[str]] = []
-
-    def recorded(words: Sequence[str], *_: Any) -> Ended:
-        commands.append(list(words))
-        if "venv" in words:
-            Path(words[-1]).mkdir(parents=True)
-        return Ended(1, "ERROR: No matching distribution found") if "torch==9.9" in words else Ended(0, "")
-
-    monkeypatch.setattr(releases, "run_to_end", recorded)
-    monkeypatch.chdir(tmp_path)
-    made_up(monkeypatch, {"torch 2.13.0": {"torch_version": "2.13.0+cpu"}})
-    Path("wheels").mkdir()
-    words = ["versions", "--wheels", "wheels", "--keep", "kept", "--loops", "ddp", "--packages"]
-    assert main([*words, "torch==2.13.0,9.9"]) == 1
-    assert "torch 9.9: torch 9.9 cannot be installed: ERROR: No matching distribution found" in capsys.readouterr().out
-    venv, pip = commands[:2]
-    assert venv == [sys.executable, "-m", "venv", "--clear", str(tmp_path / "kept/torch-2.13.0")]
-    assert pip[:3] == [str(tmp_path / "kept/torch-2.13.0/bin/python"), "-m", "pip"]
-    assert pip[pip.index("--no-index") :][:3] == ["--no-index", "--find-links", str(tmp_path / "wheels")]
-    assert [one for one in pip if one.startswith("torch")] == ["torch==2.13.0"]
-    assert any(one.startswith("pandas") for one in pip)
-    assert not any("extra" in one for one in pip)
-    commands.clear()
-    assert main([*words, "torch==2.13.0"]) == 0
-    assert not commands
-
-
-def test_another_torch_than_the_one_asked_for_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(releases, "_install", lambda *_: (tmp_path / "kept/torch-2.12.1").mkdir(parents=True))
+def test_another_torch_than_the_label_names_is_no_measurement(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     made_up(monkeypatch, {"torch 2.12.1": {"torch_version": "2.13.0+cpu"}})
-    assert main(["versions", "--keep", "kept", "--loops", "ddp", "--packages", "torch==2.12.1"]) == 1
+    assert main(arguments(["torch 2.12.1"], "--loops", "ddp")) == 1
     assert "torch 2.12.1, ddp: measured under torch 2.13.0+cpu" in capsys.readouterr().out
 
 
@@ -152,15 +122,12 @@ def test_a_python_that_is_there_runs_the_loops(tmp_path: Path, monkeypatch, caps
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name releases, --packages torch==2.12.1,2.13.0, or environments, --python PATH=LABEL"),
-        (["--packages", "torch"], "--packages torch: write PACKAGE==VERSION,VERSION"),
-        (["--packages", "torch==2.12; rm -rf /"], "write PACKAGE==VERSION,VERSION"),
+        ([], "name environments: --python PATH=LABEL, once for each release"),
         (["--python", "nowhere=x"], "--python nowhere=x: nowhere is no program that can be run; write PATH=LABEL"),
-        (["--packages", "torch==2.12,2.12"], "torch 2.12 is named twice; give each release a label of its own"),
-        (["--packages", "torch==2.12", "--wheels", "nowhere"], "--wheels nowhere: there is no such folder"),
-        (["--packages", "torch==2.12", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
-        (["--packages", "torch==2.12", "--world-size", "0"], "--world-size 0: must be 1 or more"),
-        (["--packages", "torch==2.12", "--launches", "0"], "--launches 0: must be 1 or more"),
+        (["--python", "sh=a", "--python", "sh=a"], "a is named twice; give each release a label of its own"),
+        (["--python", "sh=a", "--loops", "ddp,zero9"], "--loops zero9: no such loop; there are ddp, fsdp2"),
+        (["--python", "sh=a", "--world-size", "0"], "--world-size 0: must be 1 or more"),
+        (["--python", "sh=a", "--launches", "0"], "--launches 0: must be 1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(

@@ -45,7 +45,7 @@ def _release(folder: Path) -> MeasuredRelease:
     for one in load(folder).runs.to_dict("records"):
         row = {str(name): None if pd.isna(value) else value for name, value in one.items()}
         rows.setdefault(str(row["model"]), []).append(row)
-    return MeasuredRelease(Release(folder.name.replace("-", " ")), rows)
+    return MeasuredRelease(Release(folder.name.replace("-", " "), Path("python")), rows)
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {"versions": versions}
