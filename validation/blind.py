@@ -46,7 +46,7 @@ FOR_DTENSORS = ("sgd", "adam", "adamw", "asgd", "rmsprop", "adadelta")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class BlindCell:
     """`words`: the choices as on a command line, for people."""
 
     number: int
@@ -54,7 +54,7 @@ class Drawn:
     config: CellConfig
 
 
-def draw(seed: int, cells: int = CELLS) -> list[Drawn]:
+def draw(seed: int, cells: int = CELLS) -> list[BlindCell]:
     """Returns the cells of a seed, always the same: each strategy and kind of model in turn, all else by chance."""
     chance = random.Random(f"blind {seed}")
     strategies = [STRATEGIES[number % len(STRATEGIES)] for number in range(cells)]
@@ -62,7 +62,7 @@ def draw(seed: int, cells: int = CELLS) -> list[Drawn]:
     return [_cell(chance, number, strategies[number], KINDS[number % len(KINDS)]) for number in range(cells)]
 
 
-def _cell(chance: random.Random, number: int, strategy: str, kind: str) -> Drawn:
+def _cell(chance: random.Random, number: int, strategy: str, kind: str) -> BlindCell:
     for _ in range(TRIES):
         model, options = _model(chance, kind), _options(chance, strategy)
         n = chance.randint(2, 4)
@@ -71,7 +71,7 @@ def _cell(chance: random.Random, number: int, strategy: str, kind: str) -> Drawn
         MODELS["blind"] = model.pop("schema")
         one = cell(strategy, n, "blind", measure=Measure(1, 2, passes="accounted"), **model, **dict(options))
         if not one.problems:
-            return Drawn(number, _words(strategy, n, MODELS["blind"], {**model, **options}), one.config)
+            return BlindCell(number, _words(strategy, n, MODELS["blind"], {**model, **options}), one.config)
     raise AssertionError(f"{strategy}: no cell that makes sense in {TRIES} draws: {one.problems}")
 
 
@@ -173,7 +173,7 @@ class Figures:
     wire_bytes: float
 
 
-def predicted(drawn: Drawn, found: Execution) -> Figures:
+def predicted(drawn: BlindCell, found: Execution) -> Figures:
     """Returns the figures of an execution of the fullest rank. Raises ValueError with its problem where it has none."""
     if found.problem:
         raise ValueError(f"{drawn.words}: {found.problem}")
@@ -181,7 +181,7 @@ def predicted(drawn: Drawn, found: Execution) -> Figures:
     return Figures(drawn.number, drawn.words, found.rank, found.states_bytes, found.peak_bytes, sent)
 
 
-def measure(drawn: Drawn, predicted: Figures, folder: Path) -> Figures:
+def measure(drawn: BlindCell, predicted: Figures, folder: Path) -> Figures:
     """Returns the figures of a real world: the largest of any rank, and what the predicted rank sent."""
     ((_, records),) = run_real({"cell": drawn.config}, folder).items()
     failed = [one for one in records.values() if isinstance(one, str)]

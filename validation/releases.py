@@ -172,7 +172,7 @@ def parse_python(text: str) -> Release:
     return Release(label or path, Path(program).absolute())
 
 
-def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> ProgramEnd:
     """Runs the loops with a release's Python; their runs go to the folder `runs`."""
     variables = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "PYTHONNOUSERSITE": "1", WATCH_TO: str(runs)}
     variables.pop("PYTHONHOME", None)
@@ -182,14 +182,14 @@ def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path)
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program has ended: its exit code, None where it took too long, and the last line of its output."""
 
     code: int | None
     said: str
 
 
-def run_to_end(words: Sequence[str], variables: dict[str, str], timeout_s: float) -> Ended:
+def run_to_end(words: Sequence[str], variables: dict[str, str], timeout_s: float) -> ProgramEnd:
     """Runs a program; no process of its group is left when it has ended, or has been ended."""
     with subprocess.Popen(
         words, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -198,12 +198,12 @@ def run_to_end(words: Sequence[str], variables: dict[str, str], timeout_s: float
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            return Ended(None, f"it took more than {timeout_s:g} s")
+            return ProgramEnd(None, f"it took more than {timeout_s:g} s")
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     lines = [line for line in output.splitlines() if line.strip()]
-    return Ended(process.returncode, lines[-1].strip() if lines else "")
+    return ProgramEnd(process.returncode, lines[-1].strip() if lines else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from tests.made_up import run as made_up_run
 from validation import releases
 from validation.__main__ import main
 from validation.release_loops import BLOCKS
-from validation.releases import Ended, Release
+from validation.releases import ProgramEnd, Release
 from zerobench.results.folders import claim_folder, write_run
 
 MIB = 2**20
@@ -26,16 +26,16 @@ def made_up(monkeypatch: pytest.MonkeyPatch, by_label: dict[str, dict[str, Any]]
 
     launches = itertools.count()
 
-    def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> Ended:
+    def measure(release: Release, loops: Sequence[str], world_size: int, runs: Path) -> ProgramEnd:
         values = dict(by_label[release.label])
         if "says" in values:
-            return Ended(1, values["says"])
+            return ProgramEnd(1, values["says"])
         for loop in loops:
             number = next(launches)
             mine = {name: one[number % len(one)] if isinstance(one, list) else one for name, one in values.items()}
             row = made_up_run("ddp", world_size, **(mine | {"model": loop}))
             write_run(claim_folder(runs, loop), loop, row, cell("ddp", world_size).config, {}, {})
-        return Ended(0, "")
+        return ProgramEnd(0, "")
 
     monkeypatch.setattr(releases, "measure", measure)
 

@@ -126,7 +126,7 @@ SETTLE_S = 240.0
 """Time for the jobs that killed commands have left in the queue: each begins, finds that it is not wanted, and ends."""
 
 
-class Nodes:
+class SlurmNodes:
     """The nodes of a campaign's SLURM."""
 
     def __init__(self, slurm: Slurm) -> None:
@@ -164,7 +164,7 @@ class Nodes:
 
 
 @contextmanager
-def nodes_of(kind: LaunchKind) -> Iterator[Nodes | None]:
+def nodes_of(kind: LaunchKind) -> Iterator[SlurmNodes | None]:
     """Runs a SLURM for the duration of the context, where the kind needs one."""
     if not kind.on_slurm:
         yield None
@@ -175,7 +175,7 @@ def nodes_of(kind: LaunchKind) -> Iterator[Nodes | None]:
     slurm = Slurm(folder)
     try:
         slurm.start()
-        yield Nodes(slurm)
+        yield SlurmNodes(slurm)
     finally:
         slurm.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,7 +203,7 @@ class Campaign:
 
     def __init__(
         self, work: Path, kind: str, seed: int, every_s: float, say: Callable[[str], None] = print,
-        nodes: Nodes | None = None,
+        nodes: SlurmNodes | None = None,
     ) -> None:  # fmt: skip
         self.work, self.kind, self.seed, self.every_s, self.say = work.absolute(), KINDS[kind], seed, every_s, say
         self.nodes = nodes

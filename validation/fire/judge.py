@@ -34,7 +34,7 @@ from .shots import Shot, finished, victims
 
 NOT_REPEATED = (
     "run_id", "started", "seconds", "command", "config", "wall_s", "resident_bytes", "loopback_bytes", "heap_bytes",
-    "reason", "commit", "source_hash", "tokens_per_s", "mfu", "hfu", "overlap", "launcher",
+    "reason", "commit", "source_hash", "others_cores", "tokens_per_s", "mfu", "hfu", "overlap", "launcher",
 )  # fmt: skip
 """Columns beside those that end with _s or _s_low, _s_high."""
 

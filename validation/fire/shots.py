@@ -202,7 +202,7 @@ def draw(seed: str, number: int, every_s: float) -> DrawnShot:
 
 
 class LosableNodes(Protocol):
-    """The nodes of a cluster that can be lost (campaign.Nodes)."""
+    """The nodes of a cluster that can be lost (campaign.SlurmNodes)."""
 
     def living(self) -> dict[int, str]: ...
 
