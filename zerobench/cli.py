@@ -62,9 +62,6 @@ Verbs:
   zerobench noise record [KEY=VALUE ...]                               how much identical code differs here
   zerobench budget record [--file FILE] [-m] KEY=VALUE ...             what cells need, written down
   zerobench budget check [FILE ...] [--runs PATH]                      the same cells against it, exit 1 if more
-  zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
-  zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
-  zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
   zerobench versions --packages torch==2.12.1,2.13.0                   bytes and volume of DDP, FSDP2, ZeRO by release
   zerobench plan --device-memory SIZE --gpus N KEY=VALUE ...           what fits, what binds, which strategy to take
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
@@ -73,7 +70,6 @@ Verbs:
   zerobench gpu-suite --out DIR [--only probe,parity]                  what this machine's GPU can do, in 9 minutes
   zerobench table1 [--only 7.5B N=64]                                  the ZeRO paper's table 1, executed up to 1T
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
-  zerobench sync FROM TO [--both] [--dry-run]                          merges results folders; what is equal once
 Each verb explains itself: zerobench VERB --help
 
 Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
@@ -105,13 +101,10 @@ VERBS = {
     "columns": "columns",
     "compare": "compare.command",
     "noise": "compare.noise",
-    "bisect": "bisect.command",
-    "history": "history.command",
     "versions": "versions.command",
     "budget": "budget.command",
     "published": "published",
     "prune": "prune",
-    "sync": "sync.command",
     "plan": "plan.command",
     "calibrate": "calibrate.command",
     "codes": "quantization_error",
@@ -119,6 +112,15 @@ VERBS = {
     "table1": "table1.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
+
+REPLACED = {
+    "bisect": "git bisect run zerobench budget check FILE finds the commit; docs/how-to/bisect-and-trends.md",
+    "history": "zerobench budget check --benchmark-json FILE writes figures for a trend tool; "
+    "docs/how-to/bisect-and-trends.md",
+    "sync": "rsync -a FROM/ TO/ merges results folders, whose runs have names of their own; "
+    "docs/how-to/shared-folders.md",
+}
+"""Verb of earlier versions -> its replacement."""
 
 QUIET = ("--quiet", "-q")
 
@@ -199,6 +201,9 @@ def _run(arguments: list[str]) -> int:
 
         with quiet():
             return _run([word for word in arguments[:end] if word not in QUIET] + arguments[end:])
+    if arguments and arguments[0] in REPLACED:
+        print(f"zerobench {arguments[0]}: no verb any more: {REPLACED[arguments[0]]}", file=sys.stderr)
+        return 2
     if arguments and arguments[0] in VERBS:
         from importlib import import_module
 

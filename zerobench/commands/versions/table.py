@@ -8,6 +8,7 @@ nothing in common with that of the release before.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,6 @@ from rich.console import Console
 from ...records import CATEGORIES, COLLECTIVES
 from ...results.fitted_table import plain_table
 from ...sizes import printable, show_bytes
-from ..bisect.report import show_value
-from ..bisect.search import same
 from .environments import Release
 
 METRICS = (
@@ -29,6 +28,9 @@ METRICS = (
 """Metrics of the table; a row that is 0 in every release is left out."""
 
 ALWAYS = ("peak_bytes", "growth_bytes", "volume_psi")
+
+ROUNDING = 1e-9
+"""Relative slack of quotients, whose last digit may differ between versions of Python."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,16 @@ class MeasuredRelease:
         """Returns a metric of a loop; None where it was not measured."""
         numbers = [row[metric] for row in self.rows.get(loop, ()) if row[metric] is not None]
         return Value(min(numbers), max(numbers)) if numbers else None
+
+
+def same(one: float, other: float) -> bool:
+    """Returns True for equal values, but for the last digit of a quotient."""
+    return math.isclose(one, other, rel_tol=ROUNDING) if isinstance(one, float) else one == other
+
+
+def show_value(value: float) -> str:
+    """Formats a value: bytes in full, quotients with six digits."""
+    return f"{value:.6g}" if isinstance(value, float) and value % 1 else f"{value:,.0f}"
 
 
 def rows_of(found: Sequence[MeasuredRelease], loop: str) -> list[list[str]]:
