@@ -65,10 +65,6 @@ Verbs, in the order of the work:
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
-  zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
-  zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
-  zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
-  zerobench sync FROM TO [--both] [--dry-run]                          merges results folders; what is equal once
 Each verb explains itself: zerobench VERB --help
 
 Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
@@ -104,9 +100,6 @@ VERBS = {
     "noise": "compare.noise",
     "calibrate": "calibrate.command",
     "prune": "prune",
-    "bisect": "bisect.command",
-    "history": "history.command",
-    "sync": "sync.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 
@@ -117,6 +110,9 @@ REMOVED = {
     "versions": "make versions",
     "codes": "make codes",
     "gpu-suite": "make gpu-suite",
+    "bisect": "git bisect run zerobench budget check FILE",
+    "history": "zerobench budget check --benchmark-json FILE",
+    "sync": "rsync -a FROM/ TO/",
 }
 """Verb, or flag of one, that is gone -> the command that does it now; `make` in a checkout of the project."""
 

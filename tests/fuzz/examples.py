@@ -97,11 +97,6 @@ def cached(folder: Path) -> list[Path]:
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 
-def entry(folder: Path) -> list[Path]:
-    about = {"hash": "a", "tree": "b", "subject": "c", "date": "2026-01-01T00:00:00+00:00"}
-    return [*run_file("run.json")(folder / "entry"), *written("entry/commit.json", about)(folder)]
-
-
 def board(folder: Path) -> list[Path]:
     launch = {
         "name": "x",

@@ -110,12 +110,6 @@ def _noise(folder: Path, path: Path) -> Any:
     return read(folder)
 
 
-def _history(folder: Path, path: Path) -> Any:
-    from zerobench.commands.history.entries import read
-
-    return read(folder, None, [], None)
-
-
 def _calibration(folder: Path, path: Path) -> Any:
     from zerobench.calibrate.collectives import load_calibration
 
@@ -203,7 +197,6 @@ READERS: dict[str, Reader] = {
     ),
     "budget": Reader(examples.copied("budgets/gpt_tiny.yaml"), _budget),
     "noise": Reader(examples.copied("noise"), _noise),
-    "history": Reader(examples.entry, _history),
     "calibration": Reader(examples.copied("calibration/cpu"), _calibration),
     "calibration of a disk": Reader(examples.copied("calibration/disk"), _disk),
     "published runs": Reader(examples.copied("published_runs/training.csv"), _published),

@@ -32,7 +32,7 @@ SWEEP_ANYWAY = ("estimate", "plan")
 """Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
 LAUNCHERS = ("srun", "mpirun")
-SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "tensorboard", "#")
+SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "tensorboard", "rsync", "#")
 """What else a block of commands may begin with."""
 
 
