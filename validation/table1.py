@@ -37,8 +37,8 @@ from zerobench.records import STATES
 from zerobench.results.fitted_table import plain_table
 from zerobench.sizes import printable
 from zerobench.strategies import shape_of
+from zerobench.theory.closed_forms import floor_bytes, state_formulas
 from zerobench.theory.replay.states import predict_states
-from zerobench.theory.states import floor_bytes, state_formulas
 from zerobench.zero.options import TILE_BYTES
 
 from .published.equations import states_per_parameter

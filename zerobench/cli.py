@@ -98,7 +98,7 @@ VERBS = {
     "columns": "columns",
     "budget": "budget.command",
     "noise": "compare.noise",
-    "calibrate": "calibrate.command",
+    "calibrate": "calibrate",
     "prune": "prune",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""

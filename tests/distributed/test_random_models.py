@@ -1,4 +1,4 @@
-"""Random models under random options, as cells: what a property of every run is held against."""
+"""The replay predicts every category of model states to the byte, over random models and options."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -19,11 +20,23 @@ from zerobench.config import schema_memory, schema_training
 from zerobench.config.cell import CellConfig
 from zerobench.config.schema import Measure, Model
 from zerobench.launch.start_ranks import launch
-from zerobench.predict.estimate import simulated_rank
+from zerobench.predict.estimate import formulas_of, simulated_rank, training_shapes
 from zerobench.registry import MODELS as REGISTRY
+from zerobench.strategies import shape_of
+from zerobench.theory.replay.live_bytes import Replay
+from zerobench.theory.replay.states import predict_states
 from zerobench.worker import RankJob, RankRecord, run_rank
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "megatron")
+
+COUNT, THOROUGH, REAL = 40, 400, 5
+"""Runs of one rank of a simulated world of 1 to 8, with --thorough, and of two real ranks."""
+
+MORE = (45, 67, 118)
+"""Seeds of runs that hold what none of the first ones does: a large tile, a part that leaves, secondary shards."""
+
+IDLE_SHARE = 0.03
+"""Of a model with parameters that no step uses, the executed rank may have fewer of the others than the fullest."""
 
 
 class RandomBlock(nn.Module):
@@ -169,3 +182,55 @@ def _run_each(job: tuple[list[dict[str, Any]], int | None, str], tell: Any) -> l
         run_rank(RankJob(config, "accounted", which, f"{folder}/rendezvous-{number}", folder), tell)
         for number, (config, which) in enumerate(zip(configs, where, strict=True))
     ]
+
+
+def off(config: CellConfig, ranks: list[RankRecord]) -> Iterator[str]:
+    """Yields the categories whose largest bytes on any rank are not those of the replay, nor formula and terms."""
+    schedule, groups, tiers = ranks[0].schedule, config.groups, config.offload.theory_shape()
+    strategy = shape_of(config.strategy.values())
+    found = predict_states(strategy, schedule, config.world_size, *training_shapes(config), groups, tiers)
+    rows = [m for record in ranks for m in record.memory if (m.phase, m.tier) == ("step", "device")]
+    idle = {i for i, shape in enumerate(schedule.shapes) if shape.trainable} - {*schedule.arrivals}
+    share = IDLE_SHARE if idle and len(ranks) < config.world_size else 0
+    for name, formula in formulas_of(config, schedule, found).items():
+        if name not in ("volume", "between nodes"):
+            measured, predicted = max(m.max_bytes for m in rows if m.category == name), found.of_category(name)
+            if not (1 - share) * predicted <= measured <= predicted:
+                yield f"{name}: {measured:,} B, and {predicted:,} B are replayed"
+            if formula.value + sum(term.size for term in formula.beyond) != predicted:
+                yield f"{name}: {formula} is not {predicted:,} B"
+
+
+@pytest.fixture(scope="module")
+def simulated(request, tmp_path_factory) -> dict[str, tuple[CellConfig, list[RankRecord]]]:
+    count = THOROUGH if request.config.getoption("--thorough") else COUNT
+    seeds, kinds = sorted({*range(count), *MORE}), len(STRATEGIES)
+    drawn = [(seed, STRATEGIES[seed % kinds], 1 + seed // kinds % 8) for seed in seeds]
+    configs = [random_config(*one) for one in drawn]
+    records = account_each(configs, tmp_path_factory.mktemp("simulated"))
+    return {str(one): both for one, *both in zip(drawn, configs, records, strict=True)}
+
+
+def test_a_simulated_rank_holds_what_is_replayed(simulated) -> None:
+    assert {name: found for name, run in simulated.items() if (found := [*off(*run)])} == {}
+
+
+def test_two_real_ranks_do_as_well(tmp_path) -> None:
+    configs = [random_config(seed, STRATEGIES[seed], 2, backend="gloo") for seed in range(REAL)]
+    records = account_each(configs, tmp_path, ranks=2)
+    assert [[*off(*run)] for run in zip(configs, records, strict=True)] == [[]] * REAL
+
+
+FORGOTTEN = ("fresh", "full", "received", "wire", "unit", "tile", "unsynced", "secondary")
+
+
+@pytest.mark.parametrize("term", FORGOTTEN)
+def test_an_allocation_that_the_replay_forgets_is_seen(simulated, monkeypatch, term: str) -> None:
+    hold = Replay.hold
+
+    def forgetful(replay: Replay, category: str, name: Any, size: int) -> None:
+        word = name[0] if isinstance(name, tuple) else name
+        hold(replay, category, name, 0 if word == term else size)
+
+    monkeypatch.setattr(Replay, "hold", forgetful)
+    assert any(found for run in simulated.values() for found in off(*run))
