@@ -34,8 +34,9 @@ from zerobench.plots.panels import MOST_PANELS
 from zerobench.plots.script import load_all
 from zerobench.plots.style import GRAY, PURPLE, look, rule
 from zerobench.results import selection
-from zerobench.results.conditions import add_options
-from zerobench.results.tables import Results, latest
+from zerobench.results.options import add_options
+from zerobench.results.selection import latest
+from zerobench.results.tables import Results
 
 ROOT = Path("results/compare/cpu")
 

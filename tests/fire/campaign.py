@@ -25,8 +25,8 @@ from random import Random
 from typing import Any
 
 from tests.csv_rows import read_rows, write_rows
-from zerobench.results import attempts, tables
-from zerobench.results.job_folders import JOBS
+from zerobench.results import selection, tables
+from zerobench.results.leftovers import JOBS
 from zerobench.results.provenance import source_hash
 
 from .cells import Command
@@ -242,7 +242,7 @@ def latest(where: Path) -> dict[tuple[str, int], dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged run is a difference, found by the comparison
-        for name in sorted(finished(where), key=attempts.split):
+        for name in sorted(finished(where), key=selection.split):
             row = tables.read_row(where / name)
             if row is not None:
                 found[row["cell_id"], row["repeat"]] = row

@@ -21,9 +21,9 @@ from zerobench.host import others
 from zerobench.host.pipes import patient
 from zerobench.host.terminal import is_quiet, progress_console, quiet, stdout_console
 from zerobench.results import printed_table
-from zerobench.results.column_choice import choose
 from zerobench.results.fitted_table import plain_table
 from zerobench.results.in_html import html_of
+from zerobench.results.options import choose
 from zerobench.results.tables import collect
 from zerobench.sweep.cell import _blank_row
 from zerobench.sweep.command import _readers

@@ -16,7 +16,7 @@ from zerobench.config.schema_memory import CpuOffload
 from zerobench.config.schema_training import AdamW, Sgd
 from zerobench.records import RunRow
 from zerobench.results import selection
-from zerobench.results.conditions import Where
+from zerobench.results.options import Where
 from zerobench.results.tables import Results, collect
 from zerobench.sweep.cell import _blank_row
 

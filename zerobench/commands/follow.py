@@ -22,7 +22,7 @@ from ..host.temporary import is_claimed
 from ..host.terminal import is_quiet, stdout_console
 from ..results.board import AWAITS, RUNNING, SUBMITTED, WAITING, Board, Launch, board_folders, is_up, read_board
 from ..results.folders import PARTIAL
-from ..results.job_folders import boards_of_orphans
+from ..results.leftovers import boards_of_orphans
 from ..sizes import printable, show_bytes
 from ..sweep.launch_table import table_of
 

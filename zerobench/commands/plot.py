@@ -10,7 +10,7 @@ from ..plots import Plots
 from ..plots.memory import add_capacity
 from ..plots.script import add_figure_options, save_figure
 from ..plots.throughput import add_drop_from
-from ..results.conditions import RESULTS
+from ..results.options import RESULTS
 
 FIGURES = tuple(name for name in vars(Plots) if not name.startswith("_") and callable(getattr(Plots, name)))
 

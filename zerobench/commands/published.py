@@ -17,8 +17,8 @@ from ..host.terminal import progress_console, stdout_console
 from ..published import SOURCES, Reproduced, Row, reproduce
 from ..published.reproduce import Run, here
 from ..published.write import FORMATS, HEADER, cells_of, remarks
-from ..results.column_choice import add_columns
 from ..results.fitted_table import plain_table
+from ..results.options import add_columns
 from ..sizes import printable, show_count
 from .arguments import Parser
 

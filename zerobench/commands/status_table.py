@@ -13,10 +13,9 @@ from ..config.cell import CellConfig
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
 from ..registry import DATA, MODELS
-from ..results.column_choice import STATUS
-from ..results.conditions import RESULTS, Where
 from ..results.fitted_table import plain_table
 from ..results.frames import frame_of
+from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.provenance import source_of
 from ..results.selection import matching

@@ -117,3 +117,6 @@ def _shown(figure: Any) -> Drawn:
     plt.figure(FigureClass=lambda **page: figure)
     axes = np.array(figure.axes, dtype=object)
     return axes[0] if len(axes) == 1 else axes
+
+
+Results.plot = property(Plots)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..results.conditions import add_options
+from ..results.options import add_options
 from ..results.selection import chosen
 from ..results.tables import Results, load
 from .page import CAPTIONED, FORMATS, Page, add_page_options, page_of

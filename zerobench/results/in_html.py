@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from ..records import CATEGORIES, palette
 from ..sizes import show_count
-from .busy import busy_words
 from .in_text import MOST_CELLS, cells_of, columns_of, failures, figures_of, heading, title_of
 from .printed_table import Row, best_rows
-from .results import Results, Run
+
+if TYPE_CHECKING:
+    from .tables import Results, Run
+from .summary import busy_words
 from .svg_bars import Row as Bar
 from .svg_bars import bars
 

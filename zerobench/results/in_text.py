@@ -5,14 +5,16 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ..records import CATEGORIES
 from ..sizes import printable, show_bytes, show_count, show_ms
 from .printed_table import COLUMNS, FIRST_TO_GO, Column, Row, sorted_cells
-from .results import Results, Run
+
+if TYPE_CHECKING:
+    from .tables import Results, Run
 
 MOST_CELLS = 20
 """Rows shown at most."""

@@ -15,10 +15,9 @@ from ..host.environment import SIMULATED
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow, SearchRow
 from ..sizes import printable, show_bytes
-from .busy import busy_words, is_busy
 from .fitted_table import FittedTable, plain_table
 from .frames import frame_of
-from .summary import SETTING, summarize
+from .summary import SETTING, busy_words, is_busy, summarize
 
 MIB = 2**20
 

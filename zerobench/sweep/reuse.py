@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cell import Cell
-from ..results import attempts, provenance, tables
+from ..results import provenance, selection, tables
 
 LONGEST_NAME = 80
 """Longest name of a model in the name of a run's folder: file systems permit 255 characters in all."""
@@ -29,7 +29,7 @@ def find_reusable(cell: Cell, repeat: int = 0, statuses: Sequence[str] = ("ok",)
         rows = {folder: tables.read_row(folder) for folder in results_dir.glob(f"{escape(run_prefix(cell))}-*")}
         mine = [(folder, row) for folder, row in rows.items() if row is not None]
         wanted = [one for one in mine if one[1]["status"] in statuses and one[1]["repeat"] == repeat]
-        newest = sorted(wanted, key=lambda one: attempts.split(one[0].name), reverse=True)
+        newest = sorted(wanted, key=lambda one: selection.split(one[0].name), reverse=True)
         return next((row for folder, row in newest if tables.is_whole(folder)), None)
 
 

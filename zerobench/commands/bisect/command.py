@@ -11,7 +11,7 @@ from typing import Any
 
 from ...config.unknown_keys import meant
 from ...records import RunRow
-from ...results.conditions import add_options
+from ...results.options import add_options
 from ...results.row_checks import columns_of
 from ...sizes import parse_bytes, printable, show_count
 from ...watching.watch import WATCH_TO

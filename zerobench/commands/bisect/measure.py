@@ -28,8 +28,8 @@ from ...config.names import name_cells
 from ...host.temporary import claim
 from ...records import LineRow
 from ...results import provenance, tables
-from ...results.conditions import Where
 from ...results.frames import frame_of
+from ...results.options import Where
 from ...results.selection import matching
 from ..revisions import Commit, worktree
 from ..run_to_end import Ended

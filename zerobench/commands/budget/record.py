@@ -20,7 +20,7 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...config.compose import compose_cells
 from ...results import selection
-from ...results.conditions import add_options
+from ...results.options import add_options
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import printable, show_count
 from ..arguments import Parser

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...host.terminal import file_console, stdout_console
-from ...results.conditions import add_options
+from ...results.options import add_options
 from ...results.selection import matching
 from ...sizes import printable
 from ..arguments import Parser

@@ -15,8 +15,8 @@ from ...config.compose import RefusedError, compose_cells
 from ...config.world import has_times
 from ...host.terminal import stdout_console
 from ...results.fitted_table import plain_table
+from ...results.selection import latest
 from ...results.summary import LEAST_LAUNCHES
-from ...results.tables import latest
 from ...sizes import printable
 from ...sweep.command import check_folders
 from ...sweep.progress import Reporter

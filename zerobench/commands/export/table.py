@@ -11,7 +11,7 @@ from pandas.api.types import is_numeric_dtype
 
 from ...config.cell import CellConfig
 from ...config.names import name_cells
-from ...results import tables
+from ...results import selection, tables
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
 from ...sizes import escape_control
 
@@ -34,7 +34,7 @@ def select(
     """Returns the table as a frame, and the requested columns. Raises ValueError for one that it does not have."""
     frame: pd.DataFrame = results.sweep() if table == "runs" else getattr(results, table)
     if latest and "run_id" in frame:
-        kept = tables.latest(results.runs)["run_id"]
+        kept = selection.latest(results.runs)["run_id"]
         frame = frame[frame["run_id"].isin(kept)]
     if table == "runs" and len(frame):
         frame = frame.assign(cell=name_cells([CellConfig.from_json(config) for config in frame["config"]]))

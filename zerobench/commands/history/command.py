@@ -12,8 +12,7 @@ from ...config.unknown_keys import meant
 from ...host.temporary import temporary_folder
 from ...host.terminal import file_console, stdout_console
 from ...records import RunRow
-from ...results.column_choice import add_columns
-from ...results.conditions import RESULTS, add_options
+from ...results.options import RESULTS, add_columns, add_options
 from ...results.row_checks import columns_of
 from ...sizes import printable, show_count
 from ..arguments import Parser

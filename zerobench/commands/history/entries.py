@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from ...host.temporary import temporary_folder
-from ...results.conditions import Where
+from ...results.options import Where
 from ...results.selection import matching, standing_or_failed
 from ...results.tables import Results, collections_in, load, merge, run_folders
 from ..bisect.measure import cells_of

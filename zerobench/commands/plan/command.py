@@ -15,8 +15,8 @@ from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.terminal import stdout_console
-from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table
+from ...results.options import add_columns
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
 from ..arguments import Parser

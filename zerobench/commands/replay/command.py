@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...results.conditions import RESULTS, add_options
+from ...results.options import RESULTS, add_options
 from ..arguments import Parser
 
 if TYPE_CHECKING:

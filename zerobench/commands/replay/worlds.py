@@ -17,7 +17,8 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
-from ...results.tables import Results, latest
+from ...results.selection import latest
+from ...results.tables import Results
 from ...strategies import find, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.formula import Formula, from_json

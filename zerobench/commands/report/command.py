@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...results.conditions import add_options
+from ...results.options import add_options
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ...results.busy import busy_words
 from ...results.printed_table import COLUMNS, best_rows
-from ...results.summary import LEAST_LAUNCHES
+from ...results.summary import LEAST_LAUNCHES, busy_words
 from ...sizes import show_bytes, show_count, show_ms
 from ..compare.comparison import Compared, compare_cells
 from ..compare.measured import Measured

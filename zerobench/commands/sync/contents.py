@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from ...records import RunRow, SearchRow
-from ...results.attempts import split
 from ...results.row_checks import columns_of
+from ...results.selection import split
 from ...results.tables import collections_in, load, read_row, read_searches, run_folders
 
 Row = dict[str, Any]

@@ -24,10 +24,9 @@ import pandas as pd
 from ...host.durable import is_there, replace_text, sync, sync_files
 from ...host.files import read_text
 from ...host.temporary import Aside
-from ...results.attempts import split
 from ...results.folders import claim_folder, finite, rename_free
-from ...results.results import Results
-from ...results.tables import SEARCHES, TABLES, collect, collections_in, is_whole, load, read_row, run_folders
+from ...results.selection import split
+from ...results.tables import SEARCHES, TABLES, Results, collect, collections_in, is_whole, load, read_row, run_folders
 from .contents import ROW, Contents, contents, files_of, rows_of, search_of
 
 COPY, THERE, LEFT_OUT = "copy", "there", "left out"

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...fake_execution import Execution, Limits, execute_all
 from ...host.terminal import progress_console, stdout_console
-from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table
+from ...results.options import add_columns
 from ...sizes import printable, show_bytes
 from ..arguments import Parser
 from .cells import Place, matching, places
