@@ -185,7 +185,7 @@ def test_every_command_of_the_workflows_parses() -> None:
         "torchrun --nproc-per-node 4 -m zerobench -m strategy=ddp,zero4",
         "make nothing",
         "python analysis/gone.py",
-        "python analysis/memory.py --out",
+        "python analysis/arena.py --out",
         "zerobnch status",
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.test_status_show_prune import make
 from zerobench import cli
-from zerobench.commands.report import content, runs
+from zerobench.commands.report import command, runs
 from zerobench.records import CATEGORIES, COLLECTIVES
 from zerobench.results import run_files
 from zerobench.results.summary import summarize
@@ -191,7 +191,7 @@ def test_of_many_runs_the_newest_are_told_and_no_other_is_read(tmp_path: Path, m
     """2,000 runs make a page of 3 MiB: accounts and drawn settings are few, and a run more is a row of the table."""
     monkeypatch.setattr(run_files, "WORTH", 8)
     monkeypatch.setattr(runs, "MOST", 2)
-    monkeypatch.setattr(content, "MOST", 1)
+    monkeypatch.setattr(command, "MOST", 1)
     read: list[Path] = []
     real = run_files.read_table
     monkeypatch.setattr(run_files, "read_table", lambda path, *more: read.append(path) or real(path, *more))

@@ -17,10 +17,9 @@ from ..host.terminal import progress_console, stdout_console
 from ..published import SOURCES, Reproduced, Row, reproduce
 from ..published.reproduce import Run, here
 from ..published.write import FORMATS, HEADER, cells_of, remarks
-from ..results.fitted_table import plain_table
-from ..results.options import add_columns
+from ..results.grid import Grid
+from ..results.options import Parser, add_columns
 from ..sizes import printable, show_count
-from .arguments import Parser
 
 DESCRIPTION = """\
 Lists published figures that this project reproduces: the formula, the value that is executed on fake tensors, and what
@@ -129,7 +128,7 @@ def _print(found: Sequence[Reproduced], chosen: Sequence[str] | None) -> None:
     for name, group in groupby(found, key=lambda one: one.source):
         mine = list(group)
         console.print(f"{SOURCES[name].label}, {SOURCES[name].citation}", markup=False, highlight=False)
-        console.print(plain_table(HEADER, [cells_of(one) for one in mine], len(HEADER), FIRST_TO_GO, chosen))
+        console.print(Grid(HEADER, [cells_of(one) for one in mine], len(HEADER), FIRST_TO_GO, chosen))
         for remark in remarks(mine):
             console.print(printable(f"  {remark}"), markup=False, highlight=False, soft_wrap=True)
         console.print()

@@ -20,11 +20,11 @@ from ..host.environment import seed_everything
 from ..host.terminal import stdout_console
 from ..models.contract import loss_of
 from ..predict.build import build_model
-from ..results.fitted_table import plain_table
+from ..results.grid import Grid
+from ..results.options import Parser
 from ..sizes import printable
 from ..zero.comm.quantization_error import Error, exchanged, gathered
 from ..zero.comm.quantize import Codec
-from .arguments import Parser
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def codes(arguments: list[str]) -> int:
         pd.DataFrame(map(asdict, rows)).to_csv(chosen.out, index=False)
     shown = [[r.what, r.name, f"{r.numel:,}", f"{r.snr_db:.1f}", f"{r.bias:+.1e}", f"{r.largest:.1e}"] for r in rows]
     header = ["what", "tensor", "elements", "signal to noise dB", "mean error / mean |x|", "largest error / largest"]
-    stdout_console().print(plain_table(header, shown, left=2))
+    stdout_console().print(Grid(header, shown, left=2))
     return 0
 
 

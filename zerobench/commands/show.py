@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 
 from ..results import selection as rows
+from ..results.options import Parser
 from ..results.tables import Results, load
 from ..sizes import printable
 from .account.account import print_account
-from .arguments import Parser
 from .holdings import Held, Holdings, look
 
 

@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..results.options import RESULTS, STATUS, add_columns, add_options
+from ..results.options import RESULTS, STATUS, Parser, add_columns, add_options
 from ..sizes import printable
-from .arguments import Parser
 
 EVERY_S = 0.5
 

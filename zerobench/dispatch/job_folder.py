@@ -32,7 +32,7 @@ from ..host.durable import replace_text
 from ..host.files import read_text
 from ..host.leases import Lease, lease_in
 from ..host.temporary import remove
-from ..results.board import Launch, board_folders, read_board
+from ..results.board import BoardLaunch, board_folders, read_board
 from ..results.leftovers import COMPOSER, JOBS, ORDER
 from ..results.rescue import Unwritten
 from ..sweep.sweep import CellLaunch
@@ -129,7 +129,7 @@ class JobFolder:
         except (OSError, ValueError, TypeError, RecursionError):  # none, mostly
             return []
 
-    def board(self) -> list[Launch]:
+    def board(self) -> list[BoardLaunch]:
         """Returns the launches as the job's own board shows them; none before it is up."""
         boards = [board for path in board_folders(self.path) if (board := read_board(path)) is not None]
         return boards[-1].launches if boards else []

@@ -9,6 +9,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NoReturn
+
+from ..sizes import printable
 
 RESULTS = "results/runs"
 """The default results folder of a verb."""
@@ -81,3 +84,11 @@ def _named(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
     raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose error messages repeat words of the command line without control of the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the message, and exits with code 2."""
+        super().error(printable(message))

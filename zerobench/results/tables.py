@@ -26,7 +26,7 @@ import pyarrow as pa
 from ..config.flat import swept
 from ..host.files import read_text
 from ..records import EventRow, LineRow, MemoryRow, RunRow, SearchRow, StepRow, TensorRow, TimelineRow, TrafficRow
-from . import in_html, in_text
+from . import shown
 from .frames import concatenate, read_table, to_frame, typed, write_frame
 from .long_form import long_form
 from .row_checks import problem_of_columns, problem_of_run, problem_of_values, problem_of_version
@@ -119,10 +119,10 @@ class Results:
         return long_form(self.sweep(), self.memory, self.steps, self.traffic, metrics, beside)
 
     def __repr__(self) -> str:
-        return in_text.text_of(self)
+        return shown.text_of(self)
 
     def _repr_html_(self) -> str:
-        return in_html.html_of(self)
+        return shown.html_of(self)
 
     def _tables_of(self, run_ids: Iterable[str]) -> dict[str, pd.DataFrame]:
         kept = set(run_ids)
@@ -151,10 +151,10 @@ class Run(Results):
         return config
 
     def __repr__(self) -> str:
-        return in_text.text_of_run(self)
+        return shown.text_of_run(self)
 
     def _repr_html_(self) -> str:
-        return in_html.html_of_run(self)
+        return shown.html_of_run(self)
 
 
 TABLES: dict[str, type] = {

@@ -11,11 +11,10 @@ from typing import Any
 
 from ...config.unknown_keys import meant
 from ...records import RunRow
-from ...results.options import add_options
+from ...results.options import Parser, add_options
 from ...results.row_checks import columns_of
 from ...sizes import parse_bytes, printable, show_count
 from ...watching.watch import WATCH_TO
-from ..arguments import Parser
 from ..compare.interleave import split_overrides
 from ..revisions import Commit, commit, git, is_ancestor
 from .launch import PLACEHOLDER, Launch

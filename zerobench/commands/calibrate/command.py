@@ -20,10 +20,10 @@ from ...host.temporary import temporary_folder
 from ...host.terminal import progress_console, stdout_console
 from ...launch.over_cluster import launch, places
 from ...launch.start_ranks import Interrupted, Outcome
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
+from ...results.options import Parser
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes
-from ..arguments import Parser
 from .disk import add_arguments, calibrate_disk
 
 FOLDER = Path("results/calibration")
@@ -140,4 +140,4 @@ def show(found: Calibration) -> None:
             [fit.via, fit.collective, f"{1e6 * fit.latency_s:.0f}", f"{show_bytes(fit.bytes_per_s)}/s",
              f"{low} – {high}", f"{100 * fit.largest_error:.0f} %"]
         )  # fmt: skip
-    stdout_console().print(plain_table(header, rows, left=2))
+    stdout_console().print(Grid(header, rows, left=2))

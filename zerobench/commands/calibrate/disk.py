@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from ...calibrate.disk import DiskCalibration, DiskRow, write_disk_calibration
 from ...calibrate.disk_rank import DiskPlan, measure
 from ...host.terminal import progress_console, stdout_console
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
 from ...results.provenance import machine
 from ...sizes import parse_bytes, printable, show_bytes
 from ...zero.offload.disk import ALIGN_BYTES, problems_of_path
@@ -96,7 +96,7 @@ def show(found: DiskCalibration) -> None:
              f"{low} – {high}", f"{rate.of_raw:.2f}", f"{rate.of_raw_low:.2f} – {rate.of_raw_high:.2f}",
              f"{rate.of_bound:.2f}", f"{rate.cpu_s_per_gib:.2f}"]
         )  # fmt: skip
-    stdout_console().print(plain_table(header, rows, left=4))
+    stdout_console().print(Grid(header, rows, left=4))
     if not found.rates[0].direct:
         print("Without direct I/O: through the page cache, whose memory answers for the disk.")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ...host.terminal import file_console, stdout_console
-from ...results.options import add_options
+from ...results.grid import Grid
+from ...results.options import Parser, add_options
 from ...results.selection import matching
 from ...sizes import printable
-from ..arguments import Parser
-from ..text_blocks import Grid, Passage, print_parts, say
+from ..text_blocks import Passage, print_parts, say
 from . import noise_floor
 from .comparison import compare_runs
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides

@@ -24,8 +24,8 @@ from ...fake_execution.steady_step import steps_of
 from ...fake_execution.target import KINDS
 from ...host.terminal import progress_console
 from ...launch import fork_server
+from ...results.options import Parser
 from ...sizes import parse_bytes, printable
-from ..arguments import Parser
 from .ask import DEFAULTS, DEVICE, Question, ask
 from .published.store import FOLDER
 from .row import LARGEST, EstimateRow, rows_of

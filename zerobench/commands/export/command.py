@@ -8,14 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...results import tables
-from ...results.options import add_options
+from ...results.options import Parser, add_options
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import printable, show_count
-from ..arguments import Parser
 from . import perfetto, tensorboard, wandb_lines
-from .latex import to_latex
-from .table import TEXTS, note_of, select
+from .table import TEXTS, note_of, select, to_latex
 
 
 def collect(results: tables.Results, out: Path) -> str:

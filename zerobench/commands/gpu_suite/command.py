@@ -13,9 +13,9 @@ import psutil
 from ...cluster.job import find_job
 from ...config.unknown_keys import nearest
 from ...host.terminal import stdout_console
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
+from ...results.options import Parser
 from ...sizes import printable
-from ..arguments import Parser
 from . import SECTIONS
 from .record import Record
 from .run import Deadline, Suite
@@ -148,7 +148,7 @@ def _print(suite: Suite, sections: list[Section]) -> None:
         if section.name not in suite.done or told is None:
             continue
         say(f"\n{section.title}", "bold")
-        console.print(plain_table(told["table"]["header"], told["table"]["rows"]))
+        console.print(Grid(told["table"]["header"], told["table"]["rows"]))
         for note in told["table"]["notes"]:
             say(note, "dim")
     for sentence in dict.fromkeys([*suite.differs, *_failures(suite)]):

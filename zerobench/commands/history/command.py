@@ -12,10 +12,9 @@ from ...config.unknown_keys import meant
 from ...host.temporary import temporary_folder
 from ...host.terminal import file_console, stdout_console
 from ...records import RunRow
-from ...results.options import RESULTS, add_columns, add_options
+from ...results.options import RESULTS, Parser, add_columns, add_options
 from ...results.row_checks import columns_of
 from ...sizes import printable, show_count
-from ..arguments import Parser
 from ..bisect.search import METRICS
 from ..revisions import GitError, commit, git
 from . import store

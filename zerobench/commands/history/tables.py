@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
 from ...sizes import printable, show_bytes, show_count
 from ..bisect.report import show_value
 from .entries import History
@@ -88,9 +88,7 @@ def print_text(
             console.print(printable(f"{title(one)}: {words}"), markup=False, highlight=False, soft_wrap=True)
             continue
         console.print(printable(title(one)), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(
-            plain_table(HEADER, rows(one, steps_only, lines=0), [*HEADER[:3], "step"], ("date", "subject"), chosen)
-        )
+        console.print(Grid(HEADER, rows(one, steps_only, lines=0), [*HEADER[:3], "step"], ("date", "subject"), chosen))
         for point in one.steps:
             for line in point.lines:
                 words = f"  {point.entry.commit.short}  {line.words}"

@@ -14,12 +14,12 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...host.terminal import progress_console, stdout_console
-from ...results.fitted_table import plain_table
 from ...results.folders import PARTIAL, turn
+from ...results.grid import Grid
+from ...results.options import Parser
 from ...results.rescue import why_unwritable
 from ...results.tables import collections_in, run_folders
 from ...sizes import printable, show_count
-from ..arguments import Parser
 from .merge import COPY, LEFT_OUT, THERE, Item, Merge
 
 DESCRIPTION = """\
@@ -164,7 +164,7 @@ def _tell(source: Path, target: Path, done: list[Item], dry_run: bool) -> None:
         if (dry_run and item.what != THERE) or item.renamed
     ]
     if rows:
-        console.print(plain_table(["", f"in {printable(source)}", f"in {printable(target)}"], rows, left=3))
+        console.print(Grid(["", f"in {printable(source)}", f"in {printable(target)}"], rows, left=3))
     for item in done:
         if item.what == LEFT_OUT:
             why = printable(f"left out: {item.kind} {item.name}: {item.why}")

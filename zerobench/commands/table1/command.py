@@ -17,10 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ...fake_execution import Execution, Limits, execute_all
 from ...host.terminal import progress_console, stdout_console
-from ...results.fitted_table import plain_table
-from ...results.options import add_columns
+from ...results.grid import Grid
+from ...results.options import Parser, add_columns
 from ...sizes import printable, show_bytes
-from ..arguments import Parser
 from .cells import Place, matching, places
 from .paper import STAGES
 from .rows import GB, CellRow, StatesRow, in_order, place_of, read, row_of, states_of, write
@@ -143,4 +142,4 @@ def _show(rows: Sequence[CellRow], chosen: Sequence[str] | None) -> None:
          f"{row.executed_bytes / row.formula_bytes:.3f}", f"{row.replayed_bytes - row.executed_bytes:+d} B"]
         for row in rows
     ]  # fmt: skip
-    stdout_console().print(plain_table(HEADER, table, 1, ("replayed", "ψ", "at own ψ", "how", "×"), chosen))
+    stdout_console().print(Grid(HEADER, table, 1, ("replayed", "ψ", "at own ψ", "how", "×"), chosen))

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ...host.terminal import stdout_console
 from ...results import tables
+from ...results.options import Parser
 from ...sizes import printable
-from ..arguments import Parser
 from .environments import Release, measure, parse_packages, parse_python, python_of
 from .loops import LOOPS
 from .table import MeasuredRelease, as_json, as_markdown, print_text

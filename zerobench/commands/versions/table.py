@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from ...records import CATEGORIES, COLLECTIVES
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
 from ...sizes import printable, show_bytes
 from ..bisect.report import show_value
 from ..bisect.search import same
@@ -108,7 +108,7 @@ def print_text(found: Sequence[MeasuredRelease], loops: Sequence[str], world_siz
     """Prints a table per loop, then what could not be measured."""
     for loop in loops:
         console.print(f"{loop}, N = {world_size}", style="bold", highlight=False)
-        console.print(plain_table(["", *(one.title for one in found)], rows_of(found, loop)))
+        console.print(Grid(["", *(one.title for one in found)], rows_of(found, loop)))
     for words in problems(found):
         console.print(printable(words), markup=False, highlight=False, soft_wrap=True)
 

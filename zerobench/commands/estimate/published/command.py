@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ....fake_execution import Limits
 from ....host.terminal import progress_console, stdout_console
-from ....results.fitted_table import plain_table
+from ....results.grid import Grid
 from ....sizes import printable, show_count
 from .causes import is_part
 from .compare import Tell, compare
@@ -99,7 +99,7 @@ def show(judged: Sequence[Judged], console: Console) -> None:
     there = [one for one in judged if one.status == "compared"]
     if there:
         header = ["run", "kind", "published GiB", "estimate GiB", "error"]
-        console.print(plain_table(header, [_line(one) for one in there], left=2))
+        console.print(Grid(header, [_line(one) for one in there], left=2))
     said = {one.run.id: one.explanation or one.reason for one in judged if one.status != "no peak"}
     for name, words in said.items():
         if words:
