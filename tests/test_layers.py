@@ -25,7 +25,7 @@ LAYERS = {
         {"rank_record", "plots"},
         {"worker"},
         {"launch", "fake_execution"},
-        {"sweep", "published"},
+        {"sweep"},
         {"watching", "dispatch", "trials"},
         {"commands"},
         {"cli", "gate"},
@@ -82,7 +82,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
-    """Dotted names of everything that a file imports, wherever in it, for types alone as well.
+    """Dotted names of everything that a file imports, wherever in it, but for types alone (`if TYPE_CHECKING:`).
 
     Of the package's own `modules` the files' names, packages as their __init__; of others the first word.
     """
@@ -102,8 +102,17 @@ def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
 
 @cache
 def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """The statements of a file, once for all copies of it."""
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    """The statements of a file that run, once for all copies of it."""
+    tree = ast.parse(text)
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return [node for node in found if id(node) not in for_types]
 
 
 def _file(name: str, modules: Collection[str]) -> str | None:
@@ -178,12 +187,7 @@ PLANTED = {
     "upwards, absolute": ("host/pipes.py", "import zerobench.sweep.cell", "host imports sweep from above"),
     "upwards, inside the engine": ("zero/labels.py", "from . import stage3", "zero.labels imports stage3 from above"),
     "upwards, between its packages": ("zero/comm/base.py", "from ..units.unit import Unit", "comm imports units"),
-    "upwards, for types alone": (
-        "zero/gradients/flow.py",
-        "if TYPE_CHECKING:\n    from ..strategy import Strategy",
-        "zero.gradients imports strategy from above",
-    ),
-    "a circle inside a package": ("results/attempts.py", "from .tables import load", "results: a circle"),
+    "a circle inside a package": ("results/selection.py", "from .tables import load", "results: a circle"),
     "a circle inside a deep one": (
         "zero/offload/disk/checksum.py",
         "from . import file_store",

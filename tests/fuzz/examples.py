@@ -14,7 +14,6 @@ from tests.unit.test_status_show_prune import make
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
-EXECUTED = '{"key": "a", "sizes": {"allocated": 1, "low": 2, "high": 3}}\n'
 GPT2 = {
     "model_type": "gpt2",
     "n_layer": 2,
@@ -85,22 +84,17 @@ def search(folder: Path) -> list[Path]:
 
 def cached(folder: Path) -> list[Path]:
     from zerobench.records import MemoryRow, RunRow
-    from zerobench.results import table_cache
+    from zerobench.results import run_files
     from zerobench.results.frames import write_frame
     from zerobench.results.tables import load, run_folders
 
     two_runs(folder)
     runs = run_folders(folder)
-    index = {one.name: table_cache.signature(one) for one in runs}
+    index = {one.name: run_files.signature(one) for one in runs}
     found = load(folder)
-    table_cache.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
-    table_cache.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
+    run_files.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
+    run_files.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
-
-
-def entry(folder: Path) -> list[Path]:
-    about = {"hash": "a", "tree": "b", "subject": "c", "date": "2026-01-01T00:00:00+00:00"}
-    return [*run_file("run.json")(folder / "entry"), *written("entry/commit.json", about)(folder)]
 
 
 def board(folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from itertools import groupby
 
 from ..config.unknown_keys import nearest
 from ..records.describe import ROWS, Column, columns_of, said_of
+from ..results.options import Parser
 from ..sizes import printable
-from .arguments import Parser
 
 WIDEST = 120
 """Width of lines where output is not a terminal."""

@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "name-beside-another-point",
         "A name that is nearer to another point than to its own has no line to its own.",
-        "zerobench/plots/places.py",
+        "zerobench/plots/pareto.py",
         "return box, ring > 0 or unclear(box) > 0",
         "return box, False",
         (f"{FIGURE_FAULTS}::test_a_name_lies_beside_its_own_point_or_is_joined_to_it",),

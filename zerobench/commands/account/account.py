@@ -18,11 +18,12 @@ from ...host.environment import SIMULATED
 from ...host.files import read_text
 from ...host.terminal import stdout_console
 from ...probes import snapshot
+from ...results.grid import Grid
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
 from ..status_table import code_of
-from ..text_blocks import Grid, Passage, print_parts, say
+from ..text_blocks import Passage, print_parts, say
 from . import memory, tiers
 from .formulas import between_nodes_lines, volume_lines
 from .witnesses import gpu_lines, unexplained_lines, wire_lines

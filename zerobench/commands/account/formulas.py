@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
+from ...results.grid import Grid
 from ...sizes import show_bytes
 from ...theory.closed_forms import Formula, from_json
-from ..text_blocks import Grid
 
 Row = dict[str, Any]
 

@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 
 from ...records import ALLOCATOR, CATEGORIES, PHASES
+from ...results.grid import Grid
 from ...results.tables import Results
 from ...sizes import show_bytes
-from ..text_blocks import Grid, Passage
+from ..text_blocks import Passage
 from .formulas import table_of_formulas
 from .witnesses import process_lines
 

@@ -14,9 +14,10 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...records import CATEGORIES, LINKS
+from ...results.grid import Grid
 from ...results.printed_table import ONE_MEMORY
 from ...sizes import show_bytes
-from ..text_blocks import Grid, Passage
+from ..text_blocks import Passage
 
 Row = dict[str, Any]
 

@@ -23,12 +23,12 @@ from ...predict.estimate import formulas_of
 from ...rank_record import RankRecord
 from ...strategies import predicts
 from ...theory.closed_forms import to_json
-from .worlds import EXECUTED, Panel, World, streams_of
+from .worlds import EXECUTED, Panel, ReplayWorld, streams_of
 
 LIMITS = Limits(seconds=300.0)
 
 
-def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None) -> list[World]:
+def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | None) -> list[ReplayWorld]:
     """Returns a world for each N of `ranks`: the cells of `panels`, executed there."""
     wanted = [(n, panel) for n in ranks for panel in panels]
     configs = [at(panel.config, n) for n, panel in wanted]
@@ -37,7 +37,7 @@ def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | N
     made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
     for (n, panel), one in zip(wanted, done, strict=True):
         made[n].append(_panel(panel, one))
-    return [World(n, EXECUTED, tuple(found)) for n, found in made.items()]
+    return [ReplayWorld(n, EXECUTED, tuple(found)) for n, found in made.items()]
 
 
 def at(config: CellConfig, ranks: int) -> CellConfig:

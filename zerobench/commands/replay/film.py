@@ -25,7 +25,7 @@ from ...records.palette import CATEGORIES
 from ...results.event_sums import live_bytes
 from ...sizes import show_bytes
 from .clock import TICKS, phases_of, ticks_of
-from .worlds import Panel, World
+from .worlds import Panel, ReplayWorld
 
 FORMATS = {".gif": (6, 72), ".mp4": (24, 100)}
 """Suffix -> frames per second, and dots per inch."""
@@ -76,7 +76,7 @@ def flights_of(events: pd.DataFrame) -> list[tuple[int, int, str]]:
     return found
 
 
-def write_film(to: Path, world: World, seconds: float) -> None:
+def write_film(to: Path, world: ReplayWorld, seconds: float) -> None:
     """Writes the film of a world's first shown rank."""
     fps, dpi = FORMATS[to.suffix]
     reels = reels_of(world)
@@ -94,7 +94,7 @@ def write_film(to: Path, world: World, seconds: float) -> None:
             writer.grab_frame()
 
 
-def reels_of(world: World) -> list[Reel]:
+def reels_of(world: ReplayWorld) -> list[Reel]:
     """Returns the first stream of each panel, on one clock."""
     shown = [(panel, rank, panel.streams[rank]) for panel in world.panels for rank in list(panel.streams)[:1]]
     clocks = ticks_of([events for _, _, events in shown])
@@ -106,7 +106,7 @@ def reels_of(world: World) -> list[Reel]:
     return found
 
 
-def _drawn(figure: Figure, reels: Sequence[Reel], world: World) -> Any:
+def _drawn(figure: Figure, reels: Sequence[Reel], world: ReplayWorld) -> Any:
     """Draws what does not move; returns the function that draws a tick."""
     most = max(int(reel.total.max()) for reel in reels)
     axes = figure.subplots(1, len(reels), sharey=True, squeeze=False)[0]

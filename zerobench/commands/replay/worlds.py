@@ -17,7 +17,8 @@ import pandas as pd
 
 from ...config.cell import CellConfig
 from ...host.environment import SIMULATED
-from ...results.tables import Results, latest
+from ...results.selection import latest
+from ...results.tables import Results
 from ...strategies import find, spare_look
 from ...strategies.spec import StrategySpec
 from ...theory.closed_forms import Formula, from_json
@@ -80,7 +81,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class World:
+class ReplayWorld:
     """Panels at one number of ranks. `how`: MEASURED or EXECUTED."""
 
     ranks: int
@@ -88,7 +89,7 @@ class World:
     panels: tuple[Panel, ...]
 
 
-def recorded_worlds(results: Results) -> list[World]:
+def recorded_worlds(results: Results) -> list[ReplayWorld]:
     """Returns the worlds of finished runs that recorded their events, by N and MEASURED before EXECUTED.
 
     Raises ValueError, a sentence, where there are none, and where they do not train the same thing.
@@ -102,7 +103,7 @@ def recorded_worlds(results: Results) -> list[World]:
     of = runs["world_size"], runs["backend"] == SIMULATED
     for (ranks, simulated), mine in runs.groupby([*of], sort=True):
         panels = _panels(mine, results.events)
-        worlds.append(World(int(str(ranks)), EXECUTED if simulated else MEASURED, panels))
+        worlds.append(ReplayWorld(int(str(ranks)), EXECUTED if simulated else MEASURED, panels))
     return worlds
 
 
