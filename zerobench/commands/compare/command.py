@@ -123,12 +123,7 @@ def _markdown(section: Passage) -> str:
     lines = [f"## {printable(section.title)}", ""]
     for part in section.parts:
         if isinstance(part, Grid):
-            ruler = "| --- |" + " --: |" * (len(part.header) - 1)
-            lines += ["", _pipes(part.header), ruler, *map(_pipes, part.rows), ""]
+            lines += ["", part.markdown()]
         else:
             lines.append(f"- {printable(part)}")
     return "\n".join(lines) + "\n"
-
-
-def _pipes(cells: list[str]) -> str:
-    return "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in cells) + " |"

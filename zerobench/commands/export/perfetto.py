@@ -28,7 +28,7 @@ import pandas as pd
 from ...records import CATEGORIES, TIERS
 from ...results.event_sums import live_bytes
 from ...results.tables import Results
-from .scalars import rows_of
+from .curves import rows_of
 
 Entry = dict[str, Any]
 
@@ -53,7 +53,7 @@ class TraceSpan:
     facts: Entry = field(default_factory=dict)
 
 
-def write(results: Results, out: Path) -> str:
+def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzip where `out` ends so. Raises ValueError without any events."""
     told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
     if not told:
