@@ -18,7 +18,7 @@ from zerobench.commands.replay.film import reels_of, write_film
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of, inflated
 from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)

@@ -13,21 +13,19 @@ with N and a rank computes what it computed at the measured N. One rank is execu
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...config.cell import CellConfig
 from ...fake_execution import Execution, Limits, execute_all
 from ...host.environment import SIMULATED
+from ...host.terminal import progress_bar
 from ...predict.estimate import training_shapes
 from ...rank_record import RankRecord
+from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
 from ...strategies import find, predicts, shape_of, spare_look
@@ -161,13 +159,6 @@ def _panel(row: dict[str, Any], events: pd.DataFrame) -> Panel:
     return Panel(key, row["strategy"], row, streams_of(events))
 
 
-def streams_of(events: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Returns rank -> its events in order."""
-    return {
-        int(str(rank)): mine.sort_values("index", ignore_index=True) for rank, mine in events.groupby("rank", sort=True)
-    }
-
-
 def setting_words(panels: Sequence[Panel]) -> str:
     """Returns the setting of a page as words."""
     row = panels[0].row
@@ -183,7 +174,12 @@ def executed_worlds(panels: Sequence[Panel], ranks: Sequence[int], jobs: int | N
     """Returns a world for each N of `ranks`: the cells of `panels`, executed there."""
     wanted = [(n, panel) for n in ranks for panel in panels]
     configs = [at(panel.config, n) for n, panel in wanted]
-    with _progress(len(configs)) as tell:
+    with progress_bar("executing", len(configs), "cells") as advance:
+
+        def tell(number: int, news: object) -> None:
+            if isinstance(news, Execution):
+                advance()
+
         done = execute_all(configs, jobs=jobs, tell=tell, limits=LIMITS)
     made = {n: [] for n in ranks}  # type: dict[int, list[Panel]]
     for (n, panel), one in zip(wanted, done, strict=True):
@@ -221,13 +217,3 @@ def _formulas(config: CellConfig, record: RankRecord) -> str | None:
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
 """Columns of a run's row that an execution has anew."""
-
-
-@contextmanager
-def _progress(cells: int) -> Iterator[Any]:
-    """Shows how many of the cells are executed."""
-    columns = (TextColumn("executing"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=cells)
-        yield lambda number, news: progress.advance(task) if isinstance(news, Execution) else None
