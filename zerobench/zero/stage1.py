@@ -20,10 +20,8 @@ from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
 from .gradients.bucket_base import GradientBucket
-from .gradients.engine_view import BucketUnit
 from .layout import Layout, buckets
 from .options import Options
-from .protocols import UnitView
 from .strategy import Strategy
 from .units.gathers_after_update import OverlappedParamGathers
 from .units.unit import ALIGN_BYTES, Unit
@@ -37,7 +35,7 @@ class WholeBucket(GradientBucket):
 
     _carried: torch.Tensor | None = None  # the sum of earlier micro-batches, while a further one is reduced
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduction: Reduction) -> None:
         super().__init__(unit, comm, reduction)
         self.full = self.make_full()
         self.shard = unit.own_slice(self.full)
@@ -155,7 +153,7 @@ class Stage1(Strategy):
 
     # -- buckets are sent in one order on all ranks, as they fill --------------------------------------
 
-    def gradients_written(self, unit: BucketUnit) -> None:
+    def gradients_written(self, unit: Unit) -> None:
         # a bucket that is full waits for those before it: ranks whose gradients come in another order would pair
         # different buckets
         while self._next < len(self.units) and self.units[self._next].gradients.is_full:

@@ -19,7 +19,7 @@ from . import labels
 from .comm.base import Comm
 from .comm.reductions import Reduction
 from .gradients.bucket_base import GradientBucket
-from .protocols import GradientSink, UnitView
+from .offload.placement import GradientSink
 from .stage1 import Stage1
 from .units.unit import Unit
 
@@ -27,7 +27,7 @@ from .units.unit import Unit
 class ShardedBucket(GradientBucket):
     """Full gradients while they are in flight, and a shard of their mean from the reduction to the update."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduction: Reduction, sink: GradientSink | None) -> None:
         super().__init__(unit, comm, reduction, sink)
         self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
         if self.is_alone:

@@ -26,7 +26,6 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from .comm.desync import Stamp
 from .gradients.bucket_base import GradientBucket
-from .gradients.engine_view import BucketUnit
 from .modules.order import GathersAhead, UnitOrder
 from .modules.wrapping import (
     ROOT,
@@ -248,7 +247,7 @@ class Stage3(Stage2):
                 raise RuntimeError(f"backward: it {UNHEARD}") from error
             raise
 
-    def gradients_written(self, unit: BucketUnit) -> None:
+    def gradients_written(self, unit: Unit) -> None:
         """Backward's progress decides when a unit is sent, so that all ranks send in one order."""
         self._ahead.written(unit)
 

@@ -30,7 +30,6 @@ from .checkpoint.state_dict import StateFace
 from .comm.base import Comm
 from .comm.desync import Stamp
 from .gradients.access import GradientFace
-from .gradients.engine_view import BucketUnit
 from .gradients.flow import GradientFlow
 from .modules import meta_init
 from .modules.wrapping import Hook
@@ -40,7 +39,6 @@ from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .options import Options
 from .parameters.absent import as_they_are
-from .parameters.engine_view import ParameterUnit
 from .parameters.loading import take_loads
 from .parameters.writes import Writes
 from .precision import LossScaler
@@ -100,7 +98,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """Keeps what this rank holds of `parameter`, of which `values` are the whole, of any dtype and device."""
         raise NotImplementedError
 
-    def gradients_written(self, unit: BucketUnit) -> None:
+    def gradients_written(self, unit: Unit) -> None:
         """A parameter's gradients have all come, and are in `unit`; a stage may start its reduction."""
 
     def finish_reductions(self) -> None:
@@ -265,7 +263,7 @@ class Strategy(GradientFace, StateFace, ModuleFace):
         """All units with their parameters; frozen ones where they are held in units."""
         return [(unit, self.parameters_of(unit)) for unit in self.holders() or self.units]
 
-    def unit_of_parts(self) -> dict[nn.Parameter, ParameterUnit]:
+    def unit_of_parts(self) -> dict[nn.Parameter, Unit]:
         """The unit of each parameter that is not always whole."""
         return {p: unit for unit in self.holders() for p in self.parameters_of(unit)}
 

@@ -15,15 +15,17 @@ With a stamp (comm/desync.py) a collective whose ranks are at different units or
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .desync import Stamp
-from .served import ServedEngine
 from .sources import ShardAllGather, Source
 from .streams import Handle
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 T = TypeVar("T")
 
@@ -86,7 +88,7 @@ class Comm:
         """Returns the source from which a unit of stage 3 fills its full parameters."""
         return ShardAllGather(self)
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives, so that error messages can name its units and steps."""
 
     def check_stamps(self) -> None:
@@ -157,7 +159,7 @@ class WrappedComm(Comm):
     def call(self, channel: str, run: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
         return self._below.call(channel, run, group)
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         self._below.serves(engine)
 
     def check_stamps(self) -> None:

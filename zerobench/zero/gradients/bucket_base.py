@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,7 +32,10 @@ from ..comm.desync import Stamp
 from ..comm.reductions import Reduction
 from ..comm.streams import Handle
 from ..layout import Piece
-from ..protocols import GradientSink, UnitView
+
+if TYPE_CHECKING:
+    from ..offload.placement import GradientSink
+    from ..units.unit import Unit
 
 
 class GradientBucket:
@@ -52,7 +56,7 @@ class GradientBucket:
     stays = False
     """True where its memory is there in any case, so that its reduction need wait for no other."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None = None) -> None:
+    def __init__(self, unit: Unit, comm: Comm, reduction: Reduction, sink: GradientSink | None = None) -> None:
         self.unit = unit
         self.sink = sink
         self.offloaded_numel = 0 if sink is None else sink.numel

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,11 @@ from ..comm.desync import Stamp
 from ..layout import Piece
 from ..modules.tied import ArrivalHook, TiedPlace, tied_places
 from .bucket_base import GradientBucket
-from .engine_view import BucketUnit, ReducingEngine
 from .placeholders import StandIns
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+    from ..units.unit import Unit
 
 REDUCTIONS_IN_FLIGHT = 1
 """Reductions that may run while the next unit fills, where what they send lives for them alone."""
@@ -38,14 +41,14 @@ class GradientFlow:
     `in_backward`    whether this engine's backward runs, not another engine's or torch.autograd.grad's
     """
 
-    def __init__(self, engine: ReducingEngine) -> None:
+    def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._in_flight: deque[GradientBucket] = deque()
         self.stand_ins = StandIns(engine)
         self.in_backward = False
         self.synchronizing = True
         self.buckets: list[GradientBucket] = [unit.gradients for unit in engine.units]
-        self.pieces: list[list[tuple[BucketUnit, Piece]]] = [[] for _ in engine.trainable]
+        self.pieces: list[list[tuple[Unit, Piece]]] = [[] for _ in engine.trainable]
         for unit in engine.units:
             for piece in unit.layout.pieces:
                 self.pieces[piece.parameter].append((unit, piece))
