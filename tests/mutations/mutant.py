@@ -15,8 +15,8 @@ class Mutant:
     """A fault that could be written by accident.
 
     `wrong`: the fault, in one sentence. `old`: a text that the package has once, in whichever file. `new`: the text in
-    its place. `caught_by`: tests (pytest's node ids) of which each fails with the fault and passes without. `where`: the file
-    or folder of the project with the text.
+    its place. `caught_by`: tests (pytest's node ids) of which each fails with the fault and passes without. `where`:
+    the file or folder of the project with the text.
     """
 
     name: str

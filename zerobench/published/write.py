@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+from .base import SOURCES
 from .reproduce import Reproduced
-from .sources import SOURCES
 
 LEAST_SHARE = 0.001
 """Of the larger cell's quantity; parts of what is in flight below it are padding, and are left out of texts."""

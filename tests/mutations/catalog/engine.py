@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "gradient-waits-for-none",
         "A reduction that is in flight is not waited for at the backward's end.",
-        "            self.finish_reductions()\n            self.gradients.wait_all()",
-        "            self.finish_reductions()",
+        "            self.gradients.reduce(self.left_over())\n            self.gradients.wait_all()",
+        "            self.gradients.reduce(self.left_over())",
         (f"{PARITY}::test_optimizers_update_as_under_ddp[sgd]",),
     ),
     Mutant(
@@ -75,10 +75,8 @@ MUTANTS = (
     Mutant(
         "stage1-bucket-never-sent",
         "Buckets that no gradient filled are not reduced, although other ranks wait for them.",
-        "        for unit in self.units[sent:]:\n            self.reduce(unit)",
-        "        for unit in self.units[sent:]:\n"
-        "            if unit.gradients.is_full:\n"
-        "                self.reduce(unit)",
+        "yield from self.units[sent:]",
+        "yield from (unit for unit in self.units[sent:] if unit.gradients.is_full)",
         (f"{PARITY}::test_models_train_as_under_ddp[tied recomputed unused rich-2]",),
     ),
     Mutant(
