@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .comm.reductions import REDUCTIONS, Reduction
 from .comm.zeropp import Zeropp
 from .offload.policy import Offload
 from .precision import Dtypes, LossScaling
@@ -22,6 +21,9 @@ BUCKET_LIMITS = 2**20, 25 * 2**20
 """Smallest and largest automatic bucket in bytes: small beside the shards, since two buckets are in flight, and large
 enough to use the link's bandwidth.
 """
+
+REDUCE_WITH = ("reduce_scatter", "all_reduce")
+"""Values of `Options.reduce_with`: one of a bucket's size on the wire, or two."""
 
 BUCKETED = ("bucket_bytes", "reduce_with")
 """Options of the strategies with buckets; strategies whose units are modules have none."""
@@ -129,11 +131,6 @@ class Options:
         """Where the parameters of `module` are, or will be."""
         return next((p.device for p in module.parameters() if not p.is_meta), self.device or torch.device("cpu"))
 
-    @property
-    def reduction(self) -> Reduction:
-        """The way in which a unit's gradients are summed over the ranks."""
-        return REDUCTIONS[self.reduce_with]
-
     def check(self) -> None:
         """Raises ValueError, one sentence, for a value that cannot be."""
         sizes = {"bucket_bytes": 1024, "prefetch": 0, "persistence_numel": 0, "tile_bytes": 1024}
@@ -149,8 +146,8 @@ class Options:
             )
         if not isinstance(self.keep_root, bool) and self.keep_root != AUTO:
             raise ValueError(f"keep_root: {self.keep_root!r} cannot be; use True, False or {AUTO!r}")
-        if self.reduce_with not in REDUCTIONS:
-            raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCTIONS)}")
+        if self.reduce_with not in REDUCE_WITH:
+            raise ValueError(f"reduce_with: {self.reduce_with!r} is unknown; use one of {', '.join(REDUCE_WITH)}")
         if self.gradient_dtype not in (None, *HALVES):
             raise ValueError(
                 f"gradient_dtype: {self.gradient_dtype} cannot hold gradients; use torch.float32 or a half"

@@ -17,9 +17,8 @@ import torch
 
 from . import labels
 from .comm.base import Comm
-from .comm.reductions import Reduction
 from .gradients.bucket_base import GradientBucket
-from .protocols import GradientSink, UnitView
+from .offload.placement import GradientSink
 from .stage1 import Stage1
 from .units.unit import Unit
 
@@ -27,14 +26,14 @@ from .units.unit import Unit
 class ShardedBucket(GradientBucket):
     """Full gradients while they are in flight, and a shard of their mean from the reduction to the update."""
 
-    def __init__(self, unit: UnitView, comm: Comm, reduction: Reduction, sink: GradientSink | None) -> None:
-        super().__init__(unit, comm, reduction, sink)
+    def __init__(self, unit: Unit, comm: Comm, reduce_with: str, sink: GradientSink | None) -> None:
+        super().__init__(unit, comm, reduce_with, sink)
         self.shard = torch.zeros(self.kept_numel, dtype=unit.dtypes.gradients, device=unit.device)
         if self.is_alone:
             self.full = self.shard
         else:
             unit.heap.release(self.shard)  # one tensor for life; its memory comes with the first reduction
-        self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and reduction.sums_own_slice
+        self._lands_in_shard = sink is None and unit.dtypes.wire == unit.dtypes.gradients and not self.all_reduces
 
     def open(self, sends: bool) -> None:
         if self.full is not None:  # at N = 1, or a sum that no_sync has kept
@@ -80,4 +79,4 @@ class Stage2(Stage1):
     stage = 2
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
-        return ShardedBucket(unit, self.comm, self.options.reduction, self.placement.new_sink(unit))
+        return ShardedBucket(unit, self.comm, self.options.reduce_with, self.placement.new_sink(unit))

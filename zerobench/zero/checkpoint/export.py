@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
 
 from .consensus import ranks_of
-from .engine_view import CheckpointEngine
 from .metadata import buffers_of
 from .safetensors import bytes_of, layout, sync
 
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
-def export_safetensors(engine: CheckpointEngine, path: str | os.PathLike[str]) -> None:
+
+def export_safetensors(engine: Strategy, path: str | os.PathLike[str]) -> None:
     """Writes one safetensors file, as `Strategy.export_safetensors` specifies."""
     engine.settle()
     ranks, target = ranks_of(engine), Path(path).absolute()

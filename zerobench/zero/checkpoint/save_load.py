@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -16,7 +16,6 @@ from . import operations
 from .around_load import before_load
 from .consensus import Ranks, SaveHandle, ranks_of
 from .contents import Targets, tensors_of
-from .engine_view import CheckpointEngine
 from .export import export_safetensors
 from .index import check_files, read_index
 from .metadata import differences, facts_of, merge
@@ -24,11 +23,14 @@ from .planner import Flat, LoadPlanner, SavePlanner
 from .storage import FolderReader, FolderWriter
 from .weights import load_weights
 
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+
 __all__ = ["SaveHandle", "export_safetensors", "load", "load_weights", "save"]
 
 
 def save(
-    engine: CheckpointEngine, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
+    engine: Strategy, path: str | os.PathLike[str], asynchronous: bool, user_state: Mapping[str, Any]
 ) -> SaveHandle | None:
     """Writes a checkpoint, as `Strategy.save` specifies."""
     engine.settle()
@@ -43,7 +45,7 @@ def save(
     return None
 
 
-def load(engine: CheckpointEngine, path: str | os.PathLike[str]) -> dict[str, Any]:
+def load(engine: Strategy, path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads a checkpoint, as `Strategy.load` specifies."""
     engine.settle()
     ranks, folder = ranks_of(engine), Path(path).absolute()
@@ -59,9 +61,7 @@ def load(engine: CheckpointEngine, path: str | os.PathLike[str]) -> dict[str, An
     return metadata.planner_data["user"]
 
 
-def _take(
-    engine: CheckpointEngine, copy: bool, user_state: Mapping[str, Any]
-) -> tuple[dict[str, Flat], dict[str, Any]]:
+def _take(engine: Strategy, copy: bool, user_state: Mapping[str, Any]) -> tuple[dict[str, Flat], dict[str, Any]]:
     if engine.update.used:
         raise ValueError("save: there are gradients, which a checkpoint does not hold; save after step()")
     engine.schedule.check_saveable()
@@ -76,7 +76,7 @@ def _write(ranks: Ranks, writer: FolderWriter, planner: SavePlanner, tensors: di
         raise
 
 
-def _check(engine: CheckpointEngine, folder: Path, share: slice) -> Metadata:
+def _check(engine: Strategy, folder: Path, share: slice) -> Metadata:
     """Returns the checkpoint's metadata. Raises ValueError if it is damaged, or of another model or optimizer."""
     metadata = read_index(folder)
     for sentence in differences(engine, metadata):

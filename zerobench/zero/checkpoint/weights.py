@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,8 +20,10 @@ from ..strides import MemoryOrder
 from .around_load import before_load
 from .consensus import ranks_of
 from .contents import sharded_frozen, whole_frozen
-from .engine_view import CheckpointEngine
 from .weight_files import StoredTensor, WeightFiles, find_weights
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 
 class Keys(NamedTuple):
@@ -31,7 +33,7 @@ class Keys(NamedTuple):
     unexpected_keys: list[str]
 
 
-def load_weights(engine: CheckpointEngine, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
+def load_weights(engine: Strategy, path: str | os.PathLike[str], strict: bool) -> tuple[Keys, dict[str, Any]]:
     """Loads weights, as `Strategy.load_weights` specifies; returns a checkpoint's user state too."""
     engine.settle()
     ranks, found = ranks_of(engine), Path(path).absolute()
@@ -45,7 +47,7 @@ def load_weights(engine: CheckpointEngine, path: str | os.PathLike[str], strict:
     return keys, files.user_state
 
 
-def _match(engine: CheckpointEngine, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
+def _match(engine: Strategy, files: WeightFiles, strict: bool) -> tuple[Keys, dict[torch.Tensor, StoredTensor]]:
     """Chooses the file's tensor for each of the module's. Raises ValueError where they do not fit."""
     state = engine.module.state_dict(keep_vars=True)
     names: dict[torch.Tensor, list[str]] = {}
@@ -73,7 +75,7 @@ def _match(engine: CheckpointEngine, files: WeightFiles, strict: bool) -> tuple[
     return keys, chosen
 
 
-def _read(engine: CheckpointEngine, chosen: dict[torch.Tensor, StoredTensor]) -> None:
+def _read(engine: Strategy, chosen: dict[torch.Tensor, StoredTensor]) -> None:
     for whole, order, start, place in _places(engine):
         if whole in chosen and place.numel():
             place.copy_(chosen[whole].part(order, start, start + place.numel()))
@@ -83,7 +85,7 @@ def _read(engine: CheckpointEngine, chosen: dict[torch.Tensor, StoredTensor]) ->
             buffer.copy_(chosen[buffer].part(row_major, 0, buffer.numel()).view(buffer.shape))
 
 
-def _places(engine: CheckpointEngine) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:
+def _places(engine: Strategy) -> Iterator[tuple[nn.Parameter, MemoryOrder, int, torch.Tensor]]:
     """Yields (parameter, its memory order, first element, destination) for this rank's parts of all parameters."""
     for segment in engine.segments:
         parameter = engine.trainable[segment.segment.parameter]

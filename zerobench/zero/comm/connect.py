@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 
 from . import simulated
-from .backends import FAKE, GlooComm, GroupComm, NcclComm, StagedComm, backend_for
+from .backends import FAKE, GroupComm, NcclComm, StagedComm, backend_for
 from .base import Comm
+from .gloo import GlooComm
 
 KINDS: dict[tuple[str, str], type[GroupComm]] = {
     ("gloo", "cpu"): GlooComm,

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +27,9 @@ import torch.distributed as dist
 from .. import labels
 from .desync import DesyncError
 from .positions import Position, circle, named, out_of_step, places
-from .served import ServedEngine
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 PATIENCE_S = 2.0
 """Length of a wait, in seconds, from which it is published."""
@@ -79,7 +81,7 @@ class Watch:
         self.before: dict[str, int] = {}
         self.settled: str | None = None
         self.groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
-        self._engines: weakref.WeakSet[ServedEngine] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[Strategy] = weakref.WeakSet()
         self._positions = PositionStore(group, self.rank, self.size)
         self._wait: Wait | None = None
         self._published: Wait | None = None
@@ -118,7 +120,7 @@ class Watch:
 
     # -- for words ------------------------------------------------------------------------------------------------
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         """Registers an engine that uses these collectives."""
         self._engines.add(engine)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,10 @@ from .base import Comm, WrappedComm
 from .desync import Stamp
 from .hang_watch import Watch, watch_of
 from .positions import named
-from .served import ServedEngine
 from .streams import Handle
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
 
 AGREEMENT = "agreement"
 """The channel of all small all-reduces: gloo pairs them in the order of their launch."""
@@ -68,7 +70,7 @@ class Watched(WrappedComm):
         number = self.watch.launch(where)
         return self.watch.wait(where, number, self._peers, lambda: f"the {where}{self.watch.step()}", run)
 
-    def serves(self, engine: ServedEngine) -> None:
+    def serves(self, engine: Strategy) -> None:
         self.watch.serves(engine)
 
     def disagreement(self, what: str, asked: dict[str, int]) -> RuntimeError:

@@ -16,15 +16,18 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ..precision import norm_over_ranks, sum_of_powers
 from ..strides import MemoryOrder
-from .engine_view import GradientEngine, SegmentView
 from .read_reduced import reduced_gradients, replicas
+
+if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
+    from ..strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class GradientFace:
             return _norms(self, float(norm_type))
 
 
-def _begin(engine: GradientEngine, what: str, sums: str = "") -> None:
+def _begin(engine: Strategy, what: str, sums: str = "") -> None:
     """Gradients are there and agreed upon. `sums` names what is summed next: gloo ends a process where sizes differ."""
     engine.gradients.check_reduced(what)
     if sums:
@@ -132,7 +135,7 @@ def _begin(engine: GradientEngine, what: str, sums: str = "") -> None:
     engine.update.agree()
 
 
-def _number_of(engine: GradientEngine, name: str) -> int:
+def _number_of(engine: Strategy, name: str) -> int:
     named = dict(engine.module.named_parameters(remove_duplicate=False))
     if name not in named:
         near = get_close_matches(str(name), list(named), n=1)
@@ -143,7 +146,7 @@ def _number_of(engine: GradientEngine, name: str) -> int:
     raise ValueError(f"{name}: it was frozen when initialize() was called, and has no gradient")
 
 
-def _segments(engine: GradientEngine, number: int | None = None) -> Iterator[GradientSegment]:
+def _segments(engine: Strategy, number: int | None = None) -> Iterator[GradientSegment]:
     """Those of one parameter, or of all; what is written to them is kept when the next is asked for."""
     update, scale = engine.update, engine.update.scaling.pending
     for shard_range, mine in groupby(update.segments, key=lambda segment: segment.shard_range):
@@ -156,7 +159,7 @@ def _segments(engine: GradientEngine, number: int | None = None) -> Iterator[Gra
     update.scaling.edited()
 
 
-def _segment(engine: GradientEngine, one: SegmentView, scale: torch.Tensor | float) -> GradientSegment:
+def _segment(engine: Strategy, one: OptimizerSegment, scale: torch.Tensor | float) -> GradientSegment:
     where, gradient = one.segment, one.gradient()
     assert gradient is not None
     parameter = engine.trainable[where.parameter]
@@ -165,7 +168,7 @@ def _segment(engine: GradientEngine, one: SegmentView, scale: torch.Tensor | flo
     return GradientSegment(name, parameter, where.start, where.stop, gradient, scale, order)
 
 
-def drop_gradients(engine: GradientEngine, numbers: set[int]) -> None:
+def drop_gradients(engine: Strategy, numbers: set[int]) -> None:
     """This rank has no gradients of these parameters any more."""
     engine.gradients.wait_all()
     for number in numbers:
@@ -184,7 +187,7 @@ def drop_gradients(engine: GradientEngine, numbers: set[int]) -> None:
     engine.update.drop(numbers)
 
 
-def _full_gradient(engine: GradientEngine, number: int) -> torch.Tensor | None:
+def _full_gradient(engine: Strategy, number: int) -> torch.Tensor | None:
     if number not in engine.update.used:
         return None
     parameter = engine.trainable[number]
@@ -202,7 +205,7 @@ def _full_gradient(engine: GradientEngine, number: int) -> torch.Tensor | None:
     return engine.orders[parameter].view(flat.mul_(engine.update.scaling.pending))
 
 
-def _norms(engine: GradientEngine, norm_type: float) -> dict[str, torch.Tensor]:
+def _norms(engine: Strategy, norm_type: float) -> dict[str, torch.Tensor]:
     update = engine.update
     device = engine.trainable[0].device if engine.trainable else torch.device("cpu")
     totals = torch.zeros(len(engine.trainable), dtype=torch.float64, device=device)

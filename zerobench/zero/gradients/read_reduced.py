@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
-from .engine_view import GradientEngine, SegmentView
+if TYPE_CHECKING:
+    from ..optim.segments import OptimizerSegment
+    from ..strategy import Strategy
 
 
-def reduced_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
+def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
     """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
     over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
 
@@ -33,12 +36,12 @@ def reduced_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
                 segment.used = used
 
 
-def replicas(engine: GradientEngine) -> int:
+def replicas(engine: Strategy) -> int:
     """How many ranks hold the same part."""
     return engine.comm.ranks // engine.comm.size
 
 
-def _has_come(engine: GradientEngine, segment: SegmentView) -> bool:
+def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
     """Reduced; or, on one rank alone, where nothing is sent, written."""
     if segment.bucket.is_alone:
         return segment.segment.parameter in engine.update.used

@@ -19,18 +19,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 from torch import optim
 
 from .. import labels
 from ..layout import Layout
-from ..protocols import GradientSink, UnitView
 from .cpu import CopyStreams, NoUpload, Upload, wait_for
 from .nvme_range import FileRange, FileTier, Together
 from .paged_tensor import AHEAD, GIVING_BACK, PagedTensor, Swapper
-from .placement import SegmentView, ShardRange
+from .placement import GradientSink, SegmentView, ShardRange
 from .policy import LEAST_BUFFERS, NvmeOffload
+
+if TYPE_CHECKING:
+    from ..units.unit import Unit
 
 
 class FileGradients(GradientSink):
@@ -69,10 +72,10 @@ class FilePlacement(FileTier):
         self.keeps_parameters = not policy.parameters
         self._streams = CopyStreams(device)
         self._upload = NoUpload(self._streams) if policy.parameters else Upload(device, self._streams)
-        self._parameters: dict[UnitView, PagedTensor] = {}
-        self._states: dict[tuple[UnitView, str], PagedTensor] = {}
+        self._parameters: dict[Unit, PagedTensor] = {}
+        self._states: dict[tuple[Unit, str], PagedTensor] = {}
         self._absent: dict[torch.dtype, torch.Tensor] = {}
-        self._sinks: dict[UnitView, FileGradients] = {}
+        self._sinks: dict[Unit, FileGradients] = {}
         self._file_ranges: list[FileRange] = []
         self._segments: dict[FileRange, list[SegmentView]] = {}
         self.is_in_memory = False
@@ -82,7 +85,7 @@ class FilePlacement(FileTier):
     def offloaded_numel(self, layout: Layout) -> int:
         return self._policy.part_of(layout.shard_numel, layout.align)
 
-    def new_ranges(self, unit: UnitView) -> list[ShardRange]:
+    def new_ranges(self, unit: Unit) -> list[ShardRange]:
         stop, most = self.offloaded_numel(unit.layout), unit.layout.shard_numel
         if not self._policy.optimizer:
             return [ShardRange(self, unit, 0, most)]
@@ -95,7 +98,7 @@ class FilePlacement(FileTier):
         self._file_ranges += mine
         return [*mine, *([ShardRange(self, unit, stop, most)] * (stop < most))]
 
-    def new_sink(self, unit: UnitView) -> FileGradients | None:
+    def new_sink(self, unit: Unit) -> FileGradients | None:
         if not self._policy.gradients:
             return None
         numel = self.offloaded_numel(unit.layout)
@@ -103,29 +106,29 @@ class FilePlacement(FileTier):
         self._sinks[unit] = FileGradients(kept)
         return self._sinks[unit]
 
-    def keep_parameters(self, unit: UnitView, shard: torch.Tensor) -> torch.Tensor:
+    def keep_parameters(self, unit: Unit, shard: torch.Tensor) -> torch.Tensor:
         if self.keeps_parameters:
             return super().keep_parameters(unit, shard)
         self._parameters[unit] = kept = self.swapper.keep(shard.numel(), shard.dtype, labels.PARAMETERS, unit.name)
         kept.write_all(shard)
         return self.absent(shard.numel(), shard.dtype)
 
-    def has_parameters(self, unit: UnitView) -> bool:
+    def has_parameters(self, unit: Unit) -> bool:
         return unit not in self._parameters
 
-    def fetch(self, unit: UnitView, place: torch.Tensor) -> None:
+    def fetch(self, unit: Unit, place: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self.swapper.fetch(self._parameters[unit], place)
         else:
             super().fetch(unit, place)
 
-    def read(self, unit: UnitView, start: int, place: torch.Tensor) -> None:
+    def read(self, unit: Unit, start: int, place: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self._parameters[unit].read(start, place)
         else:
             super().read(unit, start, place)
 
-    def put(self, unit: UnitView, start: int, values: torch.Tensor) -> None:
+    def put(self, unit: Unit, start: int, values: torch.Tensor) -> None:
         if unit in self._parameters and not self.is_in_memory:
             self._parameters[unit].put(start, values)
         else:

@@ -10,14 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import optim
 
 from .. import labels
-from ..protocols import UnitView
 from .paged_tensor import PagedTensor
 from .placement import Placement, SegmentView, ShardRange
+
+if TYPE_CHECKING:
+    from ..units.unit import Unit
 
 MASTER = "master"
 """The master's name beside those of the optimizer's states."""
@@ -69,7 +72,7 @@ class FileRange(ShardRange):
     rounds_late = False
 
     def __init__(
-        self, tier: FileTier, unit: UnitView, start: int, stop: int, chunk: int, number: int, master: PagedTensor
+        self, tier: FileTier, unit: Unit, start: int, stop: int, chunk: int, number: int, master: PagedTensor
     ) -> None:
         super().__init__(tier, unit, start, stop)
         self.chunk, self.number = chunk, number

@@ -15,17 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ..modules.wrapping import Hook
 from .absent import as_they_are, is_placeholder, placeholder
-from .engine_view import LoadingEngine, ParameterUnit
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+    from ..units.unit import Unit
 
 
-def take_loads(engine: LoadingEngine) -> None:
+def take_loads(engine: Strategy) -> None:
     """Registers the hooks on the modules that have parameters of their own."""
     unit_of = engine.unit_of_parts()
     for module in engine.module.modules():
@@ -54,7 +57,7 @@ class Load:
     `_lent`      parameters with memory for the load only
     """
 
-    def __init__(self, engine: LoadingEngine, unit_of: dict[nn.Parameter, ParameterUnit]) -> None:
+    def __init__(self, engine: Strategy, unit_of: dict[nn.Parameter, Unit]) -> None:
         self._engine = engine
         self._unit_of = unit_of
         self._versions: dict[nn.Parameter, int] = {}

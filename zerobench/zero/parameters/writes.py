@@ -20,14 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from .absent import as_they_are, is_placeholder, restore_placeholders
-from .engine_view import ParameterEngine, ParameterUnit
 from .versions import Versions
+
+if TYPE_CHECKING:
+    from ..strategy import Strategy
+    from ..units.unit import Unit
 
 HOW = (
     "write in place inside `with engine.full_parameters()`, or load with engine.module.load_state_dict() or"
@@ -48,7 +51,7 @@ class Writes:
     `homes`  parameters that the engine has moved -> the view that each is while its values are present
     """
 
-    def __init__(self, engine: ParameterEngine) -> None:
+    def __init__(self, engine: Strategy) -> None:
         self._engine = engine
         self._names = {p: name for name, p in engine.module.named_parameters()}
         self._units = [unit for unit, _ in engine.parameters_by_unit()]
@@ -58,7 +61,7 @@ class Writes:
         self._known_places: list[int] = []  # addresses at the last check
         self._numbers = {p: i for i, p in enumerate(engine.trainable)}
         self._loaded: set[int] = set()  # numbers of parameters that load_state_dict has written
-        self._stored: dict[ParameterUnit, None] = {}  # units with parameters written while sharded
+        self._stored: dict[Unit, None] = {}  # units with parameters written while sharded
         self._asks = not engine.comm.on_streams and all(p.device.type == "cpu" for p in engine.trainable)
         for unit, parameters in engine.parameters_by_unit():
             unit.versions = Versions(parameters)
@@ -117,7 +120,7 @@ class Writes:
         if parameter in self._numbers:
             self._loaded.add(self._numbers[parameter])
 
-    def store(self, unit: ParameterUnit, parameter: nn.Parameter, values: torch.Tensor) -> None:
+    def store(self, unit: Unit, parameter: nn.Parameter, values: torch.Tensor) -> None:
         """Keeps this rank's part of `values`, of the parameter's shape, which were loaded while it is sharded."""
         self._engine.schedule.check_writable(self._names[parameter])
         unit.placement.wait()
@@ -174,7 +177,7 @@ class Writes:
     def _size(self) -> int:
         return sum(len(module._parameters) + len(module._modules) for module in self._modules)
 
-    def _follow(self, unit: ParameterUnit, parameter: nn.Parameter) -> None:
+    def _follow(self, unit: Unit, parameter: nn.Parameter) -> None:
         """Updates the masters of `unit` after in-place writes to `parameter`, and maybe to others."""
         if not unit.is_whole:
             restore_placeholders()
@@ -189,7 +192,7 @@ class Writes:
     # -- inside full_parameters() -------------------------------------------------------------------------
 
     @contextmanager
-    def keeping(self, unit: ParameterUnit) -> Iterator[None]:
+    def keeping(self, unit: Unit) -> Iterator[None]:
         """Copies values that are written inside to the parameters of `unit`, which is whole, into
         shards and masters.
         """
@@ -203,7 +206,7 @@ class Writes:
                 self._engine.schedule.check_writable(unit.name)
                 unit.keep_parameters(self._loaded)
 
-    def _take_home(self, unit: ParameterUnit) -> None:
+    def _take_home(self, unit: Unit) -> None:
         """Copies the values of parameters whose `.data` was replaced by another tensor of their kind."""
         for parameter in unit.versions.parameters:
             home = self.homes[parameter]
