@@ -114,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.rename(home / name.replace(" ", "-"))
     copy = home / "a-copy"
     copy.mkdir()
-    (copy / "run.json").write_bytes((next(home.glob("zero2-*-1")) / "run.json").read_bytes())
+    (copy / "run.json").write_bytes((next(home.glob("zero2-*-1-x*")) / "run.json").read_bytes())
     (home / "searches").mkdir()
     for number, content in enumerate((b"[" * 5000, b"\xff", b'{"schema_version": "x"}', b'{"run_ids": 3}')):
         (home / "searches" / f"{number}.json").write_bytes(content)

@@ -14,7 +14,6 @@ from tests.unit.test_status_show_prune import make
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 
-EXECUTED = '{"key": "a", "sizes": {"allocated": 1, "low": 2, "high": 3}}\n'
 GPT2 = {
     "model_type": "gpt2",
     "n_layer": 2,
@@ -96,11 +95,6 @@ def cached(folder: Path) -> list[Path]:
     run_files.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
     run_files.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
-
-
-def entry(folder: Path) -> list[Path]:
-    about = {"hash": "a", "tree": "b", "subject": "c", "date": "2026-01-01T00:00:00+00:00"}
-    return [*run_file("run.json")(folder / "entry"), *written("entry/commit.json", about)(folder)]
 
 
 def board(folder: Path) -> list[Path]:

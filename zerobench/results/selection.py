@@ -1,15 +1,18 @@
 """Which runs: by keys (--where), by name, the newest of each cell, in the order in which they began.
 
-A run's folder is named PREFIX-ATTEMPT: cell and environment, and a number that grows with every attempt at them. Among
-attempts of one prefix in one folder the number decides; between others the wall clock's `started` does, which may have
-been set back. A *moment* is (started, attempt): the latest start of this attempt and those before it, which gives all
-runs one order.
+A run's folder is named PREFIX-ATTEMPT-TOKEN: cell and environment, a number that grows with every attempt at them in
+one folder, and a random word by which runs of different machines differ (older runs have none). Among attempts of one
+prefix in one folder the number decides, unless two have the same one, as after a merge; between others the wall clock's
+`started` does, which may have been set back. A *moment* is (started, attempt): the latest start of this attempt and
+those before it, which gives all runs one order.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,25 +144,29 @@ def pick(name: str, rows: Sequence[Row], where: str, hint: str = "", left_out: S
 
 Moment = tuple[str, int]
 
+_NAME = re.compile(r"(.+)-(\d+)(?:-x[0-9a-f]{6})?", re.ASCII)
+
 CODE = ("source_hash", "torch_version", "device_class")
 """Columns in which launches of a cell must agree to be the same measurement."""
 
 
 def split(run_id: str) -> tuple[str, int]:
     """Splits a run's name into PREFIX and ATTEMPT; a name without a number is its own prefix, attempt 0."""
-    prefix, _, number = run_id.rpartition("-")
-    return (prefix, int(number)) if prefix and number.isdecimal() else (run_id, 0)
+    found = _NAME.fullmatch(run_id)
+    return (found[1], int(found[2])) if found else (run_id, 0)
 
 
 def moments(runs: Iterable[tuple[str, str]]) -> list[Moment]:
     """Returns the moments of (run_id, started) of one folder, given in the order of a collection or
     sorted by `split`.
     """
+    named = [(*split(run_id), started) for run_id, started in runs]
+    counts = Counter((prefix, number) for prefix, number, _ in named)
+    merged = {prefix for (prefix, _), count in counts.items() if count > 1}
     latest: dict[str, str] = {}
     found = []
-    for run_id, started in runs:
-        prefix, number = split(run_id)
-        latest[prefix] = max(started, latest.get(prefix, ""))
+    for prefix, number, started in named:
+        latest[prefix] = started if prefix in merged else max(started, latest.get(prefix, ""))
         found.append((latest[prefix], number))
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ...config.compose import RefusedError
 from ...sizes import printable
-from .check import check
+from .check import UNJUDGED, check
 from .record import record
 from .rows import UnjudgedError
 
@@ -31,7 +31,8 @@ may be written by hand:
 
 More: zerobench budget record --help, zerobench budget check --help.
 Exit code of check: 0 all within budget, or better; 1 a regression, a missing metric or cell (with --strict also an
-improvement); 2 no budget for this environment, or a cell could not run.
+improvement); 125 no verdict: no budget for this environment, or a cell could not run, so that `git bisect run` skips
+the revision; 2 a wrong option; 130 interrupted.
 """
 
 
@@ -52,4 +53,4 @@ def budget(arguments: list[str]) -> int:
     except (RefusedError, UnjudgedError, OSError, ValueError) as error:
         for line in error.problems if isinstance(error, RefusedError) else [str(error)]:
             print(printable(f"zerobench budget: {line}"), file=sys.stderr)
-        return 2
+        return UNJUDGED if arguments[0] == "check" else 2

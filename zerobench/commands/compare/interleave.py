@@ -24,7 +24,7 @@ import pandas as pd
 
 from ...results import tables
 from ...results.provenance import PACKAGE
-from ...results.selection import in_order, latest
+from ...results.selection import in_order, latest, split
 from ..revisions import GitError, full_hash, git, worktree
 
 RUNS = "results/runs/interleaved"
@@ -96,8 +96,8 @@ def load_side(where: str) -> Side:
 
 
 def _named_alike(found: list[Side]) -> bool:
-    """Returns True if runs of two folders have one name, as the first launches of a cell in each of them do."""
-    names = [name for one in found for name in set(one.runs.get("run_id", ()))]
+    """Returns True if runs of two folders are the same attempt, as the first launches of a cell in each of them are."""
+    names = [name for one in found for name in set(map(split, one.runs.get("run_id", ())))]
     return len(set(names)) < len(names)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...records.palette import CATEGORIES
 from ...sizes import show_bytes
-from ...theory.sources import states_source, volume_source
+from ...theory.strategies import states_source, volume_source
 from .clock import TICKS, phases_of, ticks_of
 from .worlds import EXECUTED, MEASURED, Panel, ReplayWorld, setting_words
 
@@ -153,7 +153,7 @@ def _facts(panel: Panel) -> dict[str, Any]:
     theory, formulas = panel.theory, panel.formulas
     forms = {
         name: {"equation": form.equation, "value": form.value, "numbers": dict(form.numbers),
-               "beside": [[term.name, term.size] for term in form.in_flight]}
+               "beside": [[term.name, term.size] for term in form.beyond]}
         for name, form in formulas.items()
     }  # fmt: skip
     kept = ("run_id", "peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "command", "commit", "torch_version")

@@ -23,17 +23,15 @@ from ...config.cell import CellConfig
 from ...fake_execution import Execution, Limits, execute_all
 from ...host.environment import SIMULATED
 from ...host.terminal import progress_bar
-from ...predict.estimate import training_shapes
+from ...predict.estimate import formulas_of
 from ...rank_record import RankRecord
 from ...results.events import streams_of
 from ...results.selection import latest
 from ...results.tables import Results
-from ...strategies import find, predicts, shape_of, spare_look
+from ...strategies import find, predicts, spare_look
 from ...strategies.spec import StrategySpec
-from ...theory.formula import Formula, from_json, to_json
-from ...theory.in_flight import bounded_states
+from ...theory.closed_forms import Formula, from_json, to_json
 from ...theory.strategy import StrategyTheory
-from ...theory.volume import bounded_volume
 
 MEASURED, EXECUTED = "measured", "executed"
 
@@ -210,9 +208,7 @@ def _formulas(config: CellConfig, record: RankRecord) -> str | None:
     """Returns the closed forms of a cell as a run's row has them; None where theory has none."""
     if not predicts(config.strategy.values()):
         return None
-    strategy, shapes, groups = shape_of(config.strategy.values()), training_shapes(config), config.groups
-    forms = bounded_states(strategy, record.schedule, groups, *shapes, config.offload.theory_shape())
-    return to_json(forms | {"volume": bounded_volume(strategy, record.schedule, groups)})
+    return to_json(formulas_of(config, record.schedule))
 
 
 NUMBERS = ("peak_bytes", "states_bytes", "wire_bytes", "volume_psi", "formulas", "run_id", "command")
