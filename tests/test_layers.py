@@ -33,7 +33,7 @@ LAYERS = {
         {"__main__"},
     ],
     "zerobench.zero": [
-        {"labels", "fingerprint", "layout", "strides", "precision"},
+        {"labels", "layout", "precision"},
         {"comm", "arena"},
         {"modules"},
         {"parameters", "activations"},
@@ -41,11 +41,11 @@ LAYERS = {
         {"gradients"},
         {"units"},
         {"optim"},
-        {"options", "option_words", "checkpoint", "attributes"},
+        {"options", "checkpoint", "attributes"},
         {"strategy"},
         {"stage1"},
         {"stage2", "megatron"},
-        {"stage3", "stage1_offloaded"},
+        {"stage3"},
         {"__init__"},
     ],
     "zerobench.theory": [
@@ -206,7 +206,7 @@ PLANTED = {
     ),
     "a circle inside a package": ("results/selection.py", "from .tables import load", "results: a circle"),
     "a circle inside a deep one": (
-        "zero/offload/disk/checksum.py",
+        "zero/offload/disk/io_threads.py",
         "from . import file_store",
         "offload.disk: a circle",
     ),

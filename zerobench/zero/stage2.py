@@ -9,6 +9,11 @@ reduction is done; what remains, until the update, is the own shard of the mean:
 
 In fp32: 4ψ parameters + 4ψ/N gradients + 8ψ/N optimizer states for Adam, and two buckets in flight.
 In half precision with fp32 masters: 2ψ + 2ψ/N + 12ψ/N.
+
+ZeRO-1 whose gradients leave the device as they are reduced (ZeRO-Offload, offload/cpu.py and offload/nvme.py).
+
+Nothing of them stays, so of whole ones there is a bucket at a time, as in stage 2: what is left of stage 1 is its name,
+by which people ask for it, and that the rows of the paper's table 1 are of it.
 """
 
 from __future__ import annotations
@@ -80,3 +85,9 @@ class Stage2(Stage1):
 
     def new_bucket(self, unit: Unit) -> GradientBucket:
         return ShardedBucket(unit, self.comm, self.options.reduce_with, self.placement.new_sink(unit))
+
+
+class StreamedStage1(Stage2):
+    """Stage 1 with gradients that stream."""
+
+    stage = 1

@@ -42,8 +42,7 @@ from .modules.wrapping import (
 from .options import AUTO
 from .parameters.absent import Hiding, let_look
 from .stage2 import Stage2
-from .units.adoption import adopt_group
-from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit
+from .units.gathered_unit import FREED, IN_PARTS, UNHEARD, GatheredUnit, adopt_group
 from .units.root import Root
 from .units.unit import Unit
 

@@ -33,14 +33,13 @@ from .gradients.access import GradientFace
 from .gradients.flow import GradientFlow
 from .modules import meta_init
 from .modules.wrapping import Hook
-from .offload.build import placement_for
+from .offload import placement_for
 from .optim.delayed_update import UpdateSchedule
 from .optim.segments import OptimizerSegment
 from .optim.update import Update
 from .options import Options
 from .parameters.absent import as_they_are
-from .parameters.loading import take_loads
-from .parameters.writes import Writes
+from .parameters.writes import Writes, take_loads
 from .precision import LossScaler
 from .units.unit import Unit
 

@@ -24,7 +24,7 @@ from torch import nn
 from .. import labels
 from ..optim.segments import OptimizerSegment
 from .metadata import IMPLEMENTATION, buffers_of, decode, is_elements, saved_order
-from .planner import Flat
+from .operations import Flat
 from .safetensors import DTYPES
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ..layout import MemoryOrder
 from ..optim.segments import OptimizerSegment
-from ..strides import MemoryOrder
 from .safetensors import DTYPES
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ scaled, so are these segments; `full_gradient`, `set_full_gradient` and `gradien
 clipping in: they speak of what the optimizer gets. Segments say their `scale`. Gradients kept back by no_sync are not
 means yet: that is refused. DeepSpeed has safe_get_full_grad and safe_set_full_grad, FSDP2 has `.grad`, a DTensor:
 docs/how-to/gradients.md.
+
+The reduced gradients of an engine between `backward` and `step`, where they lie, to be looked at.
 """
 
 from __future__ import annotations
@@ -21,13 +23,48 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..layout import MemoryOrder
 from ..precision import norm_over_ranks, sum_of_powers
-from ..strides import MemoryOrder
-from .read_reduced import reduced_gradients, replicas
 
 if TYPE_CHECKING:
     from ..optim.segments import OptimizerSegment
     from ..strategy import Strategy
+
+
+def reduced_gradients(engine: Strategy) -> Iterator[torch.Tensor]:
+    """(numel,) each, in their own dtype and tier, still multiplied by the loss scale: this rank's part of the means
+    over the ranks. A tensor is to be read before the next is asked for. No collective, and nothing is changed.
+
+    Of the ranks that share a shard each yields another part; replicas yield the same (`replicas`).
+    """
+    for bucket in engine.gradients.buckets:
+        bucket.settle()
+    for tile in filter(None, engine.update.tiles):
+        there = [segment for segment in tile if _has_come(engine, segment)]
+        before = [segment.used for segment in there]
+        for segment in there:  # ranks agree on what was used in `step`; of a unit that was reduced all of it is there
+            segment.used = True
+        try:
+            with tile[0].shard_range.reading():
+                for segment in there:
+                    gradient = segment.gradient()
+                    assert gradient is not None
+                    yield gradient
+        finally:
+            for segment, used in zip(there, before, strict=True):
+                segment.used = used
+
+
+def replicas(engine: Strategy) -> int:
+    """How many ranks hold the same part."""
+    return engine.comm.ranks // engine.comm.size
+
+
+def _has_come(engine: Strategy, segment: OptimizerSegment) -> bool:
+    """Reduced; or, on one rank alone, where nothing is sent, written."""
+    if segment.bucket.is_alone:
+        return segment.segment.parameter in engine.update.used
+    return segment.bucket.is_reduced
 
 
 @dataclass(frozen=True)
@@ -109,7 +146,7 @@ class GradientFace:
                 one.gradient.copy_(one.part_of(value).to(one.gradient.device).double() / one.scale)
 
     def reduced_gradients(self: Any) -> Iterator[torch.Tensor]:
-        """This rank's part of the means, where they lie: see read_reduced.py."""
+        """This rank's part of the means, where they lie: see access.py."""
         return reduced_gradients(self)
 
     @property

@@ -24,8 +24,8 @@ import torch
 from torch import nn, optim
 
 from .. import labels
-from ..fingerprint import fingerprint
 from ..layout import Layout, Segment
+from ..parameters.versions import fingerprint
 
 if TYPE_CHECKING:
     from ..units.unit import Unit
