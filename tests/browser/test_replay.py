@@ -17,7 +17,7 @@ from zerobench.commands.replay.clock import ticks_of
 from zerobench.commands.replay.page import write_page
 from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds
 from zerobench.records import CATEGORIES, EventRow
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 from zerobench.sizes import show_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"

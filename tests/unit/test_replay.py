@@ -14,12 +14,11 @@ import zerobench
 from zerobench import cli
 from zerobench.commands.replay import command, page
 from zerobench.commands.replay.clock import TICKS, ticks_of
-from zerobench.commands.replay.executed import executed_worlds
 from zerobench.commands.replay.film import reels_of, write_film
 from zerobench.commands.replay.page import NUMBERS, WORDS, data_of, inflated
-from zerobench.commands.replay.worlds import ReplayWorld, recorded_worlds
+from zerobench.commands.replay.worlds import ReplayWorld, executed_worlds, recorded_worlds
 from zerobench.records import CATEGORIES
-from zerobench.results.event_sums import live_bytes
+from zerobench.results.events import live_bytes
 
 RECORDED = Path(__file__).parents[2] / "results/replay"
 DATA = re.compile(r'(?<=id="data">)(.*?)(?=</script>)', re.DOTALL)

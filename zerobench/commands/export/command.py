@@ -12,7 +12,8 @@ from ...results.options import Parser, add_options
 from ...results.selection import chosen as chosen_runs
 from ...results.selection import latest
 from ...sizes import printable, show_count
-from . import perfetto, tensorboard, wandb_lines
+from .curves import write_tensorboard, write_wandb
+from .perfetto import write_perfetto
 from .table import TEXTS, note_of, select, to_latex
 
 
@@ -26,9 +27,9 @@ LATEX = "latex"
 
 FILES: dict[str, Callable[[tables.Results, Path], str]] = {
     "parquet": collect,
-    "tensorboard": tensorboard.write,
-    "wandb": wandb_lines.write,
-    "perfetto": perfetto.write,
+    "tensorboard": write_tensorboard,
+    "wandb": write_wandb,
+    "perfetto": write_perfetto,
 }
 """Format -> function that writes runs to --out, and returns a sentence on what it wrote."""
 

@@ -26,9 +26,9 @@ from typing import Any
 import pandas as pd
 
 from ...records import CATEGORIES, TIERS
-from ...results.event_sums import live_bytes
+from ...results.events import collectives_of, live_bytes, streams_of
 from ...results.tables import Results
-from .scalars import rows_of
+from .curves import rows_of
 
 Entry = dict[str, Any]
 
@@ -53,7 +53,7 @@ class TraceSpan:
     facts: Entry = field(default_factory=dict)
 
 
-def write(results: Results, out: Path) -> str:
+def write_perfetto(results: Results, out: Path) -> str:
     """Writes one trace of all ranks of all runs; gzip where `out` ends so. Raises ValueError without any events."""
     told = [run for run in rows_of(results) if (results.events["run_id"] == run["run_id"]).any()]
     if not told:
@@ -62,9 +62,9 @@ def write(results: Results, out: Path) -> str:
     ranks = 0
     for run in told:
         events = results.events[results.events["run_id"] == run["run_id"]]
-        for rank, mine in events.groupby("rank"):
+        for rank, mine in streams_of(events).items():
             ranks += 1
-            entries += process(ranks, f"{run['run_id']} rank {rank}", mine.sort_values("index"))
+            entries += process(ranks, f"{run['run_id']} rank {rank}", mine)
     text = json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}, allow_nan=False, default=_plain)
     out.parent.mkdir(parents=True, exist_ok=True)
     aside = out.with_name(f".{out.name}")
@@ -138,22 +138,18 @@ def _is_inside(name: str, module: str) -> bool:
 
 
 def _collectives(rows: list[Any], phases: list[TraceSpan]) -> Iterator[TraceSpan]:
-    waits = {row.operation: row.seconds for row in rows if row.kind == "wait"}
-    launches: dict[int, list[Any]] = {}
-    for row in rows:
-        if row.kind == "launch":
-            launches.setdefault(int(row.operation), []).append(row)
-    for operation, mine in launches.items():
-        first = mine[0]
-        end = waits.get(operation)
-        if end is None:
-            end = next((one.end for one in reversed(phases) if one.begin <= first.seconds), first.seconds)
+    for one in collectives_of(rows):
+        first = one.launches[0]
+        if one.end >= 0:
+            end = rows[one.end].seconds
+        else:
+            end = next((phase.end for phase in reversed(phases) if phase.begin <= first.seconds), first.seconds)
         facts = {
-            "payload_bytes": sum(row.bytes for row in mine), "wire_bytes": sum(row.wire_bytes for row in mine),
-            "between_nodes_bytes": sum(row.between_bytes for row in mine), "operations": sum(row.calls for row in mine),
+            "payload_bytes": one.total("bytes"), "wire_bytes": one.total("wire_bytes"),
+            "between_nodes_bytes": one.total("between_bytes"), "operations": one.total("calls"),
             "operator": first.operator, "dtype": first.dtype, "ranks": first.group_size, "source": first.source,
         }  # fmt: skip
-        yield TraceSpan("collectives", f"{first.collective} {first.unit}".strip(), first.seconds, end, facts)
+        yield TraceSpan("collectives", one.name, first.seconds, end, facts)
 
 
 def _units(rows: list[Any], end: float) -> Iterator[TraceSpan]:

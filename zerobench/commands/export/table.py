@@ -8,7 +8,7 @@ number that has an interval carries it: 83.6 [77.1, 90.2]. A cell that is not ok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -20,6 +20,7 @@ from ...config.cell import CellConfig
 from ...config.names import name_cells
 from ...records.describe import unit_of
 from ...results import selection, tables
+from ...results.grid import Grid
 from ...results.printed_table import CODED, ONE_MEMORY, shares_memory
 from ...results.summary import summarize
 from ...sizes import escape_control, printable
@@ -85,13 +86,8 @@ def to_markdown(frame: pd.DataFrame) -> str:
             else str(value)
         )
 
-    lines = [_pipes(frame.columns), "|" + " --- |" * len(frame.columns)]
-    lines += [_pipes(show(v) for v in row) for row in frame.itertuples(index=False)]
-    return "\n".join(lines) + "\n"
-
-
-def _pipes(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(escape_control(cell).replace("|", "\\|") for cell in cells) + " |"
+    rows = [[show(value) for value in row] for row in frame.itertuples(index=False)]
+    return Grid(list(frame.columns), rows).markdown(sides=False)
 
 
 FORMULA = ("=", "+", "-", "@")

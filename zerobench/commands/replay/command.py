@@ -142,8 +142,8 @@ def _with_ranks(world: ReplayWorld, ranks: Sequence[int] | None) -> ReplayWorld:
 
 def _write_page(to: Path, worlds: list[ReplayWorld], wanted: list[int] | None, jobs: int | None) -> None:
     from ...sizes import show_bytes, show_count
-    from .executed import executed_worlds
     from .page import write_page
+    from .worlds import executed_worlds
 
     there = {world.ranks for world in worlds}
     powers = [2**power for power in range(1, MOST.bit_length())]

@@ -18,11 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
+from ...host.terminal import progress_bar
 from ...records.palette import CATEGORIES
-from ...results.event_sums import live_bytes
+from ...results.events import collectives_of, live_bytes
 from ...sizes import show_bytes
 from .clock import TICKS, phases_of, ticks_of
 from .worlds import Panel, ReplayWorld
@@ -65,15 +64,10 @@ class Reel:
 
 def flights_of(events: pd.DataFrame) -> list[tuple[int, int, str]]:
     """Returns of each collective the event of its first launch, that of its wait or -1, and its words."""
-    waits = dict(reversed([(one, place) for place, one in events.loc[events["kind"] == "wait", "operation"].items()]))
-    found = []
-    launches = events[events["kind"] == "launch"]
-    for operation, mine in launches.groupby("operation", sort=False):
-        first = mine.iloc[0]
-        name = f"{first['collective']} {first['unit']}".replace("_", "-").strip()
-        words = f"{name}, {show_bytes(int(mine['bytes'].sum()))}"
-        found.append((int(mine.index[0]), int(str(waits.get(operation, -1))), words))
-    return found
+    return [
+        (one.begin, one.end, f"{one.name.replace('_', '-')}, {show_bytes(int(one.total('bytes')))}")
+        for one in collectives_of(list(events.itertuples(index=False)))
+    ]
 
 
 def write_film(to: Path, world: ReplayWorld, seconds: float) -> None:
@@ -85,13 +79,11 @@ def write_film(to: Path, world: ReplayWorld, seconds: float) -> None:
     update = _drawn(figure, reels, world)
     writer: AbstractMovieWriter = PillowWriter(fps) if to.suffix == ".gif" else FFMpegWriter(fps, bitrate=2400)
     ticks = np.linspace(0, TICKS, max(2, round(seconds * fps)))
-    with writer.saving(figure, str(to), dpi):
-        console = Console(stderr=True)
-        for tick in track(
-            ticks, f"drawing {to.name}", console=console, transient=True, disable=not console.is_terminal
-        ):
+    with writer.saving(figure, str(to), dpi), progress_bar(f"drawing {to.name}", len(ticks), "frames") as advance:
+        for tick in ticks:
             update(float(tick))
             writer.grab_frame()
+            advance()
 
 
 def reels_of(world: ReplayWorld) -> list[Reel]:

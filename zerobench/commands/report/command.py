@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import Progress
 
 from ...host.installed import installed_version
+from ...host.terminal import progress_bar
 from ...results.markup import Html, details, grid, h, join
 from ...results.options import Parser, add_options
 from ...results.selection import chosen as chosen_runs
@@ -218,9 +217,8 @@ def _about_runs(
 
 
 def _accounts(runs: Sequence[ReportedRun]) -> Html:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("accounts", total=len(told_of(runs, ok=True)))
+    with progress_bar("accounts", len(told_of(runs, ok=True)), "runs") as advance:
         said = h(
             "p", "Memory, traffic and time of each run as `zerobench show` prints them, with residuals.", class_="dim"
         )
-        return join([said, accounts(runs, lambda: progress.advance(task))])
+        return join([said, accounts(runs, advance)])
