@@ -204,7 +204,7 @@ PLANTED = {
         'def f():\n    importlib.import_module("..sweep.cell", __package__)',
         "records imports sweep from above",
     ),
-    "a circle inside a package": ("results/attempts.py", "from .tables import load", "results: a circle"),
+    "a circle inside a package": ("results/selection.py", "from .tables import load", "results: a circle"),
     "a circle inside a deep one": (
         "zero/offload/disk/io_threads.py",
         "from . import file_store",

@@ -14,9 +14,8 @@ from ...config.identity import LOCAL, work_id
 from ...config.names import differences
 from ...config.names import show_value as show_config
 from ...results import selection
-from ...results.conditions import add_options
+from ...results.options import Parser, add_options
 from ...sizes import printable
-from ..arguments import Parser
 from ..status_table import code_of
 from .comment import write_check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, read_budget
