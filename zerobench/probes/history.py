@@ -69,7 +69,7 @@ class History:
     births: deque[Birth] = field(default_factory=lambda: deque(maxlen=ENTRIES))
 
 
-class Replay:
+class IntervalReplay:
     """An interval, event by event. `totals`: live bytes by tier and category."""
 
     def __init__(self, interval: Interval) -> None:
@@ -96,7 +96,7 @@ class Replay:
 
 def alive_after(interval: Interval, last: int) -> list[tuple[int, StorageRecord, str]]:
     """Returns the device's storages alive after event number `last`, with their categories then, largest first."""
-    replay = Replay(interval)
+    replay = IntervalReplay(interval)
     for event in interval.events[: last + 1]:
         replay.take(event)
     here = [(size, stored) for stored, size in replay.sizes.items() if size and stored.tier == labels.DEVICE]
@@ -115,7 +115,7 @@ class IntervalSums:
 
     def add(self, whole: str, interval: Interval) -> int:
         """Adds an interval to the extremes of each phase and of `whole`. Returns its own peak, -1 without any."""
-        replay, births, instants = Replay(interval), Births(), list[Instant]()
+        replay, births, instants = IntervalReplay(interval), Births(), list[Instant]()
         on_device, best_at, states_at = replay.totals[labels.DEVICE], -1, -1
         best = self.extremes.setdefault(whole, Extremes())
         self._see_elsewhere(replay, whole, whole)
@@ -142,7 +142,7 @@ class IntervalSums:
         self.timeline = thin_out(instants, INSTANTS)
         return max((instant.totals.total() for instant in instants), default=-1)
 
-    def _instant(self, number: int, event: Event, began: float, replay: Replay, whole: str) -> Instant:
+    def _instant(self, number: int, event: Event, began: float, replay: IntervalReplay, whole: str) -> Instant:
         """Returns the instant after an event, and takes the sum of device and host memory into account."""
         on_device = replay.totals[labels.DEVICE]
         others = {tier: replay.totals[tier].total() for tier in TIERS[1:]}
@@ -151,7 +151,7 @@ class IntervalSums:
             self.in_memory[name] = max(self.in_memory[name], together)
         return Instant(number, event.at - began, event.phase, on_device.copy(), others)
 
-    def _see_elsewhere(self, replay: Replay, *names: str) -> None:
+    def _see_elsewhere(self, replay: IntervalReplay, *names: str) -> None:
         for tier in TIERS[1:]:
             if replay.totals[tier].total():
                 for name in names:
