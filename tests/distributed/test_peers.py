@@ -17,7 +17,7 @@ from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.records import CATEGORIES
 from zerobench.results import tables
-from zerobench.strategies.peer_options import WITHOUT_RULE
+from zerobench.strategies.options import WITHOUT_RULE
 from zerobench.sweep import cell as cells
 
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs the extra `peers`")

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..probes.dtensor import parts_of
-from ..probes.labeling import label_parts
+from ..probes.labeling import label_parts, parts_of
 from ..probes.ledger import Ledger
 from ..zero import labels
 from .unrelated_tensors import is_apart, living_tensors

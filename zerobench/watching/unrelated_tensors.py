@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..probes.dtensor import parts_of
+from ..probes.labeling import parts_of
 
 _apart: dict[int, StorageWeakRef] = {}
 """Address of a storage -> a weak reference to it, without which the address could be another one's by now."""
