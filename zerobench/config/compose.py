@@ -44,7 +44,7 @@ from .sweeper import Proposed
 from .unknown_keys import stray_keys
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """The command line makes no sweep; `problems` says why, a sentence each."""
 
     def __init__(self, problems: list[str]) -> None:

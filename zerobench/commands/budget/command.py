@@ -4,14 +4,11 @@ checked against them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from ...config.compose import RefusedError
-from ...sizes import printable
+from ..arguments import verb
 from .check import check
 from .record import record
-from .rows import UnjudgedError
 
 USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
@@ -35,6 +32,7 @@ improvement); 2 no budget for this environment, or a cell could not run.
 """
 
 
+@verb
 def budget(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     verbs: dict[str, Callable[[list[str]], int]] = {"record": record, "check": check}
@@ -43,13 +41,8 @@ def budget(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0] not in verbs:
         what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
-        print(printable(f"zerobench budget: {what}; see zerobench budget --help"), file=sys.stderr)
-        return 2
+        raise ValueError(f"{what}; see zerobench budget --help")
     try:
         return verbs[arguments[0]](arguments[1:])
     except KeyboardInterrupt:
         return 130
-    except (RefusedError, UnjudgedError, OSError, ValueError) as error:
-        for line in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(printable(f"zerobench budget: {line}"), file=sys.stderr)
-        return 2

@@ -23,7 +23,7 @@ from ...launch.start_ranks import Interrupted, Outcome
 from ...results.fitted_table import plain_table
 from ...results.provenance import device_class, machine, started
 from ...sizes import parse_bytes, printable, show_bytes
-from ..arguments import Parser
+from ..arguments import Parser, verb
 from .disk import add_arguments, calibrate_disk
 
 FOLDER = Path("results/calibration")
@@ -31,20 +31,17 @@ SIZES = "64KiB,256KiB,1MiB,4MiB,16MiB,64MiB"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@verb
 def calibrate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 written, 1 a rank failed, 2 the command was wrong, 130 stopped.
 
     Raises JobError where the processes of a job do not come together.
     """
     chosen = _parser().parse_args(arguments)
-    try:
-        _check(chosen)
-        if chosen.disk is not None:
-            return calibrate_disk(chosen)
-        sizes = _sizes(chosen.sizes, chosen.world_size)
-    except ValueError as error:
-        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
-        return 2
+    _check(chosen)
+    if chosen.disk is not None:
+        return calibrate_disk(chosen)
+    sizes = _sizes(chosen.sizes, chosen.world_size)
     gather()
     try:
         outcome = _run(chosen, sizes)

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def calibrate_disk(chosen: argparse.Namespace) -> int:
     """Returns the exit code: 0 written, 1 the disk failed, 2 the command was wrong, 130 stopped."""
-    try:
-        plan = _plan(chosen)
-    except ValueError as error:
-        print(printable(f"zerobench calibrate: {error}"), file=sys.stderr)
-        return 2
+    plan = _plan(chosen)
     try:
         rows = _measure(plan)
     except KeyboardInterrupt:

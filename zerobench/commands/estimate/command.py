@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...config.compose import RefusedError
 from ...config.names import name_strategies
 from ...fake.as_gpu import ATTENTION_KERNELS
 from ...fake_execution import Execution, Limits, execute_all
@@ -24,8 +23,8 @@ from ...fake_execution.steady_step import steps_of
 from ...fake_execution.target import KINDS
 from ...host.terminal import progress_console
 from ...launch import fork_server
-from ...sizes import parse_bytes, printable
-from ..arguments import Parser
+from ...sizes import parse_bytes
+from ..arguments import Parser, verb
 from .ask import DEFAULTS, DEVICE, Question, ask
 from .published.store import FOLDER
 from .row import LARGEST, EstimateRow, rows_of
@@ -57,6 +56,7 @@ Exit code: 0 all cells were executed, 1 one was not, 2 the command itself was wr
 """
 
 
+@verb
 def estimate(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     chosen = _parser().parse_intermixed_args(arguments)
@@ -72,10 +72,6 @@ def estimate(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("zerobench estimate: stopped; nothing is written", file=sys.stderr)
         return 130
-    except (RefusedError, ValueError) as error:
-        for problem in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(printable(f"zerobench estimate: {problem}"), file=sys.stderr)
-        return 2
     _give(rows, chosen, memory)
     return int(any(row.problem for row in rows))
 

@@ -11,7 +11,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from ...config.compose import RefusedError
 from ...config.schema import Gpt
 from ...fake_execution import Limits, Target, execute_all
 from ...host.terminal import stdout_console
@@ -19,7 +18,7 @@ from ...results.column_choice import add_columns
 from ...results.fitted_table import plain_table
 from ...results.provenance import source_hash
 from ...sizes import parse_bytes, printable, show_bytes, show_count
-from ..arguments import Parser
+from ..arguments import Parser, verb
 from .axis import Axis
 from .candidates import Candidate, candidates, compose, words_of
 from .capacity import RESERVE, Capacity
@@ -53,24 +52,17 @@ The peak is that of a step: a model that is built whole before it is partitioned
 """
 
 
+@verb
 def plan(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code: 0 something fits, 1 nothing does, 2 the command was wrong."""
     parser = _parser()
     chosen = parser.parse_intermixed_args(arguments)
     goal = GOALS[chosen.goal]
-    try:
-        capacity = _capacity(chosen)
-        words, axes = words_of(chosen.overrides, chosen.gpus)
-        cells = compose(_candidates(axes, goal, capacity), words)
-        _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
-        target = Target(chosen.device)
-    except RefusedError as refused:
-        for problem in refused.problems:
-            print(printable(f"zerobench plan: {problem}"), file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(printable(f"zerobench plan: {error}"), file=sys.stderr)
-        return 2
+    capacity = _capacity(chosen)
+    words, axes = words_of(chosen.overrides, chosen.gpus)
+    cells = compose(_candidates(axes, goal, capacity), words)
+    _check(goal, chosen, [cell.config.model for cell in cells.values()], chosen.overrides)
+    target = Target(chosen.device)
     axis = _axis(goal, chosen)
     execute = partial(execute_all, target=target, jobs=chosen.jobs, limits=LIMITS)
     with progress() as tell:
