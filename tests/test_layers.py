@@ -25,7 +25,7 @@ LAYERS = {
         {"rank_record", "plots"},
         {"worker"},
         {"launch", "fake_execution"},
-        {"sweep", "published"},
+        {"sweep"},
         {"watching", "dispatch", "trials"},
         {"commands"},
         {"cli", "gate"},

@@ -31,6 +31,10 @@ from hypothesis import strategies as st
 
 from tests.cells import cell
 from tests.unit.test_status_show_prune import make
+from validation import store
+from validation.gpu_suite import suite
+from validation.published_runs import runs as published_runs
+from validation.table1 import CellRow, StatesRow
 from zerobench import cli, data
 from zerobench.calibrate.collectives import load_calibration
 from zerobench.calibrate.disk import load_disk_calibration
@@ -134,6 +138,10 @@ GPT2 = {
     "model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32,
     "architectures": ["GPT2LMHeadModel"],
 }  # fmt: skip
+SUITE = {
+    "about": {"code": "x", "torch": "2", "device_class": "cpu", "small": True},
+    "sections": {"probe": {"cells": [{"name": "x", "status": "ok"}]}},
+}
 
 # -- readers ------------------------------------------------------------------------------------------------
 
@@ -213,6 +221,11 @@ READERS: dict[str, Reader] = {
     "noise": Reader(copied("noise"), lambda folder, _: noise_floor.read(folder)),
     "calibration": Reader(copied("calibration/cpu"), lambda _, path: load_calibration(path.parent)),
     "calibration of a disk": Reader(copied("calibration/disk"), lambda _, path: load_disk_calibration(path.parent)),
+    "published runs": Reader(copied("published_runs/training.csv"), lambda _, path: published_runs.read(path)),
+    "table 1": Reader(
+        copied("table1"), lambda _, path: store.read(path, CellRow if path.name == "cells.csv" else StatesRow)
+    ),
+    "suite": Reader(written("suite.json", SUITE), lambda _, path: suite._read(path)),
     "weights": Reader(weights, _weights, imports=True),
     "huggingface's config.json": Reader(
         written("config.json", GPT2), lambda _, path: read_config(str(path), {}), imports=True

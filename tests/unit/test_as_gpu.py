@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.cells import cell
-from tests.equality.variants import VARIANTS
+from validation.variants import VARIANTS
 from zerobench.config import schema_training
 from zerobench.fake import world_of_tensors
 from zerobench.fake.as_gpu import BLAS_WORKSPACE, Allocations, as_gpu

@@ -57,6 +57,12 @@ def test_witnesses_that_disagree_are_named_for_peers_too(strategy: str, columns:
     assert said_of(strategy, **columns) == sentence
 
 
+def test_kernels_scratch_is_larger_in_half_precision() -> None:
+    for precision, most in (("fp32", 105_000), ("bf16", 524_288)):
+        assert said_of(outside_ledger_bytes=most - 200, precision=precision) == ""
+        assert "of kernels or other threads" in said_of(outside_ledger_bytes=most + 200, precision=precision)
+
+
 def test_libraries_of_a_peer_may_take_memory_beside_the_ledger_and_the_accounted_pass() -> None:
     columns = {"outside_ledger_bytes": MIB, "timed_allocator_peak_bytes": 10 * MIB + 400 * 1024}
     assert said_of("zero_redundancy", **columns) == ""

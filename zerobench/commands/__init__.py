@@ -8,8 +8,5 @@ compare, noise         differences between runs (compare/comparison.py, paired.p
                        (noise_floor.py)
 budget                 limits and sentences (budget/judge.py), their files (budget/file.py) and reports (report.py)
 bisect, history        the commit that moved a metric, figures over commits (revisions.py: git and worktrees)
-versions               the same loops under several releases of torch
 dry_run                the runs that a sweep would start
-codes                  the error of ZeRO++'s quantization in weights and gradients
-gpu_suite              a survey of a GPU: the sections of gpu_suite/
 """

@@ -22,6 +22,9 @@ LINKS_SHARE = 0.05
 OUTSIDE_SHARE, OUTSIDE_BYTES = 0.01, 64 * 1024
 """Kernels' scratch: a fraction of the peak, and at least so many bytes."""
 
+OUTSIDE_BYTES_ELSE = 512 * 1024
+"""Scratch in half precision: oneDNN repacks the operands of a product, 0.2 MiB for one of 512 x 64 and 64 x 256."""
+
 IMPOSSIBLE = "which cannot be: the ledger counts memory that the allocator does not hold, so it has missed a free"
 """Said of an outside_ledger_bytes that is far below 0."""
 
@@ -138,7 +141,8 @@ def _allocator(row: RunRow) -> Iterator[str]:
     ours = row.predicted_states_bytes is not None  # memory of a peer's libraries is not predicted
     if peak is None:
         return
-    if ours and outside is not None and outside > max(OUTSIDE_BYTES, OUTSIDE_SHARE * peak):
+    scratch = OUTSIDE_BYTES if row.precision == "fp32" else OUTSIDE_BYTES_ELSE
+    if ours and outside is not None and outside > max(scratch, OUTSIDE_SHARE * peak):
         yield f"outside the ledger: {outside:,} B that the allocator alone has seen, of kernels or other threads"
     # arrays of numpy and a loader's shared memory, which inputs may be made of, are in no allocator
     if outside is not None and outside < -(OUTSIDE_BYTES + (row.max_inputs_bytes or 0)):

@@ -26,7 +26,6 @@ from ...launch import fork_server
 from ...sizes import parse_bytes
 from ..arguments import Parser, verb
 from .ask import DEFAULTS, DEVICE, Question, ask
-from .published.store import FOLDER
 from .row import LARGEST, EstimateRow, rows_of
 from .show import show
 from .write import FORMATS, write
@@ -46,7 +45,6 @@ KEY=VALUE are a sweep's own keys, several values with commas; `zerobench --help 
   zerobench estimate model=huggingface huggingface.architecture=llama huggingface.layers=16 huggingface.hidden=2048
   zerobench estimate model=huggingface huggingface.config=path/to/config.json precision=bf16 --attention flash
   zerobench estimate model=gpt2_124m --format json --out estimates.json --figure estimates.svg
-  zerobench estimate --published runs.csv --out errors.csv       others' measured peaks, each beside its estimate
   python mine.py estimate model=mine strategy=ddp,zero3            (a script that registers a model of your own)
 
 How to read it: peak is the most that lives at one instant on the fullest rank, and the parts below it add up to it at
@@ -62,8 +60,6 @@ def estimate(arguments: list[str]) -> int:
     chosen = _parser().parse_intermixed_args(arguments)
     fork_server.start()  # it loads while cells are composed
     try:
-        if chosen.published is not None:
-            return _published(chosen)
         memory = parse_bytes(chosen.device_memory) if chosen.device_memory else None
         _check(chosen)
         words = [*(["--config-dir", chosen.config_dir] if chosen.config_dir else []), *chosen.overrides]
@@ -120,23 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="written there instead of standard output")
     add("--figure", type=Path, metavar="FILE", help="stacked bars by part: .svg, .png or .pdf")
     add("--jobs", type=int, help="cells at a time (default: one per core)")
-    add("--published", type=Path, metavar="CSV", help="a file of published runs, compared row by row into --out")
-    words = "with --published: what was executed already, so that it goes on where it stopped (default: %(default)s)"
-    add("--cache", type=Path, metavar="DIR", default=FOLDER, help=words)
     add("--timeout", type=float, default=Limits().seconds, metavar="S", help="seconds per cell (default: %(default)g)")
     return parser
-
-
-def _published(chosen: argparse.Namespace) -> int:
-    """Compares a file of published runs."""
-    from .published.command import published  # what builds models is needed there alone
-
-    _check(chosen)
-    if chosen.overrides:
-        raise ValueError(f"{chosen.overrides[0]}: --published takes every key from its file; leave it out")
-    if chosen.out is None:
-        raise ValueError("--published: name the file for the errors with --out, as errors.csv")
-    return published(chosen.published, chosen.out, chosen.cache, chosen.jobs, Limits(seconds=chosen.timeout))
 
 
 def _check(chosen: argparse.Namespace) -> None:
