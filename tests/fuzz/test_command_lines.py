@@ -25,9 +25,9 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from zerobench.config import compose
-from zerobench.config.bounds import LIMITS
 from zerobench.config.cell import Cell, CellConfig
 from zerobench.config.compose import RefusedError, compose_cells
+from zerobench.config.keys import KEYS
 from zerobench.config.names import name_cells
 from zerobench.config.overrides import Overrides
 from zerobench.config.schema import SCHEMAS, Config, config_dir, store_schemas, strategy_choices
@@ -85,7 +85,7 @@ def value(key: str, kind: Any) -> st.SearchStrategy[str]:
         return st.one_of(st.sampled_from(("true", "false")), *none)
     if base not in (int, float):
         return st.sampled_from(("a", "'b c'", "null", "auto"))
-    least, most = LIMITS.get(key, (0, 64))
+    least, most = (key in KEYS and KEYS[key].limits) or (0, 64)
     beyond = st.sampled_from((least, most, least - 1, most + 1, 0, -1))
     if base is int:
         within = st.integers(int(least), int(min(most, 65536)))

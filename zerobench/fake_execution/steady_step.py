@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from .. import strategies
 from ..config.cell import CellConfig
-from ..config.offload import CpuOffload
 from ..config.schema import Measure
+from ..config.schema_memory import CpuOffload
 
 
 def settled(config: CellConfig) -> CellConfig:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ..config.cell import CellConfig
-from ..config.optimizers import default_implementation
+from ..config.schema_training import default_implementation
 from ..fake.as_gpu import ATTENTION_KERNELS, BLAS_WORKSPACE, Allocations, as_gpu
 
 KINDS = ("cpu", "cuda")

@@ -9,13 +9,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .options import MIB, StrategyOptions
+from ..sections import Key
+from .options import (
+    ACCUMULATE,
+    BUCKET_BYTES,
+    GRADIENT_AS_BUCKET_VIEW,
+    MIB,
+    PERSISTENCE_NUMEL,
+    PREFETCH,
+    StrategyOptions,
+)
 from .spec import Tuning
 
 WITHOUT_RULE: dict[str, tuple[str, ...]] = {
     "sgd": ("fused",), "adagrad": ("fused",), "rprop": ("foreach", "loop"),
 }  # fmt: skip
 """Optimizer -> implementations of operators that torch 2.13 cannot apply to the shards of fsdp2, which are DTensors."""
+
+
+TUNED = Key("null options have the values that serve this harness's models, not the peer's defaults")
+REDUCE_BUCKET_NUMEL = Key(
+    "DeepSpeed's reduce_bucket_size", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
+)
+OVERLAP_COMM = Key(
+    "DeepSpeed's overlap_comm: a second bucket, filled while the first travels", deepspeed="`overlap_comm`"
+)
 
 
 @dataclass
@@ -25,11 +43,15 @@ class Fsdp2(StrategyOptions):
     """
 
     name: str = "fsdp2"
-    tuned: bool = False
-    accumulate: str = "every"
-    prefetch: int | None = None
-    async_gather: bool | None = None
-    sum_gradients: bool | None = None
+    tuned: bool = TUNED(False)
+    accumulate: str = ACCUMULATE("every")
+    prefetch: int | None = PREFETCH(None)
+    async_gather: bool | None = Key(
+        "FSDP2's gathers do not block without CUDA streams", torch="`_set_unshard_async_op`"
+    )(None)
+    sum_gradients: bool | None = Key(
+        "gradients are summed and then divided, not averaged on the way", torch="`set_force_sum_reduction_for_comms`"
+    )(None)
 
 
 @dataclass
@@ -44,11 +66,14 @@ class ZeroRedundancy(StrategyOptions):
     """torch's ZeroRedundancyOptimizer over DistributedDataParallel."""
 
     name: str = "zero_redundancy"
-    tuned: bool = False
-    accumulate: str = "last"
-    bucket_bytes: int = 25 * MIB
-    gradient_as_bucket_view: bool | None = None
-    parameters_as_bucket_view: bool | None = None
+    tuned: bool = TUNED(False)
+    accumulate: str = ACCUMULATE("last")
+    bucket_bytes: int = BUCKET_BYTES(25 * MIB)
+    gradient_as_bucket_view: bool | None = GRADIENT_AS_BUCKET_VIEW(None)
+    parameters_as_bucket_view: bool | None = Key(
+        "parameters are views of ZeroRedundancyOptimizer's buckets",
+        torch="ZeroRedundancyOptimizer `parameters_as_bucket_view`",
+    )(None)  # fmt: skip
 
 
 @dataclass
@@ -56,10 +81,12 @@ class DeepspeedZero1(StrategyOptions):
     """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
 
     name: str = "deepspeed_zero1"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    multi_rank_allreduce: bool | None = None
-    overlap_comm: bool | None = None
+    tuned: bool = TUNED(False)
+    reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
+    multi_rank_allreduce: bool | None = Key(
+        "DeepSpeed's use_multi_rank_bucket_allreduce", deepspeed="`use_multi_rank_bucket_allreduce`"
+    )(None)
+    overlap_comm: bool | None = OVERLAP_COMM(None)
 
 
 @dataclass
@@ -74,13 +101,22 @@ class DeepspeedZero3(StrategyOptions):
     """DeepSpeed's ZeRO-3."""
 
     name: str = "deepspeed_zero3"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    prefetch_numel: int | None = None
-    persistence_numel: int | None = None
-    max_live_numel: int | None = None
-    max_reuse_numel: int | None = None
-    overlap_comm: bool | None = None
+    tuned: bool = TUNED(False)
+    reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
+    prefetch_numel: int | None = Key(
+        "DeepSpeed's stage3_prefetch_bucket_size", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_prefetch_bucket_size`",
+    )(None)  # fmt: skip
+    persistence_numel: int | None = PERSISTENCE_NUMEL(None)
+    max_live_numel: int | None = Key(
+        "DeepSpeed's stage3_max_live_parameters", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_max_live_parameters`",
+    )(None)  # fmt: skip
+    max_reuse_numel: int | None = Key(
+        "DeepSpeed's stage3_max_reuse_distance", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_max_reuse_distance`",
+    )(None)  # fmt: skip
+    overlap_comm: bool | None = OVERLAP_COMM(None)
 
 
 FSDP2: Tuning = {
