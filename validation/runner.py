@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from zerobench.config.cell import CellConfig
 from zerobench.fake_execution import CPU, LIMITS, Execution, Limits, Target, execute_all
-from zerobench.fake_execution.steady_step import steps_of
+from zerobench.fake_execution.execute import steps_of
 from zerobench.host.environment import FAKE, SIMULATED
 from zerobench.host.terminal import progress_console
 from zerobench.launch.start_ranks import launch

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TextIO
 
 from .cluster.job import JobError, find_job
-from .commands.arguments import refuse
 from .dispatch.task import JOB, leave_signals_to_task
 from .host.installed import installed_version
 from .host.pipes import patient
 from .host.signals import ENDING, exit_when_interrupted, ignore, interrupt_on, unclaimed
 from .launch import fork_server
+from .results.options import refuse
 from .sizes import printable
 
 HELP = """\
@@ -66,10 +66,6 @@ Verbs, in the order of the work:
   zerobench calibrate [--world-size N] [--sizes 64KiB,4MiB]            what each collective costs here, by its size
   zerobench calibrate --disk [PATH]                                    what a disk moves, and the engine's files on it
   zerobench prune [RESULTS] [--dry-run] [--older-code] [--yes]         removes superseded and failed runs
-  zerobench bisect GOOD BAD -- COMMAND                                 the commit that moved a metric, and the line
-  zerobench history [FOLDER] [--out history.html]                      figures over commits, with steps marked
-  zerobench history add [FOLDER] --runs RESULTS                        a commit's runs, added to a history
-  zerobench sync FROM TO [--both] [--dry-run]                          merges results folders; what is equal once
 Each verb explains itself: zerobench VERB --help
 
 Tables fit the terminal: a narrow one leaves columns out and says which. A pipe and a file have all.
@@ -103,11 +99,8 @@ VERBS = {
     "columns": "columns",
     "budget": "budget.command",
     "noise": "compare.noise",
-    "calibrate": "calibrate.command",
+    "calibrate": "calibrate",
     "prune": "prune",
-    "bisect": "bisect.command",
-    "history": "history.command",
-    "sync": "sync.command",
 }
 """Verb -> module of commands/ that has a function of its name, with _ for -; imported on use."""
 
@@ -118,6 +111,9 @@ REMOVED = {
     "versions": "make versions",
     "codes": "make codes",
     "gpu-suite": "make gpu-suite",
+    "bisect": "git bisect run zerobench budget check FILE",
+    "history": "zerobench budget check --benchmark-json FILE",
+    "sync": "rsync -a FROM/ TO/",
 }
 """Verb, or flag of one, that is gone -> the command that does it now; `make` in a checkout of the project."""
 
@@ -227,7 +223,7 @@ def _choose(columns: str, dry_run: bool) -> tuple[str, ...]:
     from argparse import ArgumentTypeError
 
     from .config.compose import RefusedError
-    from .results.column_choice import choose
+    from .results.options import choose
 
     try:
         if dry_run:

@@ -157,11 +157,8 @@ def test_a_turn_is_for_one_process_of_all_machines(shared: Shared, monkeypatch) 
 
 
 def test_names_that_are_seen_late_cost_no_run(shared: Shared) -> None:
-    """Each client believes that the next number is free, while the other has taken it."""
+    """Each client believes that the next number is free, while the other may have taken it."""
     first = make(shared.a, "zero1")
-    for path in (shared.a, shared.b):
-        for number in (1, 2, 3):
-            assert (path / f"{first.name[:-1]}{number}").exists() is (number == 1)
     names = [first.name, *(make(where, "zero1").name for where in (shared.b, shared.a, shared.b))]
     assert sorted(names) == sorted({path.name for path in shared.disk.iterdir()})
     assert len(set(names)) == 4

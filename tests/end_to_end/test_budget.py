@@ -97,18 +97,18 @@ def test_a_leak_and_a_double_gather_are_caught_and_named_apart(checkout: Path) -
     assert "communication moved most" in (checkout / "out/budget.md").read_text()
 
 
-def test_what_cannot_be_judged_is_2_and_what_is_missing_1(checkout: Path) -> None:
+def test_what_cannot_be_judged_is_125_and_what_is_missing_1(checkout: Path) -> None:
     crashing = ("zerobench/zero/stage2.py", "    stage = 2\n", "    stage = 2\n\n    def adopt(self):\n        1 / 0\n")
     done = check_with(checkout, [crashing])
-    assert done.returncode == 2
+    assert done.returncode == 125
     assert "36 of 72 limits hold" in done.stdout
     assert "unjudged: zero2 gpt_tiny N=2 b=8: it could not be measured (crash: timed pass: rank" in done.stdout
-    assert budget(checkout, "check", "--runs", "nowhere").returncode == 2
+    assert budget(checkout, "check", "--runs", "nowhere").returncode == 125
     file = checkout / "results/budgets/default.yaml"
     other = checkout / "other.yaml"
     other.write_text(file.read_text().replace("cpu, torch", "NVIDIA H100, torch"))
     done = budget(checkout, "check", "other.yaml")
-    assert done.returncode == 2
+    assert done.returncode == 125
     assert "unjudged: other.yaml: no budget for cpu, torch" in done.stdout
     assert "there is one for: NVIDIA H100" in done.stdout
     other.write_text(file.read_text().replace("zero3 gpt_tiny", "zero9 gpt_tiny").replace("work:", "work: x"))
@@ -163,15 +163,16 @@ def test_an_improvement_is_a_notice(checkout: Path) -> None:
         (["record"], "name the cells, as in"),
         (["record", "strategy=zero9"], "no such strategy"),
         (["record", "--metrics", "peak", "strategy=zero2"], "--metrics: peak is none of peak_bytes"),
-        (["check", "nowhere.yaml"], "nowhere.yaml"),
         ([], "record or check?"),
         (["chek"], "chek: neither record nor check"),
     ],
 )
-def test_mistakes_are_one_sentence_and_2(tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str) -> None:
+def test_mistakes_are_one_line_and_2(tmp_path: Path, monkeypatch, capsys, arguments: list[str], words: str) -> None:
     from zerobench import cli
 
     monkeypatch.chdir(tmp_path)
     assert cli.run(["budget", *arguments]) == 2
     assert words in capsys.readouterr().err
+    assert cli.run(["budget", "check", "nowhere.yaml"]) == 125
+    assert "nowhere.yaml: there is no such budget file" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

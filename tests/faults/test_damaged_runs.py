@@ -114,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.rename(home / name.replace(" ", "-"))
     copy = home / "a-copy"
     copy.mkdir()
-    (copy / "run.json").write_bytes((next(home.glob("zero2-*-1")) / "run.json").read_bytes())
+    (copy / "run.json").write_bytes((next(home.glob("zero2-*-1-x*")) / "run.json").read_bytes())
     (home / "searches").mkdir()
     for number, content in enumerate((b"[" * 5000, b"\xff", b'{"schema_version": "x"}', b'{"run_ids": 3}')):
         (home / "searches" / f"{number}.json").write_bytes(content)
@@ -170,7 +170,7 @@ def test_every_verb_does_what_it_does_for_the_others(folder: Path, tmp_path_fact
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_a_figure_is_drawn_of_the_others(folder: Path) -> None:
-    assert import_module("analysis.memory").draw(load(folder)) is not None
+    assert import_module("zerobench.plots.memory").draw(load(folder)) is not None
 
 
 def test_show_of_a_damaged_run_says_what_is_damaged(folder: Path, capsys) -> None:

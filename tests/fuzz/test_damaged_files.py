@@ -45,7 +45,7 @@ from zerobench.dispatch.job_folder import JobFolder
 from zerobench.models.huggingface_config import read_config
 from zerobench.plots.style import learn_colors
 from zerobench.records import MemoryRow, RunRow, SearchRow
-from zerobench.results import table_cache
+from zerobench.results import run_files
 from zerobench.results.board import board_folders, read_board
 from zerobench.results.folders import write_search
 from zerobench.results.frames import write_frame
@@ -53,7 +53,7 @@ from zerobench.results.row_checks import columns_of
 from zerobench.results.tables import load, run_folders
 from zerobench.sizes import printable
 from zerobench.sweep.sweep import CellLaunch
-from zerobench.zero.checkpoint.weight_files import find_weights
+from zerobench.zero.checkpoint.weights import find_weights
 
 from .canary import Canary
 from .conftest import examples
@@ -109,10 +109,10 @@ def search(folder: Path) -> list[Path]:
 
 def cached(folder: Path) -> list[Path]:
     runs()(folder)
-    index = {one.name: table_cache.signature(one) for one in run_folders(folder)}
+    index = {one.name: run_files.signature(one) for one in run_folders(folder)}
     found = load(folder)
-    table_cache.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
-    table_cache.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
+    run_files.keep(folder, "runs", index, lambda path: write_frame(path, found.runs, RunRow, False))
+    run_files.keep(folder, "memory", index, lambda path: write_frame(path, found.memory, MemoryRow, True))
     return sorted(path for kept in folder.glob(".tables-*") for path in kept.iterdir())
 
 

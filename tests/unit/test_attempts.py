@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.cells import cell
+from zerobench import cli
 from zerobench.commands.compare.comparison import compare_runs
 from zerobench.commands.compare.interleave import load_runs, load_side
 from zerobench.commands.compare.paired import UNDECIDED
@@ -19,10 +20,10 @@ from zerobench.commands.compare.words import passages
 from zerobench.commands.holdings import look
 from zerobench.config.cell import Cell
 from zerobench.records import LineRow
-from zerobench.results.attempts import in_order, moments, split
 from zerobench.results.folders import claim_folder, write_run
+from zerobench.results.selection import in_order, latest, moments, split
 from zerobench.results.summary import TIMES
-from zerobench.results.tables import collect, latest, load, merge
+from zerobench.results.tables import collect, load, merge
 from zerobench.sweep import cell as cells
 from zerobench.sweep import reuse
 
@@ -85,6 +86,33 @@ def test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_
     assert pair.a.lines["peak"].bytes == 4096
     a = load_side(str(tmp_path / "a0"))
     assert str(passages(compare_runs(a.runs, b.runs[:1], 0.03, []))).count("More pairs: measure.repeats=6") == 1
+
+
+def test_two_folders_whose_files_are_copied_hold_every_run_once(tmp_path: Path, capsys) -> None:
+    """As `rsync -a` in both directions; between attempts of two machines the clock decides."""
+    here, there = (cell("zero1", 2, results_dir=str(tmp_path / name)) for name in ("here", "there"))
+    made = [attempt(here, 5, seed=1), attempt(here, 6, seed=1), attempt(there, 8, seed=2), attempt(here, 7, seed=1)]
+    for one, other in (("here", "there"), ("there", "here")):
+        for run in sorted((tmp_path / one).iterdir()):
+            if not (tmp_path / other / run.name).exists():
+                shutil.copytree(run, tmp_path / other / run.name)
+    for name in ("here", "there"):
+        runs = load(tmp_path / name).runs
+        assert list(runs["run_id"]) == [made[0], made[1], made[3], made[2]]
+        assert list(latest(runs)["seed"]) == [2]
+        assert cli.run(["status", str(tmp_path / name)]) == 0
+        assert "4 runs of 1 cell" in capsys.readouterr().out
+    assert attempt(there, 9).startswith(f"{split(made[0])[0]}-4-x"), "numbers go on"
+
+
+def test_runs_of_earlier_versions_have_no_random_word(tmp_path: Path) -> None:
+    one = cell("zero1", 2, results_dir=str(tmp_path))
+    old = (tmp_path / attempt(one, 5)).rename(tmp_path / f"{reuse.run_prefix(one)}-7")
+    (old / "run.json").write_text(json.dumps(json.loads((old / "run.json").read_text()) | {"run_id": old.name}))
+    new = attempt(one, 4)
+    assert split(new) == (reuse.run_prefix(one), 8)
+    assert list(load(tmp_path).runs["run_id"]) == [old.name, new]
+    assert split("zero1-x-12345678-2") == ("zero1-x-12345678", 2)
 
 
 def test_a_number_that_was_removed_is_not_given_to_a_later_attempt(tmp_path: Path) -> None:

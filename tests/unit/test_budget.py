@@ -189,7 +189,7 @@ def test_missing_cells_and_metrics_and_failed_runs() -> None:
         (["improvement"], False, 0),
         (["improvement"], True, 1),
         (["missing"], False, 1),
-        (["unjudged"], False, 2),
+        (["unjudged"], False, 125),
         (["unjudged", "regression"], False, 1),
     ],
 )

@@ -18,7 +18,7 @@ from tests.unit.test_documents import FENCE, ROOT
 from zerobench.commands.budget.comment import MARKER
 
 FOLDER = ROOT / "examples/ci"
-GATE, CALLER = FOLDER / "memory-gate.yml", FOLDER / "pull-request.yml"
+GATE, CALLER, TREND = (FOLDER / f"{name}.yml" for name in ("memory-gate", "pull-request", "trend"))
 PAGE = ROOT / "docs/how-to/ci-gate.md"
 PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
@@ -50,14 +50,28 @@ def test_permissions_are_the_least() -> None:
 
 
 def test_actions_are_pinned_and_scripts_take_no_expression() -> None:
-    for job in read(GATE)["jobs"].values():
+    for job in [*read(GATE)["jobs"].values(), *read(TREND)["jobs"].values()]:
         assert job["timeout-minutes"]
         for step in steps(job):
             if "uses" in step:
                 assert PINNED.fullmatch(step["uses"]), step
             assert "${{" not in step.get("run", "") + step.get("with", {}).get("script", ""), step
-    for line in GATE.read_text().splitlines():
+    for line in (GATE.read_text() + TREND.read_text()).splitlines():
         assert "uses:" not in line or re.search(r"# v\d+\.\d+\.\d+$", line), "the version beside its hash"
+
+
+def test_the_job_that_pushes_the_trend_runs_no_code_of_the_project() -> None:
+    """And the tool reads the file that the check writes, in the form that write_benchmark has."""
+    trend = read(TREND)
+    assert trend["permissions"] == {}
+    assert {name: job["permissions"] for name, job in trend["jobs"].items()} == {
+        "measure": {"contents": "read"}, "chart": {"contents": "write"},
+    }  # fmt: skip
+    assert not any("run" in step for step in steps(trend["jobs"]["chart"]))
+    tool = steps(trend["jobs"]["chart"])[-1]["with"]
+    assert tool["tool"] == "customSmallerIsBetter"
+    (figures,) = [step["run"] for step in steps(trend["jobs"]["measure"]) if step.get("name") == "Figures"]
+    assert f"--benchmark-json {tool['output-file-path']}" in figures
 
 
 def test_the_caller_gives_inputs_that_the_gate_has() -> None:

@@ -32,7 +32,7 @@ SWEEP_ANYWAY = ("estimate", "plan")
 """Verbs whose overrides are a sweep's without -m."""
 OF_READERS = ("mine.py", "train.py")
 LAUNCHERS = ("srun", "mpirun")
-SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "tensorboard", "#")
+SHELL = ("source", "pip", "cd", "git", "eval", "pytest", "tensorboard", "rsync", "#")
 """What else a block of commands may begin with."""
 
 
@@ -196,7 +196,7 @@ def test_every_command_of_the_workflows_parses() -> None:
         "make nothing",
         'make table1 TABLE1="--onyl 7.5B"',
         "python analysis/gone.py",
-        "python analysis/memory.py --out",
+        "python analysis/arena.py --out",
         "zerobnch status",
     ],
 )

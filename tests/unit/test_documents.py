@@ -28,8 +28,6 @@ MADE = (
     "results/calibration",
     "build/docs",
     "results/budgets/",
-    "results/bisect",
-    "results/history",
     "results/versions",
 )
 """Paths that a reader's own commands make."""

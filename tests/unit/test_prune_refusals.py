@@ -20,7 +20,7 @@ def test_prune_asks_on_a_terminal_and_leaves_what_changed_meanwhile(tmp_path: Pa
     def replace(_question: str) -> str:
         failed.rename(tmp_path / "aside")
         (tmp_path / "aside").rename(tmp_path.parent / f"{tmp_path.name}-moved")
-        assert make(tmp_path) == failed, "a new run got the name"
+        make(tmp_path).rename(failed)  # an older version gave the name again
         return "y"
 
     monkeypatch.setattr("builtins.input", replace)

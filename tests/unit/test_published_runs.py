@@ -14,7 +14,7 @@ from validation.published_runs.causes import GIB, ExecutedSizes, error_of, expla
 from validation.published_runs.plan import plan_of
 from validation.published_runs.runs import NEEDED, NotGivenError, PublishedRun
 from validation.runner import run_real
-from zerobench.fake_execution.steady_step import settled
+from zerobench.fake_execution.execute import settled
 
 HEADER = [
     "id", "system", "strategy", "model", "params", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",

@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from zerobench.results.board import board_folders, read_board
 from zerobench.results.folders import PARTIAL
+
+if TYPE_CHECKING:
+    from .campaign import SlurmNodes
 
 MARK = "ZEROBENCH_FIRE"
 """Environment variable; its value is CAMPAIGN:START."""
@@ -201,20 +204,12 @@ def draw(seed: str, number: int, every_s: float) -> DrawnShot:
     )
 
 
-class LosableNodes(Protocol):
-    """The nodes of a cluster that can be lost (campaign.SlurmNodes)."""
-
-    def living(self) -> dict[int, str]: ...
-
-    def lose(self, name: str, away_s: float) -> None: ...
-
-
 class Marksman(threading.Thread):
     """Fires at one start of a command until told to stop. `pids`: all processes that were seen."""
 
     def __init__(
         self, campaign: str, seed: str, where: Path, start: int, command: str, first: int, every_s: float,
-        nodes: LosableNodes | None,
+        nodes: SlurmNodes | None,
     ) -> None:  # fmt: skip
         super().__init__(name="marksman", daemon=True)
         self.campaign, self.seed, self.where, self.number, self.command = campaign, seed, where, start, command

@@ -11,7 +11,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..host.temporary import temporary_folder
@@ -31,49 +30,22 @@ class GitError(ValueError):
     """git cannot be run or refuses; the message is what it says."""
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit. `tree`: hash of its content, which commits of equal content share. `date`: its author's, ISO 8601."""
-
-    hash: str
-    tree: str
-    subject: str
-    date: str
-
-    @property
-    def short(self) -> str:
-        """The first digits of the hash, enough to name it."""
-        return self.hash[:10]
-
-
 def environment() -> dict[str, str]:
     """Returns this process's environment without what ties git to another repository."""
     return {name: value for name, value in os.environ.items() if name not in ANOTHER_REPOSITORY}
 
 
-def git(repository: Path, *arguments: str, given: str | None = None) -> str:
-    """Returns what git prints in the repository, less the white space around it. Raises GitError."""
-    return git_bytes(repository, *arguments, given=given).decode(errors="replace").strip()
-
-
-def git_bytes(
-    repository: Path, *arguments: str, given: str | None = None, variables: dict[str, str] | None = None
-) -> bytes:
-    """Returns what git prints in the repository, `given` on its standard input; `variables`: instead of `environment`.
-
-    Raises GitError.
-    """
+def git(repository: Path, *arguments: str) -> str:
+    """Returns the output of git in the repository, without the white space around it. Raises GitError."""
     command = ["git", "-C", str(repository), "-c", f"core.hooksPath={os.devnull}", *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, env=variables or environment(), input=(given or "").encode()
-        )
+        done = subprocess.run(command, capture_output=True, env=environment(), stdin=subprocess.DEVNULL)
     except OSError as error:
         raise GitError(f"git cannot be run: {error}") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise GitError(f"git says: {next(iter(said), 'it failed').removeprefix('fatal: ')}")
-    return done.stdout
+    return done.stdout.decode(errors="replace").strip()
 
 
 def full_hash(repository: Path, revision: str) -> str:
@@ -82,31 +54,6 @@ def full_hash(repository: Path, revision: str) -> str:
         return git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     except GitError as error:
         raise GitError(f"{revision}: {error}") from error
-
-
-def commit(repository: Path, revision: str) -> Commit:
-    """Returns the commit that a revision names. Raises GitError."""
-    return commits(repository, [full_hash(repository, revision)])[0]
-
-
-def commits(repository: Path, hashes: list[str]) -> list[Commit]:
-    """Returns the commits that these hashes or revisions name, in their order. Raises GitError."""
-    if not hashes:
-        return []
-    style = "--format=%H%x09%T%x09%aI%x09%s"
-    shown = git(
-        repository, "log", "--no-walk=unsorted", "--no-show-signature", style, "--stdin", given="\n".join(hashes)
-    )
-    found = []
-    for line in shown.splitlines():
-        one, tree, date, subject = line.split("\t", 3)
-        found.append(Commit(one, tree, subject, date))
-    return found
-
-
-def is_ancestor(repository: Path, old: str, new: str) -> bool:
-    """Returns True where `new` comes after `old`, or is it."""
-    return not git(repository, "rev-list", "--max-count=1", old, f"^{new}")
 
 
 @contextmanager

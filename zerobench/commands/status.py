@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..results.column_choice import STATUS, add_columns
-from ..results.conditions import RESULTS, add_options
-from .arguments import Parser, verb
+from ..results.options import RESULTS, STATUS, Parser, add_columns, add_options, verb
 
 EVERY_S = 0.5
 

@@ -13,10 +13,9 @@ from ..config.cell import CellConfig
 from ..host.terminal import is_quiet, stdout_console
 from ..records import RunRow
 from ..registry import DATA, MODELS
-from ..results.column_choice import STATUS
-from ..results.conditions import RESULTS, Where
-from ..results.fitted_table import plain_table
 from ..results.frames import frame_of
+from ..results.grid import Grid
+from ..results.options import RESULTS, STATUS, Where
 from ..results.printed_table import sorted_cells
 from ..results.provenance import source_of
 from ..results.selection import matching
@@ -40,7 +39,7 @@ def print_status(held: Holdings, chosen: Sequence[str] | None = None) -> None:
     cells = sorted_cells([run.row for run in held.runs]) if held.runs else []
     lines = [_count(held, len(cells))]
     if cells:
-        console.print(plain_table(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
+        console.print(Grid(STATUS, [_line(cell) for cell in cells], 2, FIRST_TO_GO, chosen))
     lines += [f"being written now: {name_of(path)}" for path in held.writing]
     if held.leftovers:
         size = show_bytes(sum(size_of(path) for path in held.leftovers))

@@ -23,8 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .cached_outputs import Remembered
-from .shortcuts import SETS, is_view, set_storage, view_of
+from .shortcuts import SETS, Remembered, is_view, set_storage, view_of
 
 MOST_FLAGS = 1 << 22
 """Bytes of the largest tensor of flags: at most a few per parameter of a model."""

@@ -2,10 +2,11 @@
 
     1. claim    a hidden folder with a lease is created; abandoned ones, whose lease is free, are removed
     2. fill     logs, tables and the row are written there, and are on the disk
-    3. rename   to PREFIX-ATTEMPT, atomically: readers see a complete run or none
+    3. rename   to PREFIX-ATTEMPT-TOKEN, atomically: readers see a complete run or none
 
 A lease (host/leases.py) works on file systems with and without locks: no living run is taken for an abandoned one, by
-a process on another machine or in another container either, and no lease outlives its process for ever.
+a process on another machine or in another container either, and no lease outlives its process for ever. The token is
+random, so that no two machines name a run alike, and a copy of all files merges two folders.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -25,12 +27,12 @@ import yaml
 
 from ..config.cell import CellConfig
 from ..host import leases
-from ..host.durable import is_there, replace_text, sync, sync_files
+from ..host.durable import rename_new, replace_text, sync, sync_files
 from ..host.files import read_text
 from ..host.temporary import Aside, claim
 from ..records import RunRow, SearchRow
-from .attempts import split
 from .frames import write_rows
+from .selection import split
 from .tables import OPTIONAL, SEARCHES, TABLES
 
 PARTIAL = ".partial-"
@@ -56,7 +58,7 @@ def write_run(
     provenance: dict[str, Any],
     tables: dict[str, list[Any]],
 ) -> Path:
-    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT, one more than the last; sets row.run_id."""
+    """Fills the folder `aside` and renames it to PREFIX-ATTEMPT-TOKEN, one more than the last; sets row.run_id."""
     try:
         (aside.path / "config.yaml").write_text(yaml.safe_dump(config.written(), sort_keys=False))
         (aside.path / "provenance.json").write_text(json.dumps(provenance, indent=1))
@@ -64,49 +66,22 @@ def write_run(
             if name in OPTIONAL and not tables.get(name):
                 continue
             write_rows(aside.path / f"{name}.parquet", tables.get(name, []), kind)
-        path = rename_free(aside.path, prefix, asdict(row))
+        path = aside.path.with_name(f"{prefix}-{next_attempt(aside.path.parent, prefix)}-x{secrets.token_hex(3)}")
+        text = json.dumps(finite(asdict(row) | {"run_id": path.name}), indent=1, allow_nan=False)
+        (aside.path / "run.json").write_text(text)
+        sync_files(aside.path)
+        rename_new(aside.path, path)
+        sync(path.parent)
         row.run_id = path.name
         return path
     finally:
         aside.release()
 
 
-def rename_free(aside: Path, prefix: str, row: dict[str, Any], first: int = 0) -> Path:
-    """Writes a run's row and renames its folder to PREFIX-ATTEMPT: the attempt `first`, or where that is 0 or taken,
-    one more than the last. Raises OSError where it cannot be renamed.
-    """
-    attempt = first or next_attempt(aside.parent, prefix)
-    while True:
-        target = aside.parent / f"{prefix}-{attempt}"
-        text = json.dumps(finite(row | {"run_id": target.name}), indent=1, allow_nan=False)
-        (aside / "run.json").write_text(text)
-        sync_files(aside)
-        if _rename_or_find(aside, target, text):
-            sync(target.parent)
-            return target
-        attempt = max(attempt + 1, next_attempt(aside.parent, prefix))
-
-
 def next_attempt(results_dir: Path, prefix: str) -> int:
     """Returns one more than the last attempt of which this process knows."""
     others = results_dir.glob(f"{escape(prefix)}-*")
     return 1 + max((number for name, number in (split(p.name) for p in others) if name == prefix), default=0)
-
-
-def _rename_or_find(aside: Path, target: Path, text: str) -> bool:
-    """Renames a run's folder, which fails rather than replaces another's run. Returns False where there is one.
-
-    A rename that fails may have been done, by a server that was asked twice: then the run that is there is this one.
-    """
-    try:
-        aside.rename(target)
-    except OSError as error:
-        if not is_there(target, error):
-            raise
-        with contextlib.suppress(OSError, ValueError):
-            return read_text(target / "run.json") == text
-        return False
-    return True
 
 
 def amend_row(folder: Path, changes: dict[str, Any]) -> None:

@@ -1,28 +1,13 @@
-"""Every mutant, by what it is planted in, and the faults that tests plant by themselves."""
+"""Mutants of the engine, the probes and the theory, and the faults that tests plant by themselves."""
 
 from __future__ import annotations
 
 from ..mutant import Mutant, PlantedByTest
-from . import (
-    choices,
-    comm,
-    engine,
-    harness,
-    judging,
-    measuring,
-    memory,
-    predicting,
-    presenting,
-    saving,
-    security,
-    updating,
-    watching,
-)  # fmt: skip
+from . import comm, engine, measuring, memory, predicting, saving, updating
 
 MUTANTS: tuple[Mutant, ...] = (
     *engine.MUTANTS, *updating.MUTANTS, *comm.MUTANTS, *memory.MUTANTS, *saving.MUTANTS, *measuring.MUTANTS,
-    *judging.MUTANTS, *predicting.MUTANTS, *choices.MUTANTS, *harness.MUTANTS,
-    *presenting.MUTANTS, *security.MUTANTS, *watching.MUTANTS,
+    *predicting.MUTANTS,
 )  # fmt: skip
 
 
@@ -31,10 +16,10 @@ PLANTED_BY_TESTS = {
         "tests/distributed/test_training_check.py::test_planted_faults_of_training_are_named"
     ),
     "a closed form that is divided wrongly, halved or doubled": (
-        "tests/distributed/test_formulas.py::test_a_wrong_formula_is_seen"
+        "tests/unit/test_formulas.py::test_a_wrong_formula_is_seen"
     ),
-    "a term of what is in flight that is left out": (
-        "tests/distributed/test_formulas.py::test_every_term_in_flight_is_needed"
+    "an allocation of the schedule that the replay leaves out": (
+        "tests/distributed/test_random_models.py::test_an_allocation_that_the_replay_forgets_is_seen"
     ),
     "a loss that is no number": "tests/distributed/test_training_check.py::test_a_loss_that_is_lost_is_a_status",
     "buffers that are used before their collective is done": (

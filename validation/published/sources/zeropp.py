@@ -6,7 +6,7 @@ formula of it: 4 bytes per 2048 elements here.
 
 from __future__ import annotations
 
-from zerobench.theory.volume import INT4, INT8
+from zerobench.theory.closed_forms import INT4, INT8
 
 from ..equations import crossing_per_element
 from ..figure import PublishedFigure

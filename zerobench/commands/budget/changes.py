@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...host.terminal import stdout_console
-from ...results.fitted_table import plain_table
+from ...results.grid import Grid
 from ...sizes import printable
 from .file import CellBudget
 from .judge import most_moved, part_name, show_value
@@ -71,4 +71,4 @@ def print_changes(changes: list[Change]) -> None:
             console.print(f"{printable(cell)}: new, {mine[0][0]}", markup=False, highlight=False, soft_wrap=True)
             continue
         console.print(printable(cell), style="bold", markup=False, highlight=False, soft_wrap=True)
-        console.print(plain_table(HEADER[1:], mine, left=("metric", "line")))
+        console.print(Grid(HEADER[1:], mine, left=("metric", "line")))

@@ -14,9 +14,8 @@ from ...config.identity import LOCAL, work_id
 from ...config.names import differences
 from ...config.names import show_value as show_config
 from ...results import selection
-from ...results.conditions import add_options
+from ...results.options import Parser, add_options
 from ...sizes import printable
-from ..arguments import Parser
 from ..status_table import code_of
 from .comment import write_check
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, read_budget
@@ -27,7 +26,7 @@ from .rows import UnjudgedError, environment_of_cell, finished_rows, run_rows
 
 
 def check(arguments: list[str]) -> int:
-    """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 2 they cannot be judged."""
+    """Runs `zerobench budget check`. Returns the exit code: 0 all hold, 1 one does not, 125 they cannot be judged."""
     chosen = _parser().parse_intermixed_args(arguments)
     more = [one for one in chosen.files if "=" in one]
     paths = [Path(one) for one in chosen.files if "=" not in one] or sorted(DEFAULT_FOLDER.glob("*.yaml"))
@@ -88,12 +87,16 @@ def _write(verdicts: Verdicts, chosen: argparse.Namespace) -> None:
         tell_github(verdicts)
 
 
+UNJUDGED = 125
+"""The exit code of a check that has no verdict; `git bisect run` skips such a revision."""
+
+
 def exit_code(findings: list[Finding], strict: bool) -> int:
-    """Returns the exit code: certain results first, so a regression counts even where another cell could not run."""
+    """Returns the exit code: certain results first, so a regression counts even if another cell could not run."""
     kinds = {finding.kind for finding in findings}
     if kinds & {"regression", "missing"} or (strict and "improvement" in kinds):
         return 1
-    return 2 if "unjudged" in kinds else 0
+    return UNJUDGED if "unjudged" in kinds else 0
 
 
 def _check_file(file: BudgetFile, finished: list[dict[str, Any]] | None, more: list[str], everything: bool) -> Verdicts:

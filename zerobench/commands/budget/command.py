@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..arguments import verb
-from .check import check
+from ...results.options import refuse, verb
+from .check import UNJUDGED, check
 from .record import record
 
 USAGE = """\
@@ -28,7 +28,8 @@ may be written by hand:
 
 More: zerobench budget record --help, zerobench budget check --help.
 Exit code of check: 0 all within budget, or better; 1 a regression, a missing metric or cell (with --strict also an
-improvement); 2 no budget for this environment, or a cell could not run.
+improvement); 125 no verdict: no budget for this environment, or a cell could not run, so that `git bisect run` skips
+the revision; 2 a wrong option; 130 interrupted.
 """
 
 
@@ -46,3 +47,6 @@ def budget(arguments: list[str]) -> int:
         return verbs[arguments[0]](arguments[1:])
     except KeyboardInterrupt:
         return 130
+    except (OSError, ValueError) as error:
+        refuse(error, "budget")
+        return UNJUDGED if arguments[0] == "check" else 2

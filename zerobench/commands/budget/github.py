@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from ..revisions import GitError, git_bytes
+from ..revisions import GitError, git
 from .comment import MOST_OF_SUMMARY, check_body, fitted
 from .judge import Finding
 from .lines import Place
@@ -74,7 +74,7 @@ def _inside(place: Place, root: Path | None) -> str:
 def _tracked(root: Path) -> list[str]:
     """Returns the files that git tracks; none where it tells none."""
     try:
-        return git_bytes(root, "ls-files", "-z").decode(errors="replace").split("\0")
+        return git(root, "ls-files", "-z").split("\0")
     except GitError:
         return []
 

@@ -20,10 +20,9 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...config.compose import RefusedError, compose_cells
 from ...results import selection
-from ...results.conditions import add_options
+from ...results.options import Parser, add_options
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import printable, show_count
-from ..arguments import Parser
 from .changes import Change, changes_of, print_changes
 from .comment import write_changes
 from .file import DEFAULT_FOLDER, BudgetFile, CellBudget, Environment, check_command, read_budget, write_budget

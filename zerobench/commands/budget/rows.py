@@ -16,6 +16,7 @@ from ...records import RunRow
 from ...results import selection, tables
 from ...results.frames import frame_of
 from ...results.provenance import device_class
+from ...results.selection import CODE, latest
 from ...results.summary import summarize
 from ...results.tables import Results
 from ...sizes import show_count
@@ -64,7 +65,7 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
     """Returns a row per cell, with its name, work and environment, the largest tensor at its peak in words, and its
     lines of code. `results`: the tables of these runs.
     """
-    tensors, launches, lines = results.tensors, tables.latest(runs), LinesOfRuns(results.lines)
+    tensors, launches, lines = results.tensors, latest(runs), LinesOfRuns(results.lines)
     rows: list[Any] = summarize(runs).to_dict("records")
     configs = [CellConfig.from_json(row["config"]) for row in rows]
     for row, config, name in zip(rows, configs, name_cells(configs), strict=True):
@@ -82,6 +83,6 @@ def summaries(runs: pd.DataFrame, results: Results) -> list[dict[str, Any]]:
 def _launched(row: dict[str, Any], runs: pd.DataFrame) -> dict[str, list[float]]:
     """Returns metric -> its values in all launches of a cell by the same code, of one commit of the user's."""
     mine = runs[(runs["cell_id"] == row["cell_id"]) & (runs["status"] == "ok")]
-    for column in (*tables.CODE, "commit"):
+    for column in (*CODE, "commit"):
         mine = mine[mine[column].isna() if pd.isna(row[column]) else mine[column] == row[column]]
     return {metric: [float(v) for v in mine[metric].dropna()] for metric in METRICS if metric in mine}

@@ -23,8 +23,8 @@ from pathlib import Path
 import pandas as pd
 
 from ...results import tables
-from ...results.attempts import in_order
 from ...results.provenance import PACKAGE
+from ...results.selection import in_order, latest, split
 from ..revisions import GitError, full_hash, git, worktree
 
 RUNS = "results/runs/interleaved"
@@ -96,8 +96,8 @@ def load_side(where: str) -> Side:
 
 
 def _named_alike(found: list[Side]) -> bool:
-    """Returns True if runs of two folders have one name, as the first launches of a cell in each of them do."""
-    names = [name for one in found for name in set(one.runs.get("run_id", ()))]
+    """Returns True if runs of two folders are the same attempt, as the first launches of a cell in each of them are."""
+    names = [name for one in found for name in set(map(split, one.runs.get("run_id", ())))]
     return len(set(names)) < len(names)
 
 
@@ -105,7 +105,7 @@ def _as_launches(found: list[Side]) -> Side:
     """Numbers the newest launches of each folder, cell by cell, in the order in which they began: each is one more
     launch of its cell. A run that is in two folders, as in a copy, is one.
     """
-    newest = [Side(tables.latest(one.runs), one.lines) for one in found if len(one.runs)]
+    newest = [Side(latest(one.runs), one.lines) for one in found if len(one.runs)]
     whole = _together([_apart(one, number) for number, one in enumerate(newest)])
     names = whole.runs["run_id"].str.rpartition("/")[0]
     runs = whole.runs[~whole.runs.assign(name=names).duplicated(["name", "started"])]

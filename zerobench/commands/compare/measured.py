@@ -11,8 +11,8 @@ import pandas as pd
 from ...config.cell import CellConfig
 from ...config.identity import work_id
 from ...config.names import base_name, name_cells
+from ...results.selection import latest
 from ...results.summary import summarize
-from ...results.tables import latest
 from ..budget.line_table import Lines, LinesOfRuns
 
 Row = dict[str, Any]

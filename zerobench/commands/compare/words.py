@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...results.grid import Grid
 from ...sizes import show_bytes
-from ..text_blocks import Grid, Part, Passage
+from ..text_blocks import Part, Passage
 from .comparison import ROUGH_NOISE, Change, Compared, Comparison
 from .lines_moved import HEADER, rows_of
 from .measured import Measured

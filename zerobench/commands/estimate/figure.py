@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ...fake_execution.parts import PARTS
 from ...records.palette import CATEGORIES
 from ...sizes import SIZES, show_bytes
-from ..history.figures import SETTINGS, save
 from .row import EstimateRow
 from .show import heading
+
+SETTINGS = {
+    "figure.dpi": 150, "font.size": 9, "legend.fontsize": 8, "legend.frameon": False, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.alpha": 0.3, "axes.axisbelow": True,
+    "svg.hashsalt": "zerobench",
+}  # fmt: skip
 
 LOOKS = {**CATEGORIES, "logits": ("#F5D5E5", ""), "loss": ("#8B4A72", "//")}
 """Part -> color and hatch; two parts of the activations have their own."""
@@ -24,8 +30,6 @@ VISIBLE = 1e-3
 
 def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> None:
     """Draws the cells that have an estimate into `path`. Raises ValueError where there is none."""
-    import matplotlib as mpl
-
     known = [row for row in rows if row.peak_bytes is not None]
     if not known:
         raise ValueError("--figure: no cell has an estimate to draw")
@@ -41,7 +45,9 @@ def draw(rows: Sequence[EstimateRow], path: Path, memory: int | None = None) -> 
         axes.set_title(heading(known).removesuffix("; of the fullest rank:"), loc="left", fontsize=8, wrap=True)
         axes.set_ylim(0, 1.08 * highest / SIZES[unit])
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True)
-    save(figure, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # without a date the same data give the same file
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _bars(axes: Axes, rows: Sequence[EstimateRow], unit: int) -> None:

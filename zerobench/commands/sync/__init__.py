@@ -1,1 +1,0 @@
-"""`zerobench sync`: merges results folders, by the content of what is in them."""

@@ -1,0 +1,127 @@
+"""What verbs share: options, of which --where KEY=VALUE (results/selection.py applies it) and --columns peak,step, the
+parser, and the message and exit code of a command that is refused.
+
+Imports no heavy module: a verb's --help must not wait for pandas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import update_wrapper
+from typing import Concatenate, NoReturn, ParamSpec
+
+from ..sizes import printable
+
+P = ParamSpec("P")
+
+RESULTS = "results/runs"
+"""The default results folder of a verb."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """One condition on runs: the key has one of these values, or none of them."""
+
+    key: str
+    values: tuple[str, ...]
+    is_not: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        """Parses "KEY=VALUE,VALUE" or "KEY!=VALUE". Raises ArgumentTypeError, a sentence."""
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip("!") or not values:
+            raise argparse.ArgumentTypeError(f"{text!r} is no condition; write KEY=VALUE,VALUE or KEY!=VALUE")
+        return cls(key.removesuffix("!"), tuple(values.split(",")), key.endswith("!"))
+
+    def __str__(self) -> str:
+        return f"{self.key}{'!' * self.is_not}={','.join(self.values)}"
+
+
+def add_options(parser: argparse.ArgumentParser, attempts: bool = True) -> None:
+    """Adds --where and, where failed and superseded runs are left out by default, --all."""
+    words = "only runs whose config or column says so, as strategy=zero1,zero2 or optimizer.lr=1e-3; may be given again"
+    parser.add_argument("--where", action="append", default=[], type=Where.parse, metavar="KEY=VALUE", help=words)
+    if attempts:
+        parser.add_argument("--all", action="store_true", help="failed attempts and superseded runs, too")
+
+
+STATUS = ["cell", "status", "ago", "code", "peak", "step"]
+"""Columns of the table of `zerobench status`."""
+
+ALL = "all"
+"""In place of names: each column, also those that do not fit side by side."""
+
+HELP = (
+    "of the printed table, beside the first: names, or what they begin with, separated by commas, or all;"
+    " what does not fit the terminal goes on below"
+)
+
+
+def add_columns(parser: argparse.ArgumentParser, known: Sequence[str]) -> None:
+    """Adds --columns. `known`: names of the columns of all tables that the verb prints."""
+    names = ", ".join(name for name in dict.fromkeys(known) if name)
+    words = f"{HELP}. Here: {names}".replace("%", "%%")
+    parser.add_argument("--columns", type=lambda text: choose(text, known), metavar="NAME,NAME", help=words)
+
+
+def choose(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names that `text` chooses, in its order; none for "all". Raises ArgumentTypeError, a sentence, for a
+    name that is no column, or that several begin with.
+    """
+    if text.strip() == ALL:
+        return ()
+    return tuple(_named(part.strip(), [name for name in dict.fromkeys(known) if name]) for part in text.split(","))
+
+
+def _named(word: str, known: Sequence[str]) -> str:
+    """Returns the column of that name in any case, else the only one that begins with it."""
+    same = [name for name in known if name.lower() == word.lower()]
+    fitting = same or [name for name in known if word and name.lower().startswith(word.lower())]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise argparse.ArgumentTypeError(f"{word!r} begins several columns: {', '.join(fitting)}; name one")
+    near = get_close_matches(word.lower(), known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use {', '.join(known)}, or {ALL}"
+    raise argparse.ArgumentTypeError(f"{word!r} is no column; {hint}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose error messages repeat words of the command line without control of the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and the message, and exits with code 2."""
+        super().error(printable(message))
+
+
+def verb(act: Callable[Concatenate[list[str], P], int]) -> Callable[Concatenate[list[str], P], int]:
+    """Makes a verb of a function of its name: an error in what was asked for is a message, and exit code 2.
+
+    These errors are ValueError, RefusedError with its `problems`, and OSError for a file that cannot be read or
+    written; anything else is a fault of the program's and comes through.
+    """
+    name = act.__name__.replace("_", "-")
+
+    def answered(arguments: list[str], /, *more: P.args, **options: P.kwargs) -> int:
+        try:
+            return act(arguments, *more, **options)
+        except (OSError, ValueError) as error:
+            return refuse(error, name)
+
+    update_wrapper(answered, act)
+    return answered
+
+
+def refuse(error: Exception, name: str = "") -> int:
+    """Prints an error on standard error, a line for each of its `problems`; a list in a message, of lines with an
+    indent, stays one. Returns exit code 2. `name`: of the verb, "" for a run or a sweep.
+    """
+    for problem in getattr(error, "problems", [error]):
+        lines = f"{f'zerobench {name}'.strip()}: {problem}".split("\n  ")
+        print(*map(printable, lines), sep="\n  ", file=sys.stderr)
+    return 2
