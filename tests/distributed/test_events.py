@@ -17,8 +17,8 @@ import torch
 import zerobench
 from tests.cells import cell
 from zerobench.config.cell import Cell
-from zerobench.config.offload import CpuOffload
 from zerobench.config.schema import Measure
+from zerobench.config.schema_memory import CpuOffload
 from zerobench.launch.start_ranks import launch
 from zerobench.probes import event_log
 from zerobench.rank_record import RankRecord

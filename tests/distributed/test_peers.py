@@ -11,8 +11,7 @@ import torch
 from tests.cells import cell
 from tests.ranks import run_ranks
 from zerobench import strategies
-from zerobench.config.optimizers import IMPLEMENTATIONS, KINDS, AdamW, Rprop, Sgd
-from zerobench.config.schema_training import Bf16, Fp16, Fp32
+from zerobench.config.schema_training import IMPLEMENTATIONS, KINDS, AdamW, Bf16, Fp16, Fp32, Rprop, Sgd
 from zerobench.data import build_batches
 from zerobench.predict.build import build_model, shapes_of
 from zerobench.records import CATEGORIES

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from zerobench import strategies
 from zerobench.config.cell import CellConfig
-from zerobench.config.precision import Precision
+from zerobench.config.schema_training import Precision
 from zerobench.models.gpt import Block
 from zerobench.predict import activations
 from zerobench.probes.ledger import Ledger

@@ -11,10 +11,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..sections import Section
+from ..sections import Key, Section
 from .spec import Tuning
 
 MIB = 2**20
+
+
+BUCKET_BYTES = Key(
+    "most that one bucket of gradients holds; auto: half of psi/N, 1 to 25 MiB", unit="bytes", limits=(2**10, 2**40),
+    words=("auto",), deepspeed="`reduce_bucket_size`, `allgather_bucket_size` (elements)",
+    torch="DDP `bucket_cap_mb` (MiB)", transformers="`ddp_bucket_cap_mb`",
+)  # fmt: skip
+GRADIENT_AS_BUCKET_VIEW = Key(
+    "gradients are views of DDP's buckets, not copies", deepspeed="`contiguous_gradients`",
+    torch="DDP `gradient_as_bucket_view`",
+)  # fmt: skip
+BROADCAST_BUFFERS = Key(
+    "rank 0's buffers are copied to all ranks before a forward", torch="DDP `broadcast_buffers`",
+    transformers="`ddp_broadcast_buffers`",
+)  # fmt: skip
+ACCUMULATE = Key(
+    "which micro-batches are reduced over the ranks: every one, or the last alone", words=("every", "last"),
+    deepspeed="by the stage: 1 last, 2 and 3 every", torch="`no_sync`, `set_requires_gradient_sync`",
+)  # fmt: skip
+MODE = Key("what null options mean: own, paper (ZeRO) or vendor (DeepSpeed)", words=("own", "paper", "vendor"))
+OVERLAP_GATHER = Key(
+    "updated parameters travel during the next forward", torch="Megatron-core: `--overlap-param-gather`"
+)
+CONSTRUCT = Key(
+    "plain, or meta: no rank ever holds the whole model", words=("plain", "meta"), deepspeed="`deepspeed.zero.Init`",
+    torch='`torch.device("meta")`',
+)  # fmt: skip
+PREFETCH = Key(
+    "how many are gathered ahead of their use", unit="units", limits=(0, 1e6),
+    deepspeed="`stage3_prefetch_bucket_size` (elements)",
+    torch="`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`",
+    transformers="`fsdp_config`: forward_prefetch, backward_prefetch",
+)  # fmt: skip
+PERSISTENCE_NUMEL = Key(
+    "parameters of up to so many stay whole on every rank", unit="elements", limits=(0, 1e+12),
+    deepspeed="`stage3_param_persistence_threshold`",
+)  # fmt: skip
 
 
 @dataclass
@@ -60,11 +97,14 @@ class Ddp(StrategyOptions):
     """torch DistributedDataParallel."""
 
     name: str = "ddp"
-    bucket_bytes: int = 25 * MIB
-    gradient_as_bucket_view: bool = True
-    find_unused_parameters: bool = False
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
+    bucket_bytes: int = BUCKET_BYTES(25 * MIB)
+    gradient_as_bucket_view: bool = GRADIENT_AS_BUCKET_VIEW(True)
+    find_unused_parameters: bool = Key(
+        "DDP looks for parameters that a forward did not use", torch="DDP `find_unused_parameters`",
+        transformers="`ddp_find_unused_parameters`",
+    )(False)  # fmt: skip
+    broadcast_buffers: bool = BROADCAST_BUFFERS(True)
+    accumulate: str = ACCUMULATE("last")
 
 
 @dataclass
@@ -77,13 +117,16 @@ class Zero1(StrategyOptions):
     """
 
     name: str = "zero1"
-    bucket_bytes: int | str | None = None
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
-    mode: str = "own"
-    reduce_with: str | None = None
-    overlap_gather: bool = False
-    construct: str = "plain"
+    bucket_bytes: int | str | None = BUCKET_BYTES(None)
+    broadcast_buffers: bool = BROADCAST_BUFFERS(True)
+    accumulate: str = ACCUMULATE("last")
+    mode: str = MODE("own")
+    reduce_with: str | None = Key(
+        "reduce_scatter or all_reduce; null: as mode says", words=("reduce_scatter", "all_reduce"),
+        deepspeed="`reduce_scatter`, `use_multi_rank_bucket_allreduce`",
+    )(None)  # fmt: skip
+    overlap_gather: bool = OVERLAP_GATHER(False)
+    construct: str = CONSTRUCT("plain")
 
 
 @dataclass
@@ -91,7 +134,7 @@ class Zero2(Zero1):
     """Our ZeRO-2 (P_os+g)."""
 
     name: str = "zero2"
-    accumulate: str = "every"
+    accumulate: str = ACCUMULATE("every")
 
 
 @dataclass
@@ -99,10 +142,10 @@ class Megatron(StrategyOptions):
     """Megatron-core's distributed optimizer: ZeRO-1 with fp32 gradients in one buffer, gathers behind the forward."""
 
     name: str = "megatron"
-    bucket_bytes: int = 25 * MIB
-    broadcast_buffers: bool = True
-    accumulate: str = "last"
-    overlap_gather: bool = True
+    bucket_bytes: int = BUCKET_BYTES(25 * MIB)
+    broadcast_buffers: bool = BROADCAST_BUFFERS(True)
+    accumulate: str = ACCUMULATE("last")
+    overlap_gather: bool = OVERLAP_GATHER(True)
 
 
 @dataclass
@@ -115,20 +158,36 @@ class Zero3(StrategyOptions):
     """
 
     name: str = "zero3"
-    prefetch: int = 1
-    broadcast_buffers: bool = True
-    accumulate: str = "every"
-    mode: str = "own"
-    persistence_numel: int | None = None
-    keep_root: bool | str | None = None
-    reshard_after_forward: bool | None = None
-    construct: str = "plain"
+    prefetch: int = PREFETCH(1)
+    broadcast_buffers: bool = BROADCAST_BUFFERS(True)
+    accumulate: str = ACCUMULATE("every")
+    mode: str = MODE("own")
+    persistence_numel: int | None = PERSISTENCE_NUMEL(None)
+    keep_root: bool | str | None = Key(
+        "the root unit (embedding, head) stays from forward to backward; auto: goes in its middle",
+        words=("auto", "true", "false"), torch="`fully_shard(reshard_after_forward=None)` on the root",
+    )(None)  # fmt: skip
+    reshard_after_forward: bool | None = Key(
+        "units are given back after forward and gathered again for backward",
+        deepspeed="`stage3_max_reuse_distance`, nearly", torch="`fully_shard(reshard_after_forward=)`",
+        transformers="`fsdp_config`: reshard_after_forward",
+    )(None)  # fmt: skip
+    construct: str = CONSTRUCT("plain")
 
 
 WITHOUT_RULE: dict[str, tuple[str, ...]] = {
     "sgd": ("fused",), "adagrad": ("fused",), "rprop": ("foreach", "loop"),
 }  # fmt: skip
 """Optimizer -> implementations of operators that torch 2.13 cannot apply to the shards of fsdp2, which are DTensors."""
+
+
+TUNED = Key("null options have the values that serve this harness's models, not the peer's defaults")
+REDUCE_BUCKET_NUMEL = Key(
+    "DeepSpeed's reduce_bucket_size", unit="elements", limits=(1, 1e12), deepspeed="`reduce_bucket_size`"
+)
+OVERLAP_COMM = Key(
+    "DeepSpeed's overlap_comm: a second bucket, filled while the first travels", deepspeed="`overlap_comm`"
+)
 
 
 @dataclass
@@ -138,11 +197,15 @@ class Fsdp2(StrategyOptions):
     """
 
     name: str = "fsdp2"
-    tuned: bool = False
-    accumulate: str = "every"
-    prefetch: int | None = None
-    async_gather: bool | None = None
-    sum_gradients: bool | None = None
+    tuned: bool = TUNED(False)
+    accumulate: str = ACCUMULATE("every")
+    prefetch: int | None = PREFETCH(None)
+    async_gather: bool | None = Key(
+        "FSDP2's gathers do not block without CUDA streams", torch="`_set_unshard_async_op`"
+    )(None)
+    sum_gradients: bool | None = Key(
+        "gradients are summed and then divided, not averaged on the way", torch="`set_force_sum_reduction_for_comms`"
+    )(None)
 
 
 @dataclass
@@ -157,11 +220,14 @@ class ZeroRedundancy(StrategyOptions):
     """torch's ZeroRedundancyOptimizer over DistributedDataParallel."""
 
     name: str = "zero_redundancy"
-    tuned: bool = False
-    accumulate: str = "last"
-    bucket_bytes: int = 25 * MIB
-    gradient_as_bucket_view: bool | None = None
-    parameters_as_bucket_view: bool | None = None
+    tuned: bool = TUNED(False)
+    accumulate: str = ACCUMULATE("last")
+    bucket_bytes: int = BUCKET_BYTES(25 * MIB)
+    gradient_as_bucket_view: bool | None = GRADIENT_AS_BUCKET_VIEW(None)
+    parameters_as_bucket_view: bool | None = Key(
+        "parameters are views of ZeroRedundancyOptimizer's buckets",
+        torch="ZeroRedundancyOptimizer `parameters_as_bucket_view`",
+    )(None)  # fmt: skip
 
 
 @dataclass
@@ -169,10 +235,12 @@ class DeepspeedZero1(StrategyOptions):
     """DeepSpeed's ZeRO-1, gradient clipping off. Sizes are in elements, as DeepSpeed has them."""
 
     name: str = "deepspeed_zero1"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    multi_rank_allreduce: bool | None = None
-    overlap_comm: bool | None = None
+    tuned: bool = TUNED(False)
+    reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
+    multi_rank_allreduce: bool | None = Key(
+        "DeepSpeed's use_multi_rank_bucket_allreduce", deepspeed="`use_multi_rank_bucket_allreduce`"
+    )(None)
+    overlap_comm: bool | None = OVERLAP_COMM(None)
 
 
 @dataclass
@@ -187,13 +255,22 @@ class DeepspeedZero3(StrategyOptions):
     """DeepSpeed's ZeRO-3."""
 
     name: str = "deepspeed_zero3"
-    tuned: bool = False
-    reduce_bucket_numel: int | None = None
-    prefetch_numel: int | None = None
-    persistence_numel: int | None = None
-    max_live_numel: int | None = None
-    max_reuse_numel: int | None = None
-    overlap_comm: bool | None = None
+    tuned: bool = TUNED(False)
+    reduce_bucket_numel: int | None = REDUCE_BUCKET_NUMEL(None)
+    prefetch_numel: int | None = Key(
+        "DeepSpeed's stage3_prefetch_bucket_size", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_prefetch_bucket_size`",
+    )(None)  # fmt: skip
+    persistence_numel: int | None = PERSISTENCE_NUMEL(None)
+    max_live_numel: int | None = Key(
+        "DeepSpeed's stage3_max_live_parameters", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_max_live_parameters`",
+    )(None)  # fmt: skip
+    max_reuse_numel: int | None = Key(
+        "DeepSpeed's stage3_max_reuse_distance", unit="elements", limits=(0, 1e+12),
+        deepspeed="`stage3_max_reuse_distance`",
+    )(None)  # fmt: skip
+    overlap_comm: bool | None = OVERLAP_COMM(None)
 
 
 FSDP2: Tuning = {

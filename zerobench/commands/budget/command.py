@@ -4,14 +4,11 @@ checked against them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from ...config.compose import RefusedError
-from ...sizes import printable
+from ...results.options import refuse, verb
 from .check import UNJUDGED, check
 from .record import record
-from .rows import UnjudgedError
 
 USAGE = """\
 zerobench budget record [--file FILE] [--runs PATH] [--metrics A,B] [--time] [--dry-run] [-m] KEY=VALUE ...
@@ -36,6 +33,7 @@ the revision; 2 a wrong option; 130 interrupted.
 """
 
 
+@verb
 def budget(arguments: list[str]) -> int:
     """Runs the verb. Returns the exit code."""
     verbs: dict[str, Callable[[list[str]], int]] = {"record": record, "check": check}
@@ -44,13 +42,11 @@ def budget(arguments: list[str]) -> int:
         return 0
     if not arguments or arguments[0] not in verbs:
         what = f"{arguments[0]}: neither record nor check" if arguments else "record or check?"
-        print(printable(f"zerobench budget: {what}; see zerobench budget --help"), file=sys.stderr)
-        return 2
+        raise ValueError(f"{what}; see zerobench budget --help")
     try:
         return verbs[arguments[0]](arguments[1:])
     except KeyboardInterrupt:
         return 130
-    except (RefusedError, UnjudgedError, OSError, ValueError) as error:
-        for line in error.problems if isinstance(error, RefusedError) else [str(error)]:
-            print(printable(f"zerobench budget: {line}"), file=sys.stderr)
+    except (OSError, ValueError) as error:
+        refuse(error, "budget")
         return UNJUDGED if arguments[0] == "check" else 2

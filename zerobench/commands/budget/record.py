@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from ...config.cell import CellConfig
-from ...config.compose import compose_cells
+from ...config.compose import RefusedError, compose_cells
 from ...results import selection
 from ...results.options import Parser, add_options
 from ...results.summary import LEAST_LAUNCHES
@@ -71,10 +71,8 @@ def record(arguments: list[str]) -> int:
         made, said = record_cell(file, row, wanted, names)
         changes += made
         noisy += said
-    for sentence in noisy:
-        print(printable(f"zerobench budget: {sentence}"), file=sys.stderr)
     if noisy:
-        return 2
+        raise RefusedError(noisy)
     _tell(file, rows, changes, chosen)
     return 0
 

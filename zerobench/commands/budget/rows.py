@@ -26,7 +26,7 @@ from .judge import METRICS
 from .line_table import LinesOfRuns
 
 
-class UnjudgedError(Exception):
+class UnjudgedError(ValueError):
     """Raised where nothing can be judged; the message is the sentence."""
 
 
