@@ -96,8 +96,7 @@ def imports_of(path: Path, package: Path, modules: Collection[str]) -> set[str]:
             for alias in node.names:
                 inner = _file(f"{dotted}.{alias.name}", modules) or _file(dotted, modules)
                 found.add(inner or dotted.split(".")[0])
-    by_name = [] if here[-2:] == ["results", "results"] else _imported_by_name(path.read_text())
-    for name in by_name:
+    for name in _imported_by_name(path.read_text()):
         above = len(name) - len(name.lstrip("."))
         dotted = ".".join([*here[: -above or None], name.lstrip(".")]) if above else name
         found.add(_file(dotted, modules) or dotted.split(".")[0])
