@@ -99,13 +99,13 @@ def _boards(folder: Path, path: Path) -> Any:
 
 
 def _budget(folder: Path, path: Path) -> Any:
-    from zerobench.commands.budget.file import read_budget
+    from zerobench.judging.budget_file import read_budget
 
     return read_budget(path)
 
 
 def _noise(folder: Path, path: Path) -> Any:
-    from zerobench.commands.compare.noise_floor import read
+    from zerobench.judging.noise_floor import read
 
     return read(folder)
 

@@ -10,22 +10,23 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from zerobench.commands.budget.file import BudgetFile, CellBudget, Environment, read_budget, write_budget
-from zerobench.commands.budget.judge import Limit, judge_cell
-from zerobench.commands.budget.line_table import (
+from zerobench.judging.budget_file import BudgetFile, CellBudget, Environment, read_budget, write_budget
+from zerobench.judging.judge import Limit, judge_cell
+from zerobench.judging.lines import (
     REST,
     Line,
     LinesOfRuns,
     LineTable,
+    MovedLine,
     _ordered,
     fold,
     lines_of,
+    moved_lines,
     parse_lines,
     plain,
     shortened,
     unfold,
 )
-from zerobench.commands.budget.lines import MovedLine, moved_lines
 
 MIB = 2**20
 

@@ -335,7 +335,7 @@ ALLOWED = {
     "zerobench/zero/__init__.py": "the engine as a library has names of its own, and no layer below it knows the table",
     "zerobench/config/unknown_keys.py": "words of other tools, ddp among them",
     "zerobench/calibrate/disk_update.py": "measures the engine's own update, under its smallest stage",
-    "zerobench/watching/holdings.py": "names the wrapper and the optimizer that a user's own loop has",
+    "zerobench/watching/held_tensors.py": "names the wrapper and the optimizer that a user's own loop has",
     "zerobench/commands/versions/loops.py": "loops of plain torch, whose bytes are compared from version to version",
     "zerobench/commands/gpu_suite/parity.py": "an experiment: what it allows FSDP2 on a shared GPU",
     "zerobench/commands/gpu_suite/section.py": "the stages that the GPU suite runs",

@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "compare-lines-of-folders-together",
         "Runs of one name in several folders have their lines of code in common: each counts as often as there are.",
-        "zerobench/commands/compare",
+        "zerobench/commands/interleave.py",
         'run_id=frame["run_id"] + f"/{number}"',
         'run_id=frame["run_id"] + "/"',
         (f"{ATTEMPTS}::test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own",),
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "compare-launches-of-folders-are-one",
         "Launches by hand, in a folder each, are one pair.",
-        "zerobench/commands/compare",
+        "zerobench/commands/interleave.py",
         'runs.assign(repeat=runs.groupby("cell_id", sort=False).cumcount())',
         "runs",
         (f"{ATTEMPTS}::test_launches_by_hand_in_folders_of_their_own_are_pairs_with_lines_of_their_own",),
@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "interleave-of-the-imported-package",
         "Revisions are looked up in the checkout of the imported package, whatever folder the command is called in.",
-        "zerobench/commands/compare",
+        "zerobench/commands/interleave.py",
         'return top if (top / PACKAGE.name / "__main__.py").is_file() else PACKAGE.parent',
         "return PACKAGE.parent",
         (f"{COMPARED}::test_revisions_are_those_of_the_checkout_that_the_command_is_called_in",),
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "budget-ceiling-is-a-floor",
         "A ceiling is crossed from above, and a floor from below.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         'value > self.value + slack if self.bound == "<=" else',
         'value > self.value + slack if self.bound == ">=" else',
         (f"{BUDGET}::test_verdicts_go_both_ways",),
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "budget-met-ceiling-is-crossed",
         "A value that is exactly its ceiling has crossed it.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         'crossed = value > self.value + slack if self.bound == "<="',
         'crossed = value >= self.value if self.bound == "<="',
         (f"{BUDGET}::test_verdicts_go_both_ways",),
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "budget-one-way",
         "A value below an exact limit is taken to meet it, so that an improvement is never recorded.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         "if abs(value - self.value) <= slack:",
         "if value - self.value <= slack:",
         (f"{BUDGET}::test_verdicts_go_both_ways",),
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "budget-impossible-is-better",
         "A ledger above the allocator, which cannot be, is taken for an improvement.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         "if metric in IMPOSSIBLE and value < min(self.value, 0) - slack:",
         "if metric in ():",
         (f"{BUDGET}::test_verdicts_go_both_ways",),
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "budget-record-below-zero-unread",
         "A difference that was recorded below 0 is no limit when it is read.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         'is_below_zero = metric in DIFFERENCES and text.startswith("-")',
         "is_below_zero = False",
         (f"{BUDGET}::test_limits_are_read_and_written",),
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "budget-missing-cell-passes",
         "A cell that is in the budget and was not run says nothing.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         'return [Finding("missing", cell, "", f"{cell}: the budget has it and the runs have not")]',
         "return []",
         (f"{BUDGET}::test_missing_cells_and_metrics_and_failed_runs",),
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "budget-missing-metric-passes",
         "A metric that was not measured meets its limit.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         "if (value is None or pd.isna(value)) and metric in WHERE_READABLE:",
         "if value is None or pd.isna(value):",
         (f"{BUDGET}::test_missing_cells_and_metrics_and_failed_runs",),
@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant(
         "budget-failed-run-is-judged",
         "A run that crashed is held against the budget as if it had been measured.",
-        "zerobench/commands/budget/judge.py",
+        "zerobench/judging/judge.py",
         'if row["status"] != "ok":',
         'if row["status"] == "timeout":',
         (f"{BUDGET}::test_missing_cells_and_metrics_and_failed_runs",),
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "budget-blames-what-shrank",
         "A category that shrank is named as what made the peak grow.",
-        "zerobench/commands/budget",
+        "zerobench/judging/judge.py",
         "if by and (by > 0) == grown}",
         "if by and (by > 0) != grown}",
         (f"{BUDGET}::test_a_sentence_has_cell_metric_category_value_and_limit",),
@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         "budget-lines-by-number",
         "Lines of a function are matched by their numbers alone, which shift with every edit above them.",
-        "zerobench/commands/budget/lines.py",
+        "zerobench/judging/lines.py",
         "lambda one: (one.number, one.bytes), lambda one: one.bytes, lambda one: one.number, lambda _: 0,",
         "lambda one: one.number, lambda _: 0,",
         (f"{BUDGET_LINES}::test_the_line_that_moved_is_found",),
@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant(
         "budget-rest-of-lines-dropped",
         "Bytes of lines that a budget does not list are left out of what moved.",
-        "zerobench/commands/budget/lines.py",
+        "zerobench/judging/lines.py",
         "    if was != now:",
         "    if False:",
         (f"{BUDGET_LINES}::test_differences_add_up_whatever_has_moved",),
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "budget-noisy-baseline-recorded",
         "A budget is recorded from launches that differ.",
-        "zerobench/commands/budget/record.py",
+        "zerobench/judging/recording.py",
         'all(limit.judge(metric, v) == "ok" for v in values)',
         "True",
         (f"{BUDGET_OF_A_LOOP}::test_a_noisy_baseline_is_refused",),
@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "budget-dry-run-writes",
         "A dry run of a recording writes the budget.",
-        "zerobench/commands/budget/record.py",
+        "zerobench/commands/budget.py",
         "    if chosen.dry_run:\n",
         "    if chosen.dry_run and not write_budget(file):  # type: ignore[func-returns-value]\n",
         (f"{BUDGET_OF_A_LOOP}::test_a_recording_explains_what_it_changes",),
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "github-name-is-a-command",
         "A line break in a cell's name begins a command of a GitHub workflow.",
-        "zerobench/commands/budget/github.py",
+        "zerobench/judging/github.py",
         '.replace("\\n", "%0A")',
         "",
         (f"{BUDGET_REPORTS}::test_a_hostile_name_is_no_command",),
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         "github-file-outside-the-repository",
         "An annotation names a file that is not in the repository.",
-        "zerobench/commands/budget/github.py",
+        "zerobench/judging/github.py",
         'return found.relative_to(root.resolve()).as_posix() if found.is_file() else ""',
         "return place.file",
         (f"{BUDGET_REPORTS}::test_each_kind_has_its_level_and_lines_inside_the_repository_alone",),
@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "compare-ratio-inverted",
         "A ratio is A's time over B's: what became slower is called faster.",
-        "zerobench/commands/compare",
+        "zerobench/judging/paired.py",
         "ratios = [theirs / ours for ours, theirs in zip(a, b, strict=True)]",
         "ratios = [ours / theirs for ours, theirs in zip(a, b, strict=True)]",
         (f"{COMPARISON}::test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least",),
@@ -214,7 +214,7 @@ MUTANTS = (
     Mutant(
         "compare-blocks-are-judged",
         "Launches that were measured one side after the other get a verdict.",
-        "zerobench/commands/compare",
+        "zerobench/judging/paired.py",
         "found.append(one if judged else replace(one, verdict=UNJUDGED))",
         "found.append(one)",
         (f"{COMPARISON}::test_drift_is_no_change_of_the_code",),
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         "compare-noise-is-a-change",
         "An interval that holds 1 is called a change.",
-        "zerobench/commands/compare",
+        "zerobench/judging/paired.py",
         "if low <= 1 <= high:",
         "if low == 1 == high:",
         (f"{COMPARISON}::test_an_interval_with_1_is_noise_and_so_is_an_effect_below_the_least",),
@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         "compare-threshold-one-way",
         "A time that halved is a smaller effect than one that doubled.",
-        "zerobench/commands/compare",
+        "zerobench/judging/paired.py",
         "if max(ratio, 1 / ratio) - 1 <= threshold:",
         "if abs(ratio - 1) <= threshold:",
         (f"{COMPARISON}::test_the_threshold_is_the_same_both_ways",),
@@ -238,7 +238,7 @@ MUTANTS = (
     Mutant(
         "noise-floor-of-one-launch",
         "The floor forgets that a ratio has two launches: it lacks the factor √2.",
-        "zerobench/commands/compare",
+        "zerobench/judging/noise_floor.py",
         "spread * np.sqrt(2)))",
         "spread))",
         (f"{COMPARISON}::test_the_floor_covers_ratios_of_identical_code_in_95_of_100_cases",),
@@ -294,7 +294,7 @@ MUTANTS = (
     Mutant(
         "gate-counts-what-other-tests-left",
         "Tensors that lived before a test are part of its figures.",
-        "zerobench/watching/unrelated_tensors.py",
+        "zerobench/watching/held_tensors.py",
         "return tensor.untyped_storage()._cdata in _apart",
         "return False",
         (f"{APART}::test_what_lives_before_is_counted_only_where_the_loop_uses_it",),
@@ -303,7 +303,7 @@ MUTANTS = (
         "gate-records-under-the-last-name",
         "A watch of a test loses the name that tells it from others, so that one is recorded.",
         "zerobench/gate",
-        "self.made[cell] = Watched(cell, watch,",
+        "self.made[cell] = WatchedByTest(cell, watch,",
         "self.made[cell] = Watched(self._test, watch,",
         (f"{PLUGIN}::test_watches_of_one_test_have_names",),
     ),

@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "prune-takes-the-newest",
         "The newest of a cell's runs counts as superseded by itself.",
-        "zerobench/commands/holdings.py",
+        "zerobench/commands/folder_contents.py",
         "if run.began < newest.get(_launch(row), run.began):",
         "if run.began <= newest.get(_launch(row), run.began):",
         (f"{STATUS_SHOW_PRUNE}::test_prune_removes_superseded_and_failed_runs_and_leftovers",),
@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant(
         "prune-takes-what-a-search-names",
         "Runs that a search's answer refers to are removed.",
-        "zerobench/commands/holdings.py",
+        "zerobench/commands/folder_contents.py",
         'if ok and row["run_id"] in self.named:',
         'if not ok and row["run_id"] in self.named:',
         (f"{STATUS_SHOW_PRUNE}::test_prune_keeps_what_a_search_names",),

@@ -21,7 +21,7 @@ from ...probes import snapshot
 from ...results.printed_table import name_of
 from ...results.tables import Results
 from ...sizes import show_bytes, show_count
-from ..status_table import code_of
+from ..folder_contents import code_of
 from ..text_blocks import Grid, Passage, print_parts, say
 from . import memory, tiers
 from .formulas import between_nodes_lines, volume_lines

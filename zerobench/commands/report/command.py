@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...judging import noise_floor
 from ...results.conditions import add_options
 from ...results.selection import chosen as chosen_runs
 from ...results.tables import Results, load
 from ...sizes import printable, show_bytes, show_count
 from ..arguments import Parser
-from ..compare import noise_floor
-from ..compare.command import NOISE_FOLDER
-from ..compare.words import MINIMUM_EFFECT
+from ..compare import NOISE_FOLDER
+from ..comparison_text import MINIMUM_EFFECT
 from .content import of_runs, of_two
 from .verdict import Judge
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ...host.installed import installed_version
+from ...judging.comparison import compare_runs
 from ...results.tables import Results
 from ...sizes import show_count
-from ..compare.comparison import compare_runs
 from . import compared
 from .columns import columns_of_runs
 from .figures import figures_of

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from ...config.names import name_strategies
+from ...judging.comparison import Measured, measured
 from ...results.summary import SETTING
 from ...strategies import find
-from ..compare.measured import Measured, measured
 
 Row = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The verdict on a setting, in words: which cell needs least memory, what that costs, which is fastest, how surely.
 
 Best values are those that the table of a sweep marks (results/printed_table.py), ratios of times and their verdicts
-those of `zerobench compare` (compare/comparison.py): there is one judgment, told in two places.
+those of `zerobench compare` (judging/comparison.py): there is one judgment, told in two places.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...judging.comparison import Compared, Measured, compare_cells
+from ...judging.noise_floor import NoiseFloor
+from ...judging.paired import FASTER, NOISE, SLOWER, Effect
 from ...results.busy import busy_words
 from ...results.printed_table import COLUMNS, best_rows
 from ...results.summary import LEAST_LAUNCHES
 from ...sizes import show_bytes, show_count, show_ms
-from ..compare.comparison import Compared, compare_cells
-from ..compare.measured import Measured
-from ..compare.noise_floor import NoiseFloor
-from ..compare.paired import FASTER, NOISE, SLOWER, Effect
-from ..compare.words import percent
+from ..comparison_text import percent
 from ..text_blocks import Grid
 from .settings import Row, Setting
 

@@ -17,10 +17,10 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from ...host.installed import DISTRIBUTION
+from ...host.revisions import environment
 from ...host.temporary import temporary_folder
 from ...results.provenance import PACKAGE
 from ...watching.watch import WATCH_TO
-from ..revisions import environment
 from ..run_to_end import Ended, run_to_end
 
 INSTALL_S, RUN_S = 3600.0, 900.0

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...host.terminal import file_console, stdout_console
-from ...results.conditions import add_options
-from ...results.selection import matching
-from ...sizes import printable
-from ..arguments import Parser
-from ..text_blocks import Grid, Passage, print_parts, say
-from . import noise_floor
-from .comparison import compare_runs
+from ..host.terminal import file_console, stdout_console
+from ..judging import noise_floor
+from ..judging.comparison import compare_runs
+from ..results.conditions import add_options
+from ..results.selection import matching
+from ..sizes import printable
+from .arguments import Parser
+from .comparison_text import MINIMUM_EFFECT, passages
 from .interleave import Side, add_interleave, check_sides, load_side, measure_in_turns, split_overrides
-from .words import MINIMUM_EFFECT, passages
+from .text_blocks import Grid, Passage, print_parts, say
 
 NOISE_FOLDER = "results/noise"
 

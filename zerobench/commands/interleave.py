@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...results import tables
-from ...results.attempts import in_order, split
-from ...results.provenance import PACKAGE
-from ..revisions import GitError, full_hash, git, worktree
+from ..host.revisions import GitError, full_hash, git, worktree
+from ..results import tables
+from ..results.attempts import in_order, split
+from ..results.provenance import PACKAGE
 
 RUNS = "results/runs/interleaved"
 
